@@ -1,1 +1,1 @@
-"""The tests; the folders mirror the rooms."""
+"""The tests; the folders mirror the packages."""

@@ -1,4 +1,4 @@
-"""What every test has: the same random examples in each CI run, a log that is set up as at the start, JVMs shared."""
+"""Settings of all tests: the same random examples in each CI run, a restored log configuration, shared JVMs."""
 
 import logging
 import os
@@ -14,14 +14,14 @@ settings.register_profile("nightly", max_examples=4000, deadline=None, print_blo
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 JVM_FIXTURES = {"java", "latest_java", "any_java", "admin"}
-"""Each starts a JVM that tests share, over a module or the whole session."""
+"""Fixtures that start a JVM shared by the tests of a module or of the whole session."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that share a JVM are a group, which one worker of pytest-xdist runs: else each would start one of its own.
+    """Group the tests that share a JVM, so that one worker of pytest-xdist runs them all and starts a single JVM.
 
-    Slow ones load the machine or measure it, so nothing runs beside them.
+    Slow tests load the machine or measure it, so no other test runs at the same time.
     """
     for item in items:
         if item.get_closest_marker("slow") is not None:
@@ -35,7 +35,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _log_set_up() -> Iterator[None]:
-    """Commands that a test runs in this process set up the log for themselves: the next test finds it as it was."""
+    """Restore the log configuration, which commands change when a test runs them in this process."""
     before = structlog.get_config()
     yield
     structlog.configure(**before)

@@ -1,4 +1,4 @@
-"""Free ports for servers that the tests start, and for tests of servers that are not there."""
+"""Free ports for servers that the tests start, and for tests that need a port without a server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 LOWEST = 10240
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _reserved: list[socket.socket] = []
-"""Held until this process ends, so that no other test process is given the same port."""
+"""Sockets held until this process ends, so that no other test process gets the same port."""
 
 
 def _is_free(port: int) -> bool:
@@ -22,7 +22,7 @@ def _is_free(port: int) -> bool:
 
 
 def _reserve(port: int) -> bool:
-    """Takes a name that goes with the port: an abstract socket, which the kernel frees however a process ends."""
+    """Bind an abstract socket named after the port; the kernel frees it when the process ends, even by SIGKILL."""
     name = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
         name.bind(f"\0trimq-test-port-{port}")
@@ -34,10 +34,10 @@ def _reserve(port: int) -> bool:
 
 
 def free_port(below: int = 0, above: int = 0) -> int:
-    """A port P with P-below to P+above free, which no other test is given.
+    """Allocate a port P such that P-below to P+above are free and reserved for this test process.
 
-    All are under the range from which the kernel takes client ports and those of listeners on port 0: else
-    a connection could take the port before its server starts, or between a broker's kill and its restart.
+    All are below the range from which the kernel takes ports for clients and for listeners on port 0. Otherwise a
+    connection could take the port before its server starts, or between a broker's kill and its restart.
     """
     ephemeral = int(_EPHEMERAL.read_text(encoding="ascii").split()[0]) if _EPHEMERAL.exists() else 32768
     highest = min(ephemeral, 32768) - 1
@@ -50,5 +50,5 @@ def free_port(below: int = 0, above: int = 0) -> int:
 
 
 def broker_port() -> int:
-    """A broker's port: P-2 is its second listener, P+1 its replication port."""
+    """Allocate a port P for a broker, with P-2 for its second listener and P+1 for replication."""
     return free_port(below=2, above=1)

@@ -1,4 +1,4 @@
-"""Asks a server's HTTP side from inside its own event loop, without a library that would hide what was sent."""
+"""A minimal HTTP client for tests in the server's event loop; no library hides the bytes that the server sent."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""The load generator (bench/rmqload) with our broker: each row runs, and what it sends and measures is what it says."""
+"""The load generator (bench/rmqload) with TriMQ's broker: each row runs, and sends and measures what it documents."""
 
 import re
 import subprocess
@@ -130,7 +130,7 @@ async def test_latency_is_from_the_send_to_the_receipt(tool: Path, tmp_path: Pat
     assert quick["p50_ms"] < 200
     born = [message.born_timestamp for message in stored]
     assert 500 <= max(born) - min(born) < 900
-    assert 300 <= slow["p50_ms"] < 500  # and the sends go on by the clock: late ones would add up
+    assert 300 <= slow["p50_ms"] < 500  # sends follow the clock, otherwise the delays would add up
     assert {(message.topic, message.queue_id) for message in stored} == {
         (f"Late{number:04d}", queue) for number in range(3) for queue in range(2)
     }
@@ -142,12 +142,14 @@ async def test_what_does_not_arrive_has_failed(tool: Path, tmp_path: Path) -> No
             tool, broker, "-mode e2e -conns 2 -topics 1 -queues 2 -topic Long -rate 50 -warm 0s -dur 200ms"
         )
     assert found["messages"] == 0
-    assert found["failed"] == 20  # each was refused, and did not arrive
+    assert found["failed"] == 20  # each message counts twice: it was refused, and it did not arrive
     assert "10 of 10 messages have not arrived" in found["remark"]
 
 
 async def test_a_poll_that_ends_without_messages_is_asked_again(tool: Path, tmp_path: Path) -> None:
-    async with running_broker(tmp_path, maxHeldRequests=1, **LARGER) as broker:  # others are answered at once
+    async with running_broker(
+        tmp_path, maxHeldRequests=1, **LARGER
+    ) as broker:  # further polls are answered immediately
         found = await run(
             tool, broker, "-mode e2e -conns 4 -topics 1 -queues 4 -topic Polled -rate 50 -warm 0s -dur 400ms"
         )

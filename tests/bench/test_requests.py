@@ -1,4 +1,4 @@
-"""The cost of requests in process: each row measures the path that it names, and every request is answered."""
+"""The in-process cost of requests: each row measures the path that it names, and every request is answered."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,7 +41,7 @@ async def test_a_row_takes_the_path_that_it_names(name: str, extension: str, mon
         monkeypatch.setattr(NATIVE, "extension", None)
     path = ROWS[name].path_without_native if extension == "off" else ROWS[name].path
     with trio.fail_after(30):
-        found = await measure_row(name, 1600, LARGER)  # of 25 turns one may find the log making room
+        found = await measure_row(name, 1600, LARGER)  # in one of 25 turns the log may be allocating space
     assert found["path"] == path
     assert found["paths"][path] > 0.9 * sum(found["paths"].values())
     assert 0 < found["us_message"] <= found["us_request"] < 100_000
@@ -85,7 +85,7 @@ async def test_a_row_fails_where_some_of_its_requests_take_another_path(
     def make(number: int, _like: int) -> bytes:
         if number % 2:
             return frames.send(number)
-        fields = frames.send_fields("Requests", 0, frames.escaped("DELAY\x011\x02"))  # which the full handler looks at
+        fields = frames.send_fields("Requests", 0, frames.escaped("DELAY\x011\x02"))  # which needs the full handler
         return frames.frame(310, number, fields, frames.BODY)
 
     uneven = Row("fast", "fast", make)
@@ -122,7 +122,7 @@ async def test_mixed_requests_are_accepted_by_the_full_path(name: str, tmp_path:
             PathCounter(table, [SEND, BATCH]) as counter,
         ):
             for _ in range(row.kinds):
-                turn = await load.turn()  # raises where one is refused
+                turn = await load.turn()  # raises if a request is refused
                 assert counter.taken(turn.requests)["full"] == turn.requests
         assert stored(broker) == row.kinds * row.requests * row.messages
 
@@ -144,7 +144,7 @@ async def test_a_turn_without_replies_ends(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(wire, "LIMIT_SECONDS", 0.2)
     async with running_broker(tmp_path) as broker, connected(broker) as one:
         await one.turn([frames.send(0)])
-        silent = frames.send(1).replace(b'"flag":0', b'"flag":2')  # a one-way
+        silent = frames.send(1).replace(b'"flag":0', b'"flag":2')  # a one-way request
         with pytest.raises(RefusedError, match="no reply to 1 requests"):
             await one.turn([silent])
 
@@ -153,12 +153,12 @@ async def test_a_turn_without_replies_ends(tmp_path: Path, monkeypatch: pytest.M
 async def test_a_turn_is_a_round_of_the_reactor(count: int, tmp_path: Path) -> None:
     ends = []
     async with running_broker(tmp_path) as broker, connected(broker, count) as clients:
-        await clients.turn([frames.send(number) for number in range(count)])  # it makes the topic
+        await clients.turn([frames.send(number) for number in range(count)])  # creates the topic
         broker.reactor.at_round_end.append(lambda: ends.append(broker.reactor.in_round))
         before = broker.reactor.stats.rounds
         turn = await clients.turn([frames.send(number) for number in range(count)])
         rounds = broker.reactor.stats.rounds - before
-        assert 1 <= rounds <= 4  # a kernel that is busy may bring some of the frames later
+        assert 1 <= rounds <= 4  # a busy kernel may deliver some of the frames later
         assert ends == [True] * rounds
         assert turn.requests == count
         assert turn.seconds > 0

@@ -1,4 +1,4 @@
-"""The comparison with Apache's broker: what its figures are made of, and that the page shows them as they are."""
+"""The comparison with Apache's broker: how its figures are computed, and that the page shows the measured ones."""
 
 import itertools
 import os
@@ -31,7 +31,7 @@ def no_sync(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Broker:
-    """Stands for a process; its port is what the load is told."""
+    """Replaces a broker process; the load is given its port."""
 
     def __init__(self, name: str, port: int, paused: set[str]) -> None:
         self.name = name
@@ -68,7 +68,7 @@ def test_ratios_are_those_of_the_medians_and_the_others_pause(together: bool, mo
 
 
 class Time:
-    """A clock that only sleeping moves."""
+    """A clock that advances only by sleeping."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -1,8 +1,8 @@
-"""Is enough of the code run by the tests? ``python -m tests.coverage.floor unit coverage.json``
+"""Checks that the tests cover enough of the code: ``python -m tests.coverage.floor unit coverage.json``
 
-Reads a report of ``coverage json`` and floor.toml. Each file has to reach the floor; one that does not is an exception
-there, with its own figures and the reason. No figure in floor.toml may be lower than it was in the commit before, and
-what is measured of a leg as a whole may not be lower than what floor.toml says.
+Reads a report of ``coverage json`` and floor.toml. Each file has to reach the floor; a file that does not needs an
+exception in floor.toml, with its own figures and a reason. No figure in floor.toml may be lower than in the commit
+before, and the coverage of a leg (one run of tests) as a whole may not be lower than its figures in floor.toml.
 """
 
 import argparse
@@ -20,14 +20,14 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 FILE = "tests/coverage/floor.toml"
 TOLERANCE = 0.2
-"""Percentage points by which two runs of the same tests differ: tasks do not meet in the same order each time."""
+"""Percentage points by which two runs of the same tests may differ: the order of tasks varies."""
 FEW = 2
-"""Lines or branches that a file may lack beyond its floor: in a file of four branches, one is 25 %."""
+"""Lines or branches that a file may lack below its floor: in a file of four branches, one is 25 %."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """How many there are, and how many of them were run."""
+    """The number of lines or branches, and how many of them were run."""
 
     run: int = 0
     there: int = 0
@@ -45,7 +45,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Measured:
-    """Lines and branches of a file, or of a leg."""
+    """Coverage of lines and branches of a file or of a leg."""
 
     lines: Share = field(default_factory=Share)
     branches: Share = field(default_factory=Share)
@@ -59,7 +59,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Floor:
-    """What has to be reached, in percent, and why it is less than elsewhere."""
+    """The required coverage in percent, and for an exception the reason."""
 
     lines: float
     branches: float
@@ -83,13 +83,13 @@ class Floors:
 
     @classmethod
     def parse(cls, text: str) -> "Floors":
-        """Raises KeyError or TypeError for a key that is missing or strange."""
+        """Parse floor.toml. Raises KeyError or TypeError for a missing or unknown key."""
         table = tomllib.loads(text)
         exceptions: dict[str, Floor] = {}
         for entry in table["exception"]:
             path = entry.pop("file")
             if path in exceptions:
-                raise ValueError(f"{path} is there twice")
+                raise ValueError(f"{path} has two exceptions")
             exceptions[path] = Floor(**entry)
         legs = {name: dict(leg) for name, leg in table["leg"].items()}
         folders = {name: tuple(leg.pop("folders")) for name, leg in legs.items()}
@@ -100,20 +100,20 @@ class Floors:
 
 
 def files_of(report: Mapping[str, Any], folders: Iterable[str]) -> dict[str, Measured]:
-    """The files of a report that are in these folders."""
+    """The report's files in these folders."""
     found: dict[str, Measured] = {}
     for path, entry in report["files"].items():
         if path.split("/", 1)[0] in folders:
-            told = entry["summary"]
+            summary = entry["summary"]
             found[path] = Measured(
-                Share(told["covered_lines"], told["num_statements"]),
-                Share(told["covered_branches"], told["num_branches"]),
+                Share(summary["covered_lines"], summary["num_statements"]),
+                Share(summary["covered_branches"], summary["num_branches"]),
             )
     return found
 
 
 def too_low(floors: Floors, leg: str, files: Mapping[str, Measured]) -> list[str]:
-    """What does not reach its floor, a line each; and exceptions that are none any more."""
+    """One line for each file or leg below its floor, and for each exception that is no longer needed."""
     if not files:
         return [f"{leg}: nothing was measured"]
     whole = sum(files.values(), Measured())
@@ -129,14 +129,14 @@ def too_low(floors: Floors, leg: str, files: Mapping[str, Measured]) -> list[str
         if not floor.reason:
             problems.append(f"{path}: an exception needs a reason")
         if path.split("/", 1)[0] in floors.folders[leg] and path not in files:
-            problems.append(f"{path}: an exception for a file that is not there")
+            problems.append(f"{path}: an exception for a file that does not exist")
         elif path in files and not floor.lower_than(floors.general):
             problems.append(f"{path}: an exception that asks for more than the floor is none")
     return problems
 
 
 def lowered(before: Floors, now: Floors, old_files: Iterable[str]) -> list[str]:
-    """Figures that are lower than they were, a line each. A file that is new may come with an exception."""
+    """One line for each figure that was lowered. A new file may have an exception from the start."""
     problems = []
     if now.general.lower_than(before.general):
         problems.append(f"the floor is {now.general}; it was {before.general}")
@@ -151,13 +151,13 @@ def lowered(before: Floors, now: Floors, old_files: Iterable[str]) -> list[str]:
 
 
 def git(*arguments: str, root: Path = ROOT) -> str | None:
-    """What git says; None where it fails."""
+    """Git's output; None if the command fails."""
     done = subprocess.run(["git", "-C", str(root), *arguments], check=False, capture_output=True, text=True)
     return done.stdout if done.returncode == 0 else None
 
 
 def commits_before(root: Path = ROOT) -> list[str]:
-    """What the floor is compared with: the last commit, and what this change is based on."""
+    """The commits with which the floor is compared: the last one, and the base of this change."""
     base = os.environ.get("CI_BASE") or (git("merge-base", "HEAD", "origin/main", root=root) or "").strip()
     if not base or base == (git("rev-parse", "HEAD", root=root) or "").strip():
         base = "HEAD^"
@@ -165,7 +165,7 @@ def commits_before(root: Path = ROOT) -> list[str]:
 
 
 def lowered_since(commits: Iterable[str], now: Floors, root: Path = ROOT) -> list[str]:
-    """Compares with floor.toml of these commits, where it is there."""
+    """Compare with the floor.toml of these commits; commits without the file are skipped."""
     problems: list[str] = []
     for commit in commits:
         text = git("show", f"{commit}:{FILE}", root=root)
@@ -178,8 +178,8 @@ def lowered_since(commits: Iterable[str], now: Floors, root: Path = ROOT) -> lis
 
 
 def main() -> int:
-    """1 where something is too low."""
-    parser = argparse.ArgumentParser(description="Compares a report of coverage with floor.toml.")
+    """Return 1 if any figure is too low."""
+    parser = argparse.ArgumentParser(description="Compares a coverage report with floor.toml.")
     parser.add_argument("leg", choices=["unit", "spark"])
     parser.add_argument("report", type=Path, help="made by coverage json")
     given = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Coverage that falls is found, and so is a floor that was lowered."""
+"""The floor check detects coverage below the floor, and a floor that was lowered."""
 
 import json
 import subprocess
@@ -36,7 +36,7 @@ def test_what_is_good() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "share", "said"),
+    ("path", "share", "expected"),
     [
         ("broker/a.py", measured((940, 1000), (950, 1000)), ["unit: lines 93.6 %", "broker/a.py: lines 94.0 %"]),
         (
@@ -48,10 +48,10 @@ def test_what_is_good() -> None:
         ("client/old.py", measured((2, 10), (4, 10)), ["client/old.py: lines 20.0 %"]),
     ],
 )
-def test_what_is_too_low(path: str, share: Measured, said: list[str]) -> None:
+def test_what_is_too_low(path: str, share: Measured, expected: list[str]) -> None:
     problems = too_low(NOW, "unit", {**GOOD, path: share})
-    assert len(problems) == len(said)
-    assert all(problem.startswith(begin) for problem, begin in zip(problems, said, strict=True)), problems
+    assert len(problems) == len(expected)
+    assert all(problem.startswith(begin) for problem, begin in zip(problems, expected, strict=True)), problems
 
 
 def test_a_small_file_may_lack_two() -> None:
@@ -119,7 +119,7 @@ def test_commits_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert lowered_since(["HEAD^^"], now, tmp_path) == [
         "unit: lines 96.0 %, branches 92.0 %; it was lines 97.0 %, branches 92.0 % (HEAD^^)"
     ]
-    assert lowered_since(["HEAD^^^^"], now, tmp_path) == []  # a commit that is not there
+    assert lowered_since(["HEAD^^^^"], now, tmp_path) == []  # a commit that does not exist
     monkeypatch.setenv("CI_BASE", "HEAD^^")
     assert floor.commits_before(tmp_path) == ["HEAD", "HEAD^^"]
 

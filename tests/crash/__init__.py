@@ -1,1 +1,1 @@
-"""The real broker in a process of its own, killed under load, and what its clients find afterwards."""
+"""Crash tests: power cuts and disk errors on a simulated disk, and the real broker process killed under load."""

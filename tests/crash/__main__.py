@@ -1,4 +1,4 @@
-"""``python -m tests.crash``: the crash enumeration for many seeds, and one state or fault again."""
+"""``python -m tests.crash``: the crash enumeration for many seeds, or a replay of one state or fault."""
 
 import sys
 
@@ -16,12 +16,12 @@ def _seeds(text: str) -> list[int]:
 @click.command()
 @click.option("--seeds", default="1-20", show_default=True, help="Scripts to run, as 7 or 1-20.")
 @click.option("--second", default=10, show_default=True, help="Cuts of each recovery, at most 10.")
-@click.option("--workers", type=int, help="Processes; as many as there are cores.")
+@click.option("--workers", type=int, help="Number of processes; by default one for each core.")
 @click.option(
-    "--replay", help="A state (1:300:PAGES, 1:300:PAGES+40:ALL) or a fault (1:0:17:EIO) that a failure named."
+    "--replay", help="A state (1:300:PAGES, 1:300:PAGES+40:ALL) or a fault (1:0:17:EIO) from a failure's message."
 )
 def main(seeds: str, second: int, workers: int | None, replay: str | None) -> None:
-    """Cut the power, and fail, at every disk call of the script."""
+    """Cut the power, and let the call fail, at every disk call of the script."""
     try:
         if replay is not None:
             _again(replay)

@@ -1,4 +1,4 @@
-"""A broker that can be killed and started again on the same store and port."""
+"""A broker process that can be killed and restarted on the same store and port."""
 
 import sys
 import time
@@ -26,7 +26,7 @@ SMALL = {
 
 
 class Footprint(NamedTuple):
-    """Of a process: private memory and all that is resident, in bytes, and open descriptors."""
+    """Resources of a process: private and resident memory in bytes, and the number of open descriptors."""
 
     private: int
     resident: int
@@ -34,7 +34,10 @@ class Footprint(NamedTuple):
 
 
 class BrokerProcess:
-    """``settings`` may be changed between two lives."""
+    """A broker with its own configuration file.
+
+    ``settings`` may be changed between two lives, that is between a kill or stop and the next start.
+    """
 
     def __init__(self, directory: Path, **settings: object) -> None:
         self.directory = directory
@@ -46,7 +49,7 @@ class BrokerProcess:
         self._config = config
         self.kills = 0
         self.start_seconds: list[float] = []
-        """From each start to the first connection that was accepted."""
+        """For each start, the seconds until the first connection was accepted."""
 
     @property
     def address(self) -> tuple[str, int]:
@@ -57,7 +60,7 @@ class BrokerProcess:
         return self._process.pid
 
     async def start(self) -> None:
-        """Start it, and wait until it listens."""
+        """Start the broker and wait until it listens. Raises RuntimeError if it exits first."""
         values = {"listenPort": self.port, "storePathRootDir": self.directory / "store", **self.settings}
         self._config.write_text("".join(f"{key}={value}\n" for key, value in values.items()))
         began = time.monotonic()
@@ -69,27 +72,27 @@ class BrokerProcess:
                 try:
                     stream = await trio.open_tcp_stream(*self.address)
                 except OSError:
-                    await trio.sleep(0.02)  # nothing else tells that a port is listened on
+                    await trio.sleep(0.02)  # connecting is the only test for a listening port
                 else:
                     await stream.aclose()
                     break
         self.start_seconds.append(time.monotonic() - began)
 
     async def kill(self) -> None:
-        """SIGKILL, and gone when this returns."""
+        """Send SIGKILL; the process has ended when this returns."""
         await trio.to_thread.run_sync(self._process.kill)
         self.kills += 1
 
     async def stop(self) -> int:
-        """SIGTERM; its exit code."""
+        """Send SIGTERM, wait for the end, and return the exit code."""
         return await trio.to_thread.run_sync(self._process.stop)
 
     def tail(self) -> str:
-        """The end of what it said."""
+        """The end of the broker's output."""
         return self._process.tail()
 
     def footprint(self) -> Footprint:
-        """What it takes now."""
+        """Memory and descriptors that the process uses now."""
         status = dict(
             line.split(":", 1) for line in Path(f"/proc/{self.pid}/status").read_text().splitlines() if ":" in line
         )

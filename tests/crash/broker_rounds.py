@@ -1,7 +1,7 @@
-"""The whole broker over the simulated disk, in one trio run on a clock that jumps: sends, a power cut, a restart.
+"""The whole broker on the simulated disk, in one trio run on an auto-jumping clock: sends, a power cut, a restart.
 
 Reactor, processors, services and flush tasks are the real ones. The reactor waits in epoll for real sockets, so clients
-connect over the loopback; everything else is in memory.
+connect over the loopback interface; everything else is in memory.
 """
 
 import itertools
@@ -42,7 +42,7 @@ _LOSSES: Final = tuple(loss for loss in Loss if loss not in (Loss.FLIP, Loss.ROT
 
 
 class LoopClock:
-    """The trio run's own time, as both times of a broker."""
+    """Derives the broker's wall clock and its monotonic clock from the trio run's own time."""
 
     def wall_ms(self) -> int:
         return _WALL_MS + int(trio.current_time() * 1000)
@@ -58,7 +58,7 @@ class LoopClock:
 
 
 class Sent(NamedTuple):
-    """A message on its way."""
+    """A message that a client has sent, acknowledged or not."""
 
     topic: str
     queue_id: int
@@ -67,7 +67,7 @@ class Sent(NamedTuple):
 
 @dataclass
 class Round:
-    """One round. ``acknowledged`` has queue offset and log offset of each body."""
+    """One round. ``acknowledged`` maps each body to its queue offset and log offset."""
 
     seed: int
     sent: dict[bytes, Sent] = field(default_factory=dict)
@@ -101,7 +101,7 @@ class Round:
         assert disk.images, "the power was never cut"
 
     async def _sender(self, endpoint: tuple[str, int]) -> None:
-        """Sends as long as there is a broker."""
+        """Send until the broker loses its power."""
         try:
             async with WireClient.connect(endpoint) as client:
                 while not client.closed:
@@ -109,7 +109,7 @@ class Round:
                     if self.random.random() < 0.2:
                         await trio.sleep(self.random.choice((0.01, 0.3, 1.0)))
         except* (AssertionError, OSError, trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
-            pass  # the broker is gone
+            pass  # the power cut closed the connection or left a send unanswered
 
     async def _send(self, client: WireClient) -> None:
         topic, queue_id = self.random.choice(TOPICS), self.random.randrange(2)
@@ -128,7 +128,7 @@ class Round:
             left = survivor(image, loss, self.random)
             if left is not None:
                 return left.found
-        raise AssertionError("no loss has anything to do")
+        raise AssertionError("no kind of loss applies to this image")
 
     # after
 
@@ -178,7 +178,7 @@ class Round:
             present[message.body] = message
 
     async def _look(self, client: WireClient, sent: Sent, message: StoredMessage) -> None:
-        """By its key and by its id."""
+        """Find a stored message by its key and by its id."""
         query: dict[str, Any] = {
             "topic": sent.topic,
             "key": sent.key,
@@ -194,7 +194,7 @@ class Round:
 
 
 class Rounds(NamedTuple):
-    """What some rounds came to."""
+    """Totals of several rounds."""
 
     rounds: int
     sent: int
@@ -202,7 +202,7 @@ class Rounds(NamedTuple):
 
 
 def rounds(first: int, count: int) -> Rounds:
-    """Rounds of so many seeds. A failure names its seed."""
+    """Run ``count`` rounds with the seeds from ``first`` on. A failure carries a note with its seed."""
     sent = acknowledged = 0
     for seed in range(first, first + count):
         current = Round(seed)

@@ -1,8 +1,8 @@
 """Cuts the power at every disk call of the script, with every kind of loss, and again while the store recovers.
 
-The script runs once; a picture of the disk is kept for each call. Each loss makes another disk of it, on which a store
-is opened and has to keep what had been promised by then; recovery's own calls are cut in the same way. Equal disks with
-equal promises are checked once.
+The script runs once; an image of the disk is stored for each call. Each kind of loss derives another disk from that
+image. A store opened on it must hold everything that had been promised by then; recovery's own disk calls are cut in
+the same manner. Equal disks with equal promises are checked once.
 """
 
 import gc
@@ -31,11 +31,11 @@ T = TypeVar("T")
 
 _PARTS: Final = 8
 SECOND_CUTS: Final = 10
-"""At most so many cuts of a recovery are looked at."""
+"""Upper limit for the number of cuts tried during one recovery."""
 
 
 class State(NamedTuple):
-    """One state: everything that is needed to come to it again."""
+    """One state: everything needed to reproduce it."""
 
     seed: int
     cut: int
@@ -49,7 +49,7 @@ class State(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "State":
-        """What ``str`` gives."""
+        """Inverse of ``str``."""
         first, *again = text.split("+")
         seed, cut, loss = first.split(":")
         cuts = [one.split(":") for one in again]
@@ -57,7 +57,7 @@ class State(NamedTuple):
 
 
 class BrokenStateError(AssertionError):
-    """A state breaks a promise; the text has the command that shows it again."""
+    """A state breaks a promise; the text contains the command that reproduces it."""
 
     def __init__(self, state: str, why: str) -> None:
         super().__init__(state, why)
@@ -70,7 +70,7 @@ class BrokenStateError(AssertionError):
 
 @dataclass
 class Tally:
-    """What has been checked."""
+    """Counts of what has been checked."""
 
     states: int = 0
     second: int = 0
@@ -79,7 +79,7 @@ class Tally:
     operations: Counter[str] = field(default_factory=Counter)
 
     def add(self, other: "Tally") -> None:
-        """Sum of two parts of one script."""
+        """Add the counts of another part of the same script."""
         self.states += other.states
         self.second += other.second
         self.calls = max(self.calls, other.calls)
@@ -94,24 +94,25 @@ class Tally:
         )
 
 
-# -- the run that is cut
+# -- the recorded run
 
 
 @dataclass(frozen=True)
 class Recording:
-    """One run of the script, with a picture for each disk call."""
+    """One run of the script, with a disk image for each disk call."""
 
     images: dict[int, DiskImage]
     events: list[Event]
     operations: dict[str, int]
     chapters: list[tuple[int, Start]]
-    """The first call of each chapter, and what the script knew then."""
+    """The first disk call of each chapter, and the script's state at that call."""
 
 
 def simulate(run: Callable[..., Awaitable[T]], *arguments: Any, seed: object = 0) -> T:
-    """Run it on a clock that jumps, with trio's order of tasks fixed, so that it can be done again.
+    """Run an async function on an auto-jumping clock with a fixed task order, so that the run is reproducible.
 
-    The store's slices and its choice of how to sync look at how long things take: here nothing does.
+    The store measures durations for its time slices and for its choice of how to sync; on this clock every duration
+    is zero, so that neither depends on the machine.
     """
     scheduler: Any = trio._core._run
     scheduler._ALLOW_DETERMINISTIC_SCHEDULING = True
@@ -124,7 +125,10 @@ def simulate(run: Callable[..., Awaitable[T]], *arguments: Any, seed: object = 0
 
 
 class _OfThisThread(Random):
-    """Trio's dice for the loop of this thread; a broker that runs in another thread throws those of before."""
+    """Random numbers for trio's scheduler: a seeded generator in this thread, the original one in all others.
+
+    The patched generator is global to the process, and a test may run another broker's loop in another thread.
+    """
 
     def __init__(self, seed: object, others: Random) -> None:
         super().__init__()
@@ -146,14 +150,14 @@ DiskKind = Callable[[int], RecordingDisk]
 
 
 def sound_disk(seed: int) -> RecordingDisk:
-    """The disk of a run: a page goes to the device by itself now and then."""
+    """A disk that keeps all of its rules; now and then it writes a dirty page back without a sync, as a kernel does."""
     disk = RecordingDisk(seed=seed)
     disk.write_back = 0.05
     return disk
 
 
 def record(seed: int, make_disk: DiskKind = sound_disk) -> Recording:
-    """Run the script."""
+    """Run the script once and store an image of the disk before each of its calls, and one at the end."""
 
     async def run() -> Recording:
         disk = make_disk(seed)
@@ -174,14 +178,14 @@ def record(seed: int, make_disk: DiskKind = sound_disk) -> Recording:
 
 
 class Recovered(NamedTuple):
-    """What came of a recovery: pictures of some of its calls, and whether it met damage in the log."""
+    """Result of a recovery: disk images at some of its calls, and whether it found damage in the log."""
 
     images: dict[int, DiskImage]
     damaged: bool
 
 
 class Reservoir:
-    """Wants ``size`` calls out of any number of them, each with the same chance."""
+    """Reservoir sampling: chooses ``size`` calls of an unknown number, each with the same probability."""
 
     def __init__(self, size: int, seed: str) -> None:
         self._size = size
@@ -201,7 +205,7 @@ class Reservoir:
 
 
 async def _recover(found: Found, expected: "Expected", seed: str, wanted: Callable[[int], bool]) -> Recovered:
-    """Open a store on what is left, check it, go on with it."""
+    """Open a store on the surviving disk, check all promises, and append to it."""
     disk = found.disk(seed=Random(seed).getrandbits(32), kind=RecordingDisk)
     assert isinstance(disk, RecordingDisk)
     disk.write_back = 0.05
@@ -211,18 +215,18 @@ async def _recover(found: Found, expected: "Expected", seed: str, wanted: Callab
     store = open_store(disk, sync=Random(f"mode {seed}").random() < 0.5)
     async with store.opened():
         await trio.testing.wait_all_tasks_blocked()
-        disk.wanted = lambda _call: False
+        disk.wanted = lambda _call: False  # only the calls of the recovery are cut again, not those of the checks
         checker = Checker(store, promised, expected.damage, expected.damaged)
         await checker.check()
         await checker.put_one()
     disk.check_mapped_stores()
-    assert not disk.open_files(), "descriptors are left open"
+    assert not disk.open_files(), "descriptors were not closed"
     assert store.recovered is not None
     return Recovered(disk.images, bool(store.recovered.damaged))
 
 
 class Expected(NamedTuple):
-    """What a store is checked against. ``damaged``: an earlier recovery has reported damage."""
+    """What a store is checked against. ``damaged``: an earlier recovery already reported damage."""
 
     promise: Promise
     damage: tuple[Damage, ...] = ()
@@ -239,9 +243,9 @@ class Enumeration:
         self._seen: set[tuple[int, Moment, tuple[Damage, ...]]] = set()
 
     def run(self, part: int, parts: int, *, second: int, losses: Sequence[Loss] = tuple(Loss)) -> Tally:
-        """One of ``parts`` stretches of the script: all cuts, all losses, and ``second`` cuts of each recovery.
+        """Check one of ``parts`` stretches of the script: all cuts, all losses, ``second`` cuts of each recovery.
 
-        In a stretch, because it is neighbours that leave equal disks.
+        A part is a contiguous stretch because neighbouring calls often leave equal disks, which are checked only once.
         """
         count = len(self.recording.images)
         for cut in range(1 + count * part // parts, 1 + count * (part + 1) // parts):
@@ -250,7 +254,7 @@ class Enumeration:
         return self.tally
 
     def state(self, state: State, second: int) -> None:
-        """A state, if it is a new one, with ``second`` cuts of its recovery."""
+        """Check a state, unless an equal one was checked before, and ``second`` cuts of its recovery."""
         image = self.recording.images[state.cut]
         left = survivor(image, state.loss, Random(str(state)))
         if left is None:
@@ -273,21 +277,22 @@ class Enumeration:
                 self.tally.second += 1
 
     def _expected(self, state: State, image: DiskImage, damage: tuple[Damage, ...]) -> "Expected":
+        # After these losses the bytes not yet synced are still in the page cache or on the device: every answer counts.
         losses = {state.loss, *(loss for _, loss in state.again)}
         killed = losses <= {Loss.NOTHING, Loss.FLIP, Loss.ROT}
         return Expected(promise(self.recording.events, image.moment, killed=killed), damage)
 
     def replay(self, state: State) -> None:
-        """A state again, alone."""
+        """Check a single state again. Raises ValueError if its loss does not apply there."""
         image = self.recording.images[state.cut]
         first = State(*state[:3])
         left = survivor(image, state.loss, Random(str(first)))
         if left is None:
-            raise ValueError(f"{state}: this loss has nothing to do there")
+            raise ValueError(f"{state}: this loss does not apply there")
         expected = self._expected(first, image, (left.damage,) if left.damage else ())
         recovered = _check(first, left.found, expected, lambda call: call in [cut for cut, _ in state.again])
         if state.again and _second(state, expected, recovered) is None:
-            raise ValueError(f"{state}: the second loss has nothing to do there")
+            raise ValueError(f"{state}: the second loss does not apply there")
 
 
 def _second(state: State, expected: Expected, recovered: Recovered) -> Recovered | None:
@@ -316,18 +321,18 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-# -- all of it
+# -- all states, in several processes
 
 
 def part_of(seed: int, part: int, parts: int, second: int) -> Tally:
-    """What one process does."""
+    """Check one part of a seed's states; the work of one process."""
     found = Enumeration(seed)
-    gc.freeze()  # the pictures stay: no need to look at them again and again
+    gc.freeze()  # the disk images live until the end: the collector need not traverse them at each pass
     return found.run(part, parts, second=second)
 
 
 def enumerate_states(seeds: Sequence[int], *, second: int, workers: int | None = None) -> Iterator[Tally]:
-    """All states of the scripts of some seeds, a tally for each; raises BrokenStateError."""
+    """Check all states of several seeds and yield a tally for each seed. Raises BrokenStateError."""
     calls = [(seed, part, _PARTS, second) for seed in seeds for part in range(_PARTS)]
     tally = Tally()
     for number, found in enumerate(in_processes(part_of, calls, workers), start=1):
@@ -338,7 +343,7 @@ def enumerate_states(seeds: Sequence[int], *, second: int, workers: int | None =
 
 
 def in_processes(work: Callable[..., T], calls: Sequence[tuple[Any, ...]], workers: int | None = None) -> Iterator[T]:
-    """Results of the calls in their order, computed on all cores; the first error ends it."""
+    """Yield the results of the calls in their order, computed on all cores; the first error cancels the rest."""
     with ProcessPoolExecutor(workers or os.cpu_count() or 1, mp_context=get_context("spawn")) as pool:
         futures = [pool.submit(work, *arguments) for arguments in calls]
         try:

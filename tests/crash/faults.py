@@ -1,8 +1,8 @@
-"""EIO and ENOSPC at every disk call of the script: nothing is acknowledged that is not there, and nothing breaks.
+"""EIO and ENOSPC at every disk call of the script: no message is acknowledged that is not stored.
 
-Each chapter is run anew for each of its calls, on the disk that the one before has left, with an error at just that
-call. The store may refuse what it likes; afterwards a process on the same machine, and a machine that lost its power,
-find everything that was promised.
+Each chapter is run once for each of its calls, on the disk that the previous chapter left, with an error at exactly
+that call. The store may refuse any operation; afterwards a restarted process on the same machine, and a machine that
+lost its power, must find everything that was promised.
 """
 
 import errno
@@ -30,7 +30,7 @@ _REFUSALS: Final = (OSError, StoreLoadError)
 
 
 class Fault(NamedTuple):
-    """One run: the call of a chapter that fails, counted from the chapter's first."""
+    """One run: the disk call that fails, counted from the chapter's first call, and its error."""
 
     seed: int
     chapter: int
@@ -42,7 +42,7 @@ class Fault(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "Fault":
-        """What ``str`` gives."""
+        """Inverse of ``str``. Raises ValueError for an unknown error name."""
         seed, chapter, call, error = text.split(":")
         if error not in ERRORS:
             raise ValueError(f"{error}: one of {', '.join(ERRORS)} is expected")
@@ -51,7 +51,7 @@ class Fault(NamedTuple):
 
 @dataclass
 class FaultTally:
-    """What has been checked."""
+    """Counts of what has been checked."""
 
     runs: int = 0
     refused_starts: int = 0
@@ -59,7 +59,7 @@ class FaultTally:
     by_call: Counter[str] = field(default_factory=Counter)
 
     def add(self, other: "FaultTally") -> None:
-        """Sum of two parts."""
+        """Add the counts of another part."""
         self.runs += other.runs
         self.refused_starts += other.refused_starts
         self.read_only += other.read_only
@@ -82,13 +82,13 @@ class Faults:
         self.tally = FaultTally()
 
     def run(self, part: int, parts: int) -> FaultTally:
-        """Every ``parts``-th call from ``part`` on, with each error."""
+        """Check every ``parts``-th fault from ``part`` on."""
         for fault in self.all()[part::parts]:
             self.check(fault)
         return self.tally
 
     def all(self) -> Sequence[Fault]:
-        """Every call with every error."""
+        """All faults: every disk call with every error."""
         starts = [call for call, _ in self.recording.chapters] + [max(self.recording.images)]
         return [
             Fault(self.seed, chapter, call, error)
@@ -98,7 +98,7 @@ class Faults:
         ]
 
     def check(self, fault: Fault) -> None:
-        """One run. Raises BrokenStateError."""
+        """Run a chapter with one fault and check the store afterwards. Raises BrokenStateError."""
         first, _ = self.recording.chapters[fault.chapter]
         failing = self.recording.images[min(first + fault.call - 1, max(self.recording.images))]
         try:
@@ -125,18 +125,19 @@ class Faults:
         except* _REFUSALS:
             self.tally.refused_starts += 1
         disk.clear_failures()
-        assert not disk.open_files(), "descriptors are left open"
+        assert not disk.open_files(), "descriptors were not closed"
         if hasattr(script, "store") and script.store.flags.is_broken:
             self.tally.read_only += 1
         moment = script.moment()
         left = survivor(disk.picture("", moment), Random(str(fault)).choice(_LOSSES), Random(str(fault)))
         assert left is not None
         await _restart(script, left.found.disk(), moment, killed=False, loss="a power cut")
-        # the process alone: what it said has to be there, and after its orderly stop on the device
+        # Only the process ended: every answer counts. After the orderly stop of the restarted store everything must
+        # also be on the device, which the third restart checks.
         await _restart(script, disk, moment, killed=True, loss="a restart")
-        gone = survivor(disk.picture("", moment), Loss.ALL, Random(0))
-        assert gone is not None
-        await _restart(script, gone.found.disk(), moment, killed=True, loss="a restart and a power cut")
+        durable = survivor(disk.picture("", moment), Loss.ALL, Random(0))
+        assert durable is not None
+        await _restart(script, durable.found.disk(), moment, killed=True, loss="a restart and a power cut")
 
 
 async def _restart(script: Script, disk: SimDisk, moment: Moment, *, killed: bool, loss: str) -> None:
@@ -155,5 +156,5 @@ async def _restart(script: Script, disk: SimDisk, moment: Moment, *, killed: boo
 
 
 def part_of(seed: int, part: int, parts: int) -> FaultTally:
-    """What one process does."""
+    """Check one part of a seed's faults; the work of one process."""
     return Faults(seed).run(part, parts)

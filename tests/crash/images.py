@@ -1,4 +1,4 @@
-"""The simulated disk as it was at each of its calls: pictures that share what did not change between them."""
+"""Images of the simulated disk at each of its calls; consecutive images share the parts that did not change."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -7,12 +7,12 @@ from typing import Any, Final, NamedTuple
 from tests.store.simdisk import PAGE, SimDisk, _Inode, _NameChange
 
 Names = dict[str, int | None]
-"""Paths with the numbers of their inodes; None is a directory."""
+"""Inode numbers by path; None for a directory."""
 
 
 @dataclass(eq=False, slots=True)
 class FileImage:
-    """One file: what the system shows of it, what the device has, which pages have blocks."""
+    """One file: its content in the page cache and on the device, and the pages that have allocated blocks."""
 
     number: int
     cache: bytes
@@ -22,7 +22,7 @@ class FileImage:
     _dirty: tuple[int, ...] | None = None
 
     def dirty_pages(self) -> tuple[int, ...]:
-        """Pages whose content is not on the device."""
+        """Numbers of the pages whose content is not on the device."""
         if self._dirty is None:
             pages = range((len(self.cache) + PAGE - 1) // PAGE)
             self._dirty = tuple(
@@ -34,7 +34,7 @@ class FileImage:
 
 
 class NameChange(NamedTuple):
-    """Names that go and names that come, together; their directories have not been synced since."""
+    """Names removed and added by one call, atomically; their directories have not been synced since."""
 
     gone: tuple[str, ...]
     come: tuple[tuple[str, int | None], ...]
@@ -47,7 +47,7 @@ class NameChange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DiskImage:
-    """A disk between two calls. ``moment`` is whatever the recorder's owner wants to know about that time."""
+    """A disk between two calls. ``moment`` is the value that ``RecordingDisk.moment`` returned at that time."""
 
     call: str
     names: Names
@@ -58,7 +58,7 @@ class DiskImage:
 
 
 class RecordingDisk(SimDisk):
-    """Takes pictures before its calls: of those that ``wanted`` asks for by their number. ``images`` has them."""
+    """Stores an image before each call whose number ``wanted`` accepts; ``images`` maps call numbers to images."""
 
     def __init__(self, **more: Any) -> None:
         super().__init__(**more)
@@ -84,7 +84,7 @@ class RecordingDisk(SimDisk):
             for change in self._pending
         )
         last = self._last
-        if last is not None:  # what is equal is kept once
+        if last is not None:  # equal parts are stored once
             names = last.names if last.names == names else names
             durable_names = last.durable_names if last.durable_names == durable_names else durable_names
             files = last.files if last.files == files else files
@@ -119,23 +119,23 @@ _CAPACITY: Final = 1 << 40
 
 @dataclass(slots=True)
 class Found:
-    """What a machine finds when the power comes back: names, and the bytes of each file."""
+    """The disk that a machine finds when the power comes back: names, and the bytes of each file."""
 
     names: Names
     data: dict[int, bytes]
     blocks: dict[int, frozenset[int]] = field(default_factory=dict)
     modified_ms: dict[int, int] = field(default_factory=dict)
     still_up: DiskImage | None = None
-    """The machine did not go down: what was not synced is still not."""
+    """Set if the machine did not go down: the page cache survives, and its dirty pages are still not on the device."""
 
     def key(self) -> object:
-        """Equal for disks with the same content."""
+        """A key that is equal for disks with the same content."""
         return tuple(
             (path, None if number is None else self.data[number]) for path, number in sorted(self.names.items())
         )
 
     def disk(self, *, seed: int = 0, kind: type[SimDisk] = SimDisk, **more: Any) -> SimDisk:
-        """A disk that holds just this, all of it durable unless the machine is still up."""
+        """Build a disk with this content, all of it durable unless the machine is still up."""
         disk = kind(capacity=_CAPACITY, seed=seed, **more)
         if self.still_up is not None:
             revive(self.still_up, disk)
@@ -160,7 +160,7 @@ class Found:
 
 
 def revive(image: DiskImage, disk: SimDisk) -> None:
-    """Make ``disk`` the one of the picture: a machine that is still up."""
+    """Put ``disk`` into the state of the image, dirty pages and unsynced names included."""
     made = {
         number: _Inode(number, bytearray(file.cache), bytearray(file.durable), set(file.blocks))
         for number, file in image.files.items()

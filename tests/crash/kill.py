@@ -1,9 +1,10 @@
-"""Kills the broker with SIGKILL under full load, again and again, and looks what has become of every message.
+"""Kills the broker with SIGKILL under full load, repeatedly, and checks what became of every message.
 
     python -m tests.crash.kill --kills 50
 
-Flush modes alternate from life to life. ``--pool`` runs ASYNC_FLUSH with the transient store pool, where a kill may
-take what had not been committed; how much that was is in the figures.
+A life is the time from a start of the broker to its kill; flush modes alternate from life to life. ``--pool`` runs
+ASYNC_FLUSH with the transient store pool, where a kill may lose messages that had not been committed; the report says
+how many.
 """
 
 import json
@@ -19,23 +20,24 @@ import trio
 from msgspec import Struct, field, to_builtins
 
 from tests.crash.broker_process import BrokerProcess
-from tests.crash.ledger import ACKNOWLEDGED, SEEN, Lane, Losses
+from tests.crash.ledger import ACKNOWLEDGED, SEEN, Losses, Stream
 from tests.crash.load import Load
 
 _FAULTS: Final = 40
 POOL: Final = {
     "transientStorePoolEnable": "true",
-    "mappedFileSizeCommitLog": str(256 << 10),  # the last file of a start has no buffer, the following ones have
+    # Small files: the file that is the last one at a start has no buffer of the pool, only the files after it have.
+    "mappedFileSizeCommitLog": str(256 << 10),
     "maxMessageSize": str(64 << 10),
     "commitIntervalCommitLog": "500",
     "commitCommitLogThoroughInterval": "500",
     "commitCommitLogLeastPages": "1000",
 }
-"""Commits by time only, so that there is something to lose."""
+"""Settings of the pool. Commits happen by time only, so that a kill finds uncommitted messages."""
 
 
 class Report(Struct):
-    """What a run found. ``faults`` is empty where all promises were kept."""
+    """Result of a run. ``faults`` is empty if all promises were kept."""
 
     seed: int
     kills: int = 0
@@ -44,9 +46,9 @@ class Report(Struct):
     stored: int = 0
     queries: int = 0
     lost: int = 0
-    """Acknowledged and gone: 0 but for the transient store pool."""
+    """Acknowledged messages that were lost: 0 except with the transient store pool."""
     lost_seconds: float = 0.0
-    """How long before its kill the oldest of them was acknowledged."""
+    """Seconds between the acknowledgement of the oldest lost message and its kill."""
     refused: dict[str, int] = field(default_factory=dict)
     unanswered: int = 0
     longest_start: float = 0.0
@@ -56,17 +58,17 @@ class Report(Struct):
 
 
 async def run(
-    directory: Path, *, kills: int, seed: int, pool: bool = False, messages: int = 300, lanes: int = 8
+    directory: Path, *, kills: int, seed: int, pool: bool = False, messages: int = 300, streams: int = 8
 ) -> Report:
-    """``kills`` lives under load, then an orderly stop and a look at everything.
+    """Run ``kills`` lives under load, then stop the broker in an orderly manner and check every message.
 
-    A life ends after up to ``messages`` acknowledged ones, at a moment that the seed draws.
+    A life ends after up to ``messages`` acknowledged messages, at a moment drawn from the seed.
     """
     random = Random(seed)
     began = time.monotonic()
     broker = BrokerProcess(directory, **(POOL if pool else {}))
-    queues = [Lane(f"Kill{at % 2}", at // 2) for at in range(lanes)]
-    load = Load(broker.address, queues, seed=seed, asks_for=SEEN if pool else ACKNOWLEDGED)
+    queues = [Stream(f"Kill{at % 2}", at // 2) for at in range(streams)]
+    load = Load(broker.address, queues, seed=seed, queryable=SEEN if pool else ACKNOWLEDGED)
     report = Report(seed)
     async with trio.open_nursery() as nursery:
         for life in range(kills):
@@ -77,11 +79,12 @@ async def run(
             await load.progress(random.randrange(messages // 3, messages))
             await trio.sleep(random.random() * 0.3)
             await broker.kill()
-            for lane in load.lanes:
-                lane.killed(time.monotonic())
+            for stream in load.streams:
+                stream.killed(time.monotonic())
         load.stop()
         await broker.start()
     try:
+        # Messages are read after an orderly restart too: the stop must not lose what the last recovery found.
         await broker.stop()
         await broker.start()
         losses = await load.verify()
@@ -94,10 +97,10 @@ async def run(
 
 
 def judge(report: Report, load: Load, losses: list[Losses]) -> Report:
-    """Fill in what was counted."""
-    report.sent = sum(len(lane.state) for lane in load.lanes)
-    report.acknowledged = sum(lane.acknowledged for lane in load.lanes)
-    report.stored = sum(lane.seen for lane in load.lanes)
+    """Fill in the counts of a finished load."""
+    report.sent = sum(len(stream.state) for stream in load.streams)
+    report.acknowledged = sum(stream.acknowledged for stream in load.streams)
+    report.stored = sum(stream.seen for stream in load.streams)
     report.queries = load.queries
     report.refused = load.refused
     report.unanswered = load.unanswered
@@ -110,11 +113,11 @@ def judge(report: Report, load: Load, losses: list[Losses]) -> Report:
 
 @click.command()
 @click.option("--kills", default=50, show_default=True, help="How often the broker is killed.")
-@click.option("--seed", default=0, help="Draws the moments; 0 takes the time of day.")
-@click.option("--pool", is_flag=True, help="With the transient store pool.")
-@click.option("--messages", default=300, show_default=True, help="A life ends after up to so many acknowledged ones.")
+@click.option("--seed", default=0, help="Seed of the random moments; 0 takes the time of day.")
+@click.option("--pool", is_flag=True, help="Use the transient store pool.")
+@click.option("--messages", default=300, show_default=True, help="Most acknowledged messages in one life.")
 def main(kills: int, seed: int, pool: bool, messages: int) -> None:
-    """Run it and print the figures as JSON; exit code 1 where a promise was broken."""
+    """Run the test and print its report as JSON; the exit code is 1 if a promise was broken."""
     with tempfile.TemporaryDirectory(prefix="trimq-kill-") as directory:
         report = trio.run(_run, Path(directory), kills, seed or int(time.time()), pool, messages)
     sys.stdout.write(json.dumps(to_builtins(report), indent=2) + "\n")

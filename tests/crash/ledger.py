@@ -1,7 +1,7 @@
-"""Who sent what: one lane a queue, numbered messages whose content follows from their number.
+"""The record of all messages sent: one stream for each queue, numbered messages whose content follows from the number.
 
-A number is sent once at most, so that whatever a reader gets can be judged on the spot: it was sent, it is what was
-sent, it comes behind its predecessor, and nothing that was acknowledged is left out on the way.
+A number is sent at most once, so that a reader can check each message as it arrives: it was sent, its body is the one
+that was sent, it follows its predecessor, and no acknowledged message is missing in between.
 """
 
 import zlib
@@ -15,14 +15,14 @@ _SIZES: Final = (40, 120, 200, 700, 1500, 6000)
 
 
 class Generation(NamedTuple):
-    """Numbers that one life of the broker was sent, from ``first`` on."""
+    """The numbers sent during one life of the broker, from ``first`` on."""
 
     first: int
     killed_at: float
 
 
-class Lane:
-    """One queue and its only sender. ``state`` says of each number what has become of it."""
+class Stream:
+    """The messages of one queue and its only sender. ``state`` has the flags SENT, ACKNOWLEDGED, SEEN by number."""
 
     def __init__(self, topic: str, queue_id: int) -> None:
         self.topic = topic
@@ -34,105 +34,109 @@ class Lane:
         self.generations: list[Generation] = [Generation(0, 0.0)]
 
     def key(self, number: int) -> str:
-        """The key that the message is found by, and that no other message has."""
+        """The message's key, which no other message has."""
         return f"{self.topic}-{self.queue_id}-{number}"
 
     def body(self, number: int) -> bytes:
-        """What message ``number`` consists of."""
+        """The body of message ``number``: its key and padding of a size that follows from the key."""
         head = self.key(number).encode() + b":"
         seed = zlib.crc32(head)
         return head + seed.to_bytes(4, "big") * (_SIZES[seed % len(_SIZES)] // 4)
 
     def take(self) -> int:
-        """The next number, which is going to be sent now."""
+        """Allocate the next number; the caller sends it now."""
         self.state.append(SENT)
         self.offsets.append(-1)
         self.acknowledged_at.append(0.0)
         return len(self.state) - 1
 
     def acknowledge(self, number: int, offset: int, now: float) -> None:
-        """The broker says that it has it, at ``offset`` of the queue."""
+        """Note that the broker acknowledged the message at ``offset`` of the queue."""
         self.state[number] |= ACKNOWLEDGED
         self.offsets[number] = offset
         self.acknowledged_at[number] = now
 
     def killed(self, now: float) -> None:
-        """The broker is gone: what is sent from here on, another life of it gets."""
+        """Note that the broker was killed: numbers sent from now on belong to its next life."""
         self.generations[-1] = self.generations[-1]._replace(killed_at=now)
         self.generations.append(Generation(len(self.state), 0.0))
 
     @property
     def acknowledged(self) -> int:
-        """How many messages the broker has taken."""
+        """The number of messages that the broker has acknowledged."""
         return sum(state & ACKNOWLEDGED > 0 for state in self.state)
 
     @property
     def seen(self) -> int:
-        """How many messages a reader has got."""
+        """The number of messages that a reader has received."""
         return sum(state & SEEN > 0 for state in self.state)
 
 
 class Reader:
-    """Follows a lane from its queue's beginning and complains where a promise is broken."""
+    """Reads a stream from the start of its queue and reports broken promises in ``faults``."""
 
-    def __init__(self, lane: Lane) -> None:
-        self.lane = lane
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
         self.offset = 0
         self.last = -1
         self.count = 0
         self.faults: list[str] = []
 
     def read(self, body: bytes, offset: int) -> None:
-        """The next message of the queue, and the offset it came with."""
-        lane = self.lane
+        """Check the queue's next message, received with ``offset``."""
+        stream = self.stream
         if offset != self.offset:
-            self.faults.append(f"{lane.name}: offset {offset} came where {self.offset} was due")
+            self.faults.append(f"{stream.name}: offset {offset} came instead of {self.offset}")
         self.offset = offset + 1
         self.count += 1
-        number = _number(lane, body)
-        if not 0 <= number < len(lane.state) or body != lane.body(number):
-            self.faults.append(f"{lane.name}@{offset}: {body[:60]!r} was never sent")
+        number = _number(stream, body)
+        if not 0 <= number < len(stream.state) or body != stream.body(number):
+            self.faults.append(f"{stream.name}@{offset}: {body[:60]!r} was never sent")
             return
         if number <= self.last:
-            self.faults.append(f"{lane.name}: {number} came behind {self.last}")
-        if lane.state[number] & ACKNOWLEDGED and lane.offsets[number] != offset:
-            self.faults.append(f"{lane.name}: {number} stands at {offset}, was acknowledged at {lane.offsets[number]}")
+            self.faults.append(f"{stream.name}: {number} came after {self.last}")
+        if stream.state[number] & ACKNOWLEDGED and stream.offsets[number] != offset:
+            self.faults.append(f"{stream.name}: {number} is at {offset}, was acknowledged at {stream.offsets[number]}")
         self.last = max(self.last, number)
-        lane.state[number] |= SEEN
+        stream.state[number] |= SEEN
 
 
-def _number(lane: Lane, body: bytes) -> int:
-    prefix = f"{lane.topic}-{lane.queue_id}-".encode()
+def _number(stream: Stream, body: bytes) -> int:
+    prefix = f"{stream.topic}-{stream.queue_id}-".encode()
     digits, colon, _ = body.removeprefix(prefix).partition(b":")
     return int(digits) if body.startswith(prefix) and colon and digits.isdigit() else -1
 
 
 class Losses(NamedTuple):
-    """Acknowledged messages that nobody will ever read, and how long before a kill the oldest was acknowledged."""
+    """Acknowledged messages that cannot be read any more, and how long before a kill the oldest was acknowledged."""
 
     messages: int
     seconds: float
     faults: list[str]
 
 
-def find_losses(lane: Lane) -> Losses:
-    """What is missing once a reader has come to the end. A loss that is no tail of what a life was sent is a fault."""
+def find_losses(stream: Stream) -> Losses:
+    """Find the messages that are missing after a reader has reached the end of the queue.
+
+    A kill may take only the last messages of its life: a missing message that is followed by a stored one of the same
+    life is a fault.
+    """
     count, seconds = 0, 0.0
     faults: list[str] = []
-    ends = [following.first for following in lane.generations[1:]] + [len(lane.state)]
-    for generation, end in zip(lane.generations, ends, strict=True):
+    ends = [following.first for following in stream.generations[1:]] + [len(stream.state)]
+    for generation, end in zip(stream.generations, ends, strict=True):
         lost = -1
         for number in range(generation.first, end):
-            state = lane.state[number]
+            state = stream.state[number]
             if state & SEEN:
                 if lost >= 0:
-                    faults.append(f"{lane.name}: {lost} is missing, and {number} behind it is there")
+                    faults.append(f"{stream.name}: {lost} is missing, and {number} after it is stored")
                     break
             elif state & ACKNOWLEDGED:
                 lost = number if lost < 0 else lost
                 count += 1
-                seconds = max(seconds, generation.killed_at - lane.acknowledged_at[number])
+                seconds = max(seconds, generation.killed_at - stream.acknowledged_at[number])
                 if not generation.killed_at:
-                    faults.append(f"{lane.name}: {number} is missing, and nobody killed the broker after it")
+                    faults.append(f"{stream.name}: {number} is missing, and the broker was not killed after it")
                     break
     return Losses(count, seconds, faults)

@@ -1,8 +1,8 @@
-"""What a power cut can take of what was not synced.
+"""Kinds of loss: which of the unsynced changes of a disk a power cut can take.
 
-A loss is a choice for each change of names that its directory was not synced for, and for each dirty sector: did it
-reach the device or not. Nothing forces a disk to keep an order among them, so nothing here does; each kind below is a
-region of that space in which a broken store shows soon.
+A loss decides for each change of names whose directory was not synced, and for each dirty sector, whether it reached
+the device. A disk need not keep any order among them, so none is kept here; each kind below is a region of that space
+in which a faulty store is likely to fail.
 """
 
 import posixpath
@@ -18,56 +18,56 @@ from trimq.protocol.record import MAGIC_V1, MAGIC_V2
 
 
 class Loss(Enum):
-    """Kinds of loss."""
+    """Kinds of loss. A change "came" if it reached the device although it was not synced."""
 
     ALL = "all"
-    """Nothing of it reached the device."""
+    """No change came."""
     NOTHING = "nothing"
-    """The process was killed, the machine is up: all is there, and what was not synced may still be lost later."""
+    """The process was killed, the machine is up: all changes are visible, and may still be lost at a later cut."""
     BYTES = "bytes"
-    """All names came, files with their length, and none of the bytes."""
+    """All names and file lengths came, and none of the bytes."""
     LENGTHS = "lengths"
-    """All names came; lengths and bytes as of the last sync."""
+    """All names came; lengths and bytes are those of the last sync."""
     NAMES = "names"
     """All bytes came, and no name."""
     RENAMES = "renames"
-    """All but renames and deletions."""
+    """Everything came except renames and deletions."""
     JOURNAL = "journal"
-    """Names in the order of their changes up to some point, pages by chance."""
+    """Names came in the order of their changes up to some point, pages at random."""
     PAGES = "pages"
-    """Names and pages by chance, out of order."""
+    """Names and pages came at random, out of order."""
     SECTORS = "sectors"
-    """Names and sectors by chance: torn pages."""
+    """Names and sectors came at random: torn pages."""
     FILES = "files"
-    """Some files whole, others not at all; names by chance."""
+    """Some files came as a whole, others not at all; names at random."""
     BACKWARDS = "backwards"
-    """The newest came, the older did not: late pages, late names."""
+    """The newest changes came, the older ones did not: pages towards the end of a file, the last names."""
     ONE_LOST = "one lost"
     """One page, sector or name is missing, all others came."""
     ONE_CAME = "one came"
     """One page, sector or name came, all others are missing."""
     FLIP = "flip"
-    """All came, one bit is wrong in a byte that was not durable, or in a file that has a checksum."""
+    """Everything came; one bit is wrong in a byte that was not durable, or in a file that has a checksum."""
     ROT = "rot"
-    """All came, one bit is wrong in a record that the start has to read."""
+    """Everything came; one bit is wrong in a record that the next start has to read."""
 
 
 class Damage(NamedTuple):
-    """Bytes of the log, by offset, that a flipped bit has spoilt: the record there may be missing."""
+    """A range of log offsets in which a bit was flipped: the record there may be missing."""
 
     begin: int
     end: int
 
 
 class Survivor(NamedTuple):
-    """What is left, and which record may be missing by now although it was durable."""
+    """The disk after a loss, and the record that may be missing although it was durable, if any."""
 
     found: Found
     damage: Damage | None = None
 
 
 def survivor(image: DiskImage, loss: Loss, random: Random) -> Survivor | None:
-    """A disk after a loss; None where the kind has nothing to do."""
+    """The disk after a loss; None if this kind of loss does not apply to the image."""
     return _KINDS[loss](image, random)
 
 
@@ -91,7 +91,7 @@ def _names(image: DiskImage, came: Callable[[int], bool]) -> Names:
 
 
 def _reachable(names: Names) -> Names:
-    """Without what stands in directories that are lost."""
+    """The names without those in directories that are lost."""
     kept: Names = {}
     for path, number in sorted(names.items()):
         if path == "/" or posixpath.dirname(path) in kept:
@@ -111,7 +111,7 @@ def _found(image: DiskImage, names: Names, data: dict[int, bytes]) -> Found:
 
 
 def _mixed(file: FileImage, size: int, step: int, came: Callable[[int, int], bool]) -> bytes:
-    """The device's bytes with those pieces of the dirty pages that ``came(position, end)``."""
+    """The device's bytes, and of the dirty pages those pieces for which ``came(position, end)`` is true."""
     data = bytearray(file.durable[:size].ljust(size, b"\0"))
     for page in file.dirty_pages():
         for at in range(page * PAGE, min((page + 1) * PAGE, size), step):
@@ -249,7 +249,7 @@ def _turn(found: Found, number: int, position: int, random: Random) -> None:
 
 
 def _flippable(file: FileImage, path: str) -> Iterator[tuple[int, Damage | None]]:
-    """Bytes of a file in which a wrong bit must be noticed, with the record that may be missing then."""
+    """Positions at which the store must detect a flipped bit, each with the record that may be missing then."""
     name = posixpath.basename(path)
     if name in _CHECKED:
         yield from ((at, None) for at in range(len(file.cache)))
@@ -270,7 +270,7 @@ def _not_durable(file: FileImage) -> Iterator[int]:
 
 
 def _records(data: bytes, start: int) -> Iterator[Damage]:
-    """The records of a log file, as far as they stand one behind the other."""
+    """The records of a log file, up to the first position without a valid-looking head."""
     at = 0
     while at + _HEAD < len(data):
         size, magic = int.from_bytes(data[at : at + 4], "big"), int.from_bytes(data[at + 4 : at + 8], "big")
@@ -281,12 +281,12 @@ def _records(data: bytes, start: int) -> Iterator[Damage]:
 
 
 def _checked_bytes(data: bytes, at: int) -> Iterator[int]:
-    """Length, magic, checksum, own offset, body length and body of a record with IPv4 hosts."""
+    """Positions that recovery checks: length, magic, CRC, own offset, body length and body of a record (IPv4 hosts)."""
     size = int.from_bytes(data[at : at + 4], "big")
     body = int.from_bytes(data[at + 84 : at + 88], "big")
     yield from range(at, at + 12)
     yield from range(at + 28, at + 36)
-    yield from range(at + 84, min(at + 88 + body, at + size))  # a length may be wrong already
+    yield from range(at + 84, min(at + 88 + body, at + size))  # an earlier flip may have hit the body length
 
 
 def _rot(image: DiskImage, random: Random) -> Survivor | None:
@@ -306,7 +306,7 @@ def _rot(image: DiskImage, random: Random) -> Survivor | None:
 
 
 def _read_from(found: Found) -> int:
-    """From where on the next start reads every record."""
+    """The log offset from which the next start reads every record."""
     number = found.names.get("/store/checkpoint")
     if number is None:
         return 0

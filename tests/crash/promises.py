@@ -1,4 +1,4 @@
-"""What a store has to hold after a crash, looked at through its own door."""
+"""Checks what a store has to hold after a crash, through the store's public interface."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,11 +19,11 @@ _FAR = 1 << 60
 
 
 class BrokenPromiseError(AssertionError):
-    """A store does not hold what it has to; the text says which message and why."""
+    """A store breaks a promise; the text names the message and the reason."""
 
 
 def check_state(promise: Promise, value: int) -> None:
-    """The state file holds what was confirmed, or something newer. Raises BrokenPromiseError."""
+    """Check that the state file holds the confirmed value or a newer one. Raises BrokenPromiseError if not."""
     first, last = promise.state
     if not first <= value <= last:
         raise BrokenPromiseError(f"the state file has {value}, it was {first} to {last}")
@@ -33,8 +33,8 @@ def check_state(promise: Promise, value: int) -> None:
 class Checker:
     """Checks one opened store.
 
-    ``damage`` are places of the log where a bit was flipped; ``damaged``: an earlier recovery has reported a place in
-    the middle of the log where no record stands, so that offsets may be missing in a queue.
+    ``damage`` lists the places in the log where a bit was flipped. ``damaged``: an earlier recovery has reported a
+    place in the middle of the log that holds no valid record, so that offsets may be missing in a queue.
     """
 
     store: MessageStore
@@ -43,7 +43,7 @@ class Checker:
     damaged: bool = False
 
     async def check(self) -> None:
-        """All promises. Raises BrokenPromiseError."""
+        """Check all promises. Raises BrokenPromiseError if one is broken."""
         present: dict[bytes, StoredMessage] = {}
         for topic, queue_ids in self.store.topics().items():
             for queue_id in queue_ids:
@@ -61,7 +61,7 @@ class Checker:
         recovered = self.store.recovered
         return self.damaged or (recovered is not None and bool(recovered.damaged))
 
-    # (b), (c): only what was sent, each at its own offset, without holes
+    # (b), (c): only messages that were sent, each at its own offset, without holes
 
     async def _check_queue(self, topic: str, queue_id: int, present: dict[bytes, StoredMessage]) -> None:
         store = self.store
@@ -81,7 +81,7 @@ class Checker:
         for found in pulled:
             self._check_sent(topic, queue_id, found, tags.get(found.commit_log_offset))
             if found.body in present:
-                self._fail(f"{place}: message {_name(found.body)} comes twice")
+                self._fail(f"{place}: message {_name(found.body)} is stored twice")
             present[found.body] = found
 
     def _check_sent(self, topic: str, queue_id: int, found: StoredMessage, tag: int | None) -> None:
@@ -107,7 +107,7 @@ class Checker:
         ):
             self._fail(f"{name} of queue offset {found.queue_offset} was acknowledged as {placed[1:3]}")
 
-    # (a): nothing that is durable is missing
+    # (a): no durable message is missing
 
     def _check_durable(self, present: dict[bytes, StoredMessage]) -> None:
         for body, placed in self.promise.durable.items():
@@ -120,7 +120,10 @@ class Checker:
     # (d): by key and by id
 
     async def _check_keys(self, present: dict[bytes, StoredMessage]) -> None:
-        """Each message by all of its keys; one that is in no queue may be there still: its topic was dropped."""
+        """Query each message by all of its keys.
+
+        The index may still find a message that is in no queue: the record remains in the log when a topic is dropped.
+        """
         answers: dict[tuple[str, str], set[int]] = {}
         for body, sent in self.promise.sent.items():
             for key in sent.keys:
@@ -147,12 +150,12 @@ class Checker:
     def _check_id(self, found: StoredMessage) -> None:
         data = self.store.look_message(found.commit_log_offset)
         if data is not None and (not data or decode_message(data, 0).body != found.body):
-            self._fail(f"message {_name(found.body)} at {found.commit_log_offset} is not there by its id")
+            self._fail(f"message {_name(found.body)} at {found.commit_log_offset} is not found by its id")
 
-    # the store goes on
+    # the store takes further messages
 
     async def put_one(self) -> None:
-        """A message more gets the next offset and is there."""
+        """Append one more message and check that it gets the next offset and can be read."""
         store = self.store
         before = store.max_offset("Alpha", 0)
         done = trio.Event()
@@ -169,14 +172,14 @@ class Checker:
             answer(result)
         await done.wait()
         if not results[0].ok or results[0].queue_offset != before:
-            self._fail(f"a message after the crash was answered {results[0]}, the queue ended at {before}")
+            self._fail(f"a message after the crash got the result {results[0]}, the queue ended at {before}")
         pulled = await pull_all(store, "Alpha", 0, holes=self._has_holes())
         if pulled[-1].body != b"after" or pulled[-1].queue_offset != before:
             self._fail("a message after the crash is not in its queue")
 
 
 async def pull_all(store: MessageStore, topic: str, queue_id: int, *, holes: bool) -> list[StoredMessage]:
-    """A queue as a consumer gets it; with ``holes`` some offsets may have no message."""
+    """Read a queue as a consumer does; with ``holes`` some offsets may have no message."""
     offset = store.min_offset(topic, queue_id)
     found: list[StoredMessage] = []
     while offset < store.max_offset(topic, queue_id):
@@ -197,7 +200,7 @@ async def pull_all(store: MessageStore, topic: str, queue_id: int, *, holes: boo
 
 @lru_cache(maxsize=10_000)
 def _decoded(data: bytes) -> tuple[StoredMessage, ...]:
-    """The same few records come in every state."""
+    """Decode messages; cached because every state contains the same few records."""
     return tuple(decode_messages(data))
 
 

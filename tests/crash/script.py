@@ -1,8 +1,8 @@
-"""The script whose every disk call is a place for a crash, and what it has promised by then.
+"""The script that crashes at each of its disk calls, and the promises that the store has made by then.
 
-Chapters, each with a store of its own from opening to orderly stop: sends of every kind in both flush modes, files of
-log, queues and index that roll, retention, topics that go and come again, state files. A chapter can be run alone on
-the disk that the one before has left.
+It consists of chapters, each with its own store from opening to orderly stop: sends of every kind in both flush modes,
+log, queue and index files that roll over, retention, topics that are deleted and created again, state files. A chapter
+can be run alone on the disk that the previous one left.
 """
 
 from collections.abc import Awaitable, Callable, Iterable
@@ -31,18 +31,18 @@ START_MS: Final = 1_700_000_000_000
 
 
 class Sent(NamedTuple):
-    """A message as its sender knows it."""
+    """A message as sent."""
 
     topic: str
     queue_id: int
     body: bytes
     properties: str
     tags_code: int | None
-    """None for a delayed message: the time it is due depends on when it was stored."""
+    """None for a delayed message: its unit holds the due time instead, which depends on the store time."""
 
     @property
     def keys(self) -> list[str]:
-        """The words by which a query finds it."""
+        """The words by which a query finds the message."""
         words = []
         for part in self.properties.split("\x02"):
             name, _, value = part.partition("\x01")
@@ -51,11 +51,11 @@ class Sent(NamedTuple):
         return words
 
 
-# -- what has happened
+# -- events
 
 
 class Acknowledged(NamedTuple):
-    """An answer: where a message is. ``durable``: that is what the answer promised."""
+    """The store acknowledged a message. ``durable``: the answer promised that it is durable."""
 
     body: bytes
     queue_offset: int
@@ -65,25 +65,25 @@ class Acknowledged(NamedTuple):
 
 
 class Deleting(NamedTuple):
-    """From now on records before ``below`` may be gone."""
+    """From now on records before the log offset ``below`` may be deleted."""
 
     below: int
 
 
 class Dropping(NamedTuple):
-    """From now on what was sent to a topic may be gone."""
+    """From now on the messages of a topic may be deleted."""
 
     topic: str
 
 
 class Writing(NamedTuple):
-    """A value is on its way into the state file."""
+    """A write of a value to the state file has started."""
 
     value: int
 
 
 class Written(NamedTuple):
-    """... and there."""
+    """The write has been confirmed as durable."""
 
     value: int
 
@@ -92,7 +92,7 @@ Event = Sent | Acknowledged | Deleting | Dropping | Writing | Written
 
 
 class Moment(NamedTuple):
-    """So many events had happened, and the log was durable up to here."""
+    """A moment of the run: the number of events so far, and the log offset up to which the log was durable."""
 
     events: int
     flushed: int
@@ -104,9 +104,9 @@ class Promise:
 
     sent: dict[bytes, Sent] = field(default_factory=dict)
     durable: dict[bytes, Acknowledged] = field(default_factory=dict)
-    """What must be there, unless the log has been deleted so far or the topic was dropped."""
+    """Messages that must be stored, unless their log file expired or their topic was dropped."""
     placed: dict[bytes, Acknowledged] = field(default_factory=dict)
-    """What must be at its place if it is there at all."""
+    """Messages that must be at these offsets if they are stored at all."""
     deleted_below: int = 0
     dropped: set[bytes] = field(default_factory=set)
     state: tuple[int, int] = (0, 0)
@@ -114,7 +114,10 @@ class Promise:
 
 
 def promise(events: Iterable[Event], moment: Moment, *, killed: bool = False) -> Promise:
-    """What the events up to a moment add up to. ``killed``: only the process went, so that every answer counts."""
+    """The promise that follows from the events up to a moment.
+
+    ``killed``: only the process ended, the page cache survived, so that every acknowledged message must be stored.
+    """
     made = Promise()
     for event, _ in zip(events, range(moment.events), strict=False):
         match event:
@@ -141,7 +144,7 @@ Operation = Callable[["Script"], Awaitable[None]]
 
 
 def configuration(*, sync: bool) -> MessageStoreConfig:
-    """A store with files so small that each kind of them rolls every few messages."""
+    """A store with files so small that each kind of file rolls over every few messages."""
     return MessageStoreConfig(
         store_path_root_dir=ROOT,
         mapped_file_size_commit_log=FILE_SIZE,
@@ -162,14 +165,14 @@ def configuration(*, sync: bool) -> MessageStoreConfig:
 
 
 def open_store(disk: SimDisk, *, sync: bool, clock: ManualClock | None = None) -> MessageStore:
-    """A store of the script on ``disk``."""
+    """Create the script's store on ``disk``."""
     return MessageStore(
         configuration(sync=sync), disk=disk, clock=clock or ManualClock(START_MS), sync_place=SyncPlace.THREAD
     )
 
 
 class Start(NamedTuple):
-    """What a script knows at the start of a chapter."""
+    """State of a script at the start of a chapter."""
 
     events: tuple[Event, ...]
     state: int
@@ -178,7 +181,7 @@ class Start(NamedTuple):
 
 
 class Script:
-    """One run of chapters. ``events`` is what has happened; ``operations`` counts what the script did."""
+    """One run of chapters. ``events`` lists all events so far; ``operations`` counts the operations by name."""
 
     def __init__(self, disk: SimDisk, seed: int) -> None:
         self.disk = disk
@@ -196,26 +199,26 @@ class Script:
         self._flushed_before = 0
 
     def at_start_of(self, chapter: "Start") -> None:
-        """Go on where another run began a chapter."""
+        """Continue from the start of a chapter of another run."""
         self.events = list(chapter.events)
         self.state = chapter.state
         self._flushed_before = chapter.flushed
         self.clock.set_wall_ms(chapter.wall_ms)
 
     def start(self) -> "Start":
-        """Where a chapter begins."""
+        """The script's state, to be passed to ``at_start_of`` later."""
         return Start(tuple(self.events), self.state, self.moment().flushed, self.clock.wall_ms())
 
     def moment(self) -> Moment:
-        """Where the run is."""
+        """The current moment of the run."""
         try:
             flushed = self.store.flushed_offset
-        except AttributeError:  # none is open yet
+        except AttributeError:  # no store is open yet
             flushed = self._flushed_before
         return Moment(len(self.events), flushed)
 
     async def chapter(self, at: int) -> None:
-        """One chapter: always the same for a seed."""
+        """Run one chapter; it is always the same for a seed, whether or not other chapters ran before."""
         self.random = Random(f"{self.seed} {at}")
         self.number = 1000 * at
         self.sync, operations = CHAPTERS[at]
@@ -227,20 +230,20 @@ class Script:
                 self.clock.advance(0.01)
                 try:
                     await operation(self)
-                except (OSError, StateFileError):  # told to whoever asked for the operation
+                except (OSError, StateFileError):  # an injected error, reported to the operation's caller
                     if not self.faults_expected:
                         raise
         self._flushed_before = self.store.flushed_offset
         self.count("clean stop")
 
     def count(self, name: str) -> None:
-        """One more operation of a kind."""
+        """Count one more operation of a kind."""
         self.operations[name] = self.operations.get(name, 0) + 1
 
-    # what operations are made of
+    # building blocks of the operations
 
     def make(self, topic: str, queue_id: int, size: int) -> Sent:
-        """A new message: noted as sent."""
+        """Make a new message and note it as sent."""
         self.number += 1
         level = 0
         text = f"UNIQ_KEY\x01u{self.number}\x02KEYS\x01group{self.number % 5} {topic}\x02"
@@ -258,7 +261,7 @@ class Script:
     async def send(
         self, topic: str, queue_id: int, sizes: Iterable[int], *, wait: bool = True, v6: bool = False
     ) -> None:
-        """A message, or several as a batch; ``wait`` for the answer or go on before it is there."""
+        """Send a message, or several as a batch, and with ``wait`` wait for the answer."""
         sent = [self.make(topic, queue_id, size) for size in sizes]
         done = trio.Event()
         durable = self.sync
@@ -339,7 +342,7 @@ async def _send_to_gamma(script: Script) -> None:
 
 
 async def _flush_passes(script: Script) -> None:
-    """Time for a flush of the log and of queues, not for a checkpoint."""
+    """Wait long enough for a flush of the log and the queues, but not for a checkpoint."""
     await trio.sleep(0.6)
 
 
@@ -362,9 +365,10 @@ async def _drop_empty(script: Script) -> None:
 
 
 async def _expire(script: Script) -> None:
-    """Four days later: all files of the log but the last have had their time.
+    """Move the clock four days ahead: all log files but the last one expire.
 
-    A last one that is full has had it too: it may go whenever there is another, which an error keeps away for a while.
+    A last file that is full expires too: it may be deleted as soon as the next file exists, which an injected error
+    may delay.
     """
     script.clock.advance(4 * 86_400)
     files = script.store.files.files
@@ -378,7 +382,7 @@ async def _expire(script: Script) -> None:
 
 
 async def _write_state(script: Script) -> None:
-    """A change of the topics, confirmed when it is durable."""
+    """Change the state file; the change is confirmed when it is durable."""
     script.state += 1
     value = script.state
     script.events.append(Writing(value))
@@ -481,6 +485,6 @@ CHAPTERS: Final[list[tuple[bool, list[Operation]]]] = [
 
 
 async def load_state(disk: SimDisk) -> int:
-    """The value in the state file; 0 where there is none."""
+    """Read the value in the state file; 0 if the file does not exist."""
     state = await StateFile(disk, STATE, lambda: ()).load()
     return 0 if state is None else int(state["value"])

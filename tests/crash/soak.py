@@ -1,10 +1,10 @@
-"""Half an hour of mixed load with random kills and restarts: what the end costs is what the start cost.
+"""Half an hour of mixed load with random kills and restarts: memory, descriptors and latencies must not grow.
 
     python -m tests.crash.soak --minutes 30
 
-Single messages and batches, pulls, long polls and queries by key at a bounded rate; the flush mode changes with each
-life of the broker. Four of five lives end with SIGKILL, the others with SIGTERM. At the end every queue is read once
-more from its beginning. The figures compare the lives of the first and of the last part of the run.
+The load consists of single messages and batches, pulls, long polls and queries by key at a bounded rate; the flush mode
+changes with each life of the broker. Four of five lives end with SIGKILL, the others with SIGTERM. At the end every
+queue is read once more from the start. The report compares the figures of the first and the last part of the run.
 """
 
 import json
@@ -23,17 +23,17 @@ from msgspec import Struct, field, to_builtins
 
 from tests.crash.broker_process import BrokerProcess
 from tests.crash.kill import Report, judge
-from tests.crash.ledger import Lane
+from tests.crash.ledger import Stream
 from tests.crash.load import Load
 
 _SAMPLE_SECONDS: Final = 5.0
 _WARM_SECONDS: Final = 10.0
-"""A life is younger than this: its figures are those of a start."""
+"""No samples are taken before a life is this old: they would measure the start."""
 _MIB: Final = 1 << 20
 
 
 class Sample(Struct):
-    """Figures of some seconds."""
+    """Figures of one sampling interval."""
 
     at: float
     mode: str
@@ -42,26 +42,26 @@ class Sample(Struct):
     descriptors: int
     files: int
     busy: float
-    took: list[float]
+    latencies: list[float]
 
 
 class Figures(Struct):
-    """Of a part of the run and one flush mode: medians, but for the percentiles of all sends."""
+    """Figures of one part of the run and one flush mode: medians, and percentiles of all sends."""
 
     private_mib: float
     resident_mib: float
     descriptors: int
     mapped_files: int
-    """Of log and index: each costs two descriptors before Python 3.13, then one."""
+    """Mapped files of log and index: each needs two descriptors before Python 3.13, one from then on."""
     load_average: float
-    """Of the machine, over a minute: what latencies have to be seen beside."""
+    """The machine's load average over one minute, for judging the latencies."""
     send_p50_ms: float
     send_p99_ms: float
     sends: int
 
 
 class SoakReport(Struct):
-    """What the run found."""
+    """Result of the run."""
 
     report: Report
     minutes: float
@@ -75,19 +75,19 @@ class Soak:
     """One run."""
 
     def __init__(self, directory: Path, *, minutes: float, rate: float, seed: int, life: tuple[float, float]) -> None:
-        """``life``: shortest and longest one in seconds."""
+        """``life``: the shortest and the longest life of the broker, in seconds."""
         self.random = Random(seed)
         self.seconds = 60 * minutes
         self.life = life
         self.directory = directory
         self.broker = BrokerProcess(directory)
-        lanes = [Lane(f"Soak{at % 4}", at // 4) for at in range(16)]
-        self.load = Load(self.broker.address, lanes, seed=seed, rate=rate)
+        streams = [Stream(f"Soak{at % 4}", at // 4) for at in range(16)]
+        self.load = Load(self.broker.address, streams, seed=seed, rate=rate)
         self.samples: list[Sample] = []
         self.outcome = SoakReport(Report(seed), minutes)
 
     async def run(self) -> SoakReport:
-        """All of it."""
+        """Run the load for the given time, then verify all messages and return the report."""
         began = time.monotonic()
         lives = 0
         async with trio.open_nursery() as nursery:
@@ -120,7 +120,7 @@ class Soak:
 
     async def _sample(self, began: float) -> None:
         await trio.sleep(_WARM_SECONDS)
-        self.load.take_times()
+        self.load.take_latencies()
         while True:
             await trio.sleep(_SAMPLE_SECONDS)
             found = self.broker.footprint()
@@ -128,7 +128,7 @@ class Soak:
             store = self.directory / "store"
             files = sum(1 for part in ("commitlog", "index") for _ in (store / part).iterdir())
             busy = os.getloadavg()[0]
-            self.samples.append(Sample(time.monotonic() - began, mode, *found, files, busy, self.load.take_times()))
+            self.samples.append(Sample(time.monotonic() - began, mode, *found, files, busy, self.load.take_latencies()))
 
     async def _end_life(self) -> None:
         if self.random.random() < 0.8:
@@ -137,37 +137,44 @@ class Soak:
             self.outcome.stops += 1
             code = await self.broker.stop()
             if code:
-                self.load.faults.append(f"a stop in order ended with {code}:\n{self.broker.tail()}")
-        for lane in self.load.lanes:
-            lane.killed(time.monotonic())
+                self.load.faults.append(f"an orderly stop ended with exit code {code}:\n{self.broker.tail()}")
+        for stream in self.load.streams:
+            stream.killed(time.monotonic())
 
 
 def _figures(samples: list[Sample]) -> dict[str, Figures]:
-    """By flush mode."""
+    """Summarize samples by flush mode."""
     found = {}
     for mode in sorted({sample.mode for sample in samples}):
         chosen = [sample for sample in samples if sample.mode == mode]
-        took = sorted(seconds for sample in chosen for seconds in sample.took) or [0.0]
+        latencies = sorted(seconds for sample in chosen for seconds in sample.latencies) or [0.0]
         found[mode] = Figures(
             private_mib=round(median(sample.private for sample in chosen) / _MIB, 1),
             resident_mib=round(median(sample.resident for sample in chosen) / _MIB, 1),
             descriptors=round(median(sample.descriptors for sample in chosen)),
             mapped_files=round(median(sample.files for sample in chosen)),
             load_average=round(median(sample.busy for sample in chosen), 1),
-            send_p50_ms=round(1000 * took[len(took) // 2], 2),
-            send_p99_ms=round(1000 * took[len(took) * 99 // 100], 2),
-            sends=len(took),
+            send_p50_ms=round(1000 * latencies[len(latencies) // 2], 2),
+            send_p99_ms=round(1000 * latencies[len(latencies) * 99 // 100], 2),
+            sends=len(latencies),
         )
     return found
 
 
 @click.command()
-@click.option("--minutes", default=30.0, show_default=True, help="How long.")
-@click.option("--rate", default=300.0, show_default=True, help="Messages a second.")
-@click.option("--seed", default=0, help="Draws the moments; 0 takes the time of day.")
-@click.option("--life", nargs=2, type=float, default=(20.0, 120.0), show_default=True, help="Seconds of a life.")
+@click.option("--minutes", default=30.0, show_default=True, help="Duration of the load.")
+@click.option("--rate", default=300.0, show_default=True, help="Messages per second.")
+@click.option("--seed", default=0, help="Seed of the random moments; 0 takes the time of day.")
+@click.option(
+    "--life",
+    nargs=2,
+    type=float,
+    default=(20.0, 120.0),
+    show_default=True,
+    help="Shortest and longest life in seconds.",
+)
 def main(minutes: float, rate: float, seed: int, life: tuple[float, float]) -> None:
-    """Run it and print the figures as JSON; exit code 1 where a promise was broken."""
+    """Run the soak test and print its report as JSON; the exit code is 1 if a promise was broken."""
     with tempfile.TemporaryDirectory(prefix="trimq-soak-") as directory:
         soak = Soak(Path(directory), minutes=minutes, rate=rate, seed=seed or int(time.time()), life=life)
         outcome = trio.run(soak.run)

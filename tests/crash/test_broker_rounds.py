@@ -1,4 +1,4 @@
-"""A whole broker loses its power again and again; ``make crash`` runs 200 rounds, ``make test`` a few."""
+"""Power cuts of a whole broker; ``make crash`` runs 200 rounds, ``make test`` a few."""
 
 import sys
 

@@ -1,6 +1,6 @@
-"""Cuts and faults at every disk call of the script; see enumeration.py and faults.py for what a state is.
+"""Cuts and faults at every disk call of the script; enumeration.py and faults.py define the states.
 
-The whole of it is marked slow and is run by ``make crash``, as CI does; ``make test`` takes a sample.
+The full enumeration is marked slow and runs in ``make crash``, as in CI; ``make test`` checks a sample.
 """
 
 import sys
@@ -74,7 +74,7 @@ def test_the_script_is_the_same_each_time() -> None:
 
 
 def test_the_script_does_what_it_is_for() -> None:
-    """It rolls every kind of file, deletes of every kind, and uses both flush modes."""
+    """Files of every kind roll over and are deleted, and the script uses both flush modes."""
     found = record(1)
     calls = [image.call for image in found.images.values()]
 
@@ -93,14 +93,14 @@ def test_the_script_does_what_it_is_for() -> None:
 
 
 def test_a_kill_leaves_no_queue_file_without_a_unit() -> None:
-    """At whatever call: Apache's recovery would take the zeros at its front for a unit, and shift the queue by one."""
-    looked_at = 0
+    """Apache's recovery would take zeros at the file's front for a unit and shift the queue by one."""
+    checked = 0
     for cut, image in record(1).images.items():
         for path, number in image.names.items():
             if path.startswith("/store/consumequeue/") and number is not None:
-                looked_at += 1
+                checked += 1
                 assert any(image.files[number].cache[:20]), f"{path} is empty before call {cut}, {image.call}"
-    assert looked_at > 1000
+    assert checked > 1000
 
 
 @pytest.mark.parametrize("text", ["1:300:PAGES", "12:7:ONE_LOST+40:ALL"])

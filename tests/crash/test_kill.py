@@ -1,4 +1,4 @@
-"""The real process, killed under load: a few seeded kills; fifty of them are ``python -m tests.crash.kill``."""
+"""The real process killed under load: a few seeded kills; ``python -m tests.crash.kill`` runs fifty."""
 
 from pathlib import Path
 
@@ -21,11 +21,11 @@ async def test_a_kill_takes_nothing_that_was_acknowledged(tmp_path: Path) -> Non
 @pytest.mark.alone
 @pytest.mark.timeout(180)
 async def test_the_transient_store_pool_loses_only_what_was_not_committed(tmp_path: Path) -> None:
-    """What a kill takes is the end of what was acknowledged, not older than the commit intervals, and unread."""
+    """A kill takes the last acknowledged messages, none older than the commit intervals and none already read."""
     report = await run(tmp_path, kills=3, seed=2, pool=True)
     assert not report.faults, report
     assert report.stored > 200
     assert report.lost > 0
     assert report.stored + report.lost >= report.acknowledged
-    # two intervals of half a second, and what a busy machine adds
+    # Two commit intervals of half a second, and the delays of a busy machine.
     assert 0 < report.lost_seconds < 5, report

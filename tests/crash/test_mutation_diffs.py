@@ -1,4 +1,4 @@
-"""The mutations stay usable: each applies to the code as it is and names tests that exist; and the runner can fail."""
+"""Each mutation applies to the current code and names existing tests; the runner reports each possible outcome."""
 
 import re
 from collections import Counter

@@ -1,4 +1,4 @@
-"""The enumeration can fail: a disk that breaks one rule is found out, and so is a wrong memory of what was sent."""
+"""The enumeration can fail: it detects a disk that breaks one rule, and a wrong list of sent messages."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +15,7 @@ from trimq.broker.store.disk.disk import MappedPart
 
 
 class LyingDisk(RecordingDisk):
-    """Says that it has synced what it has not: files and directories whose path ``lies`` is true for."""
+    """Reports success for syncs that it skips: those of files and directories for whose path ``lies`` returns true."""
 
     def __init__(self, lies: Callable[[str], bool], **more: Any) -> None:
         super().__init__(**more)
@@ -65,7 +65,7 @@ def test_a_sync_that_is_left_out_is_found(rule: Callable[[str], bool]) -> None:
         _enumerate(recording)
 
 
-def test_a_message_that_nobody_sent_is_found() -> None:
+def test_a_message_that_was_never_sent_is_found() -> None:
     recording = record(1)
     first = next(at for at, event in enumerate(recording.events) if isinstance(event, Sent))
     sent = recording.events[first]
@@ -85,7 +85,7 @@ def test_an_older_state_is_found() -> None:
 
 
 def test_what_breaks_can_be_done_again() -> None:
-    """The state that a failure names fails alone, and in the same way."""
+    """The state named by a failure also fails when it is replayed alone, with the same reason."""
     recording = record(1, lambda seed: LyingDisk(lambda path: "/commitlog/" in path, seed=seed))
     with pytest.raises(BrokenStateError) as first:
         _enumerate(recording)

@@ -15,7 +15,7 @@ from trimq.protocol.message import StoredMessage
 
 @pytest.fixture(autouse=True)
 def _pool(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pool is on, and a kill may take what a power cut may."""
+    """Enable the pool; a kill may then take as much as a power cut, because uncommitted messages are in a buffer."""
     plain, promise, pull = script.configuration, script.promise, promises.pull_all
 
     def configuration(*, sync: bool) -> MessageStoreConfig:
@@ -31,9 +31,8 @@ def _pool(monkeypatch: pytest.MonkeyPatch) -> None:
         return promise(*arguments, killed=False)
 
     async def pull_all(store: MessageStore, topic: str, queue_id: int, *, holes: bool) -> list[StoredMessage]:
-        if isinstance(
-            store.write_path.durability, CommitRealTimeService
-        ):  # what has just been put can be read a moment later
+        # A message can be read only after its commit, which would otherwise come a moment later.
+        if isinstance(store.write_path.durability, CommitRealTimeService):
             await store.write_path.durability.commit()
         return await pull(store, topic, queue_id, holes=holes)
 

@@ -1,4 +1,4 @@
-"""A broker on a file system of a few MiB: it fills up, refuses with figures, is read on, and heals."""
+"""A broker on a full file system of a few MiB: it refuses sends with figures, serves reads, and recovers."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ import trio
 
 from tests.broker.wire_client import WireClient
 from tests.crash.broker_process import BrokerProcess
-from tests.crash.ledger import Lane
+from tests.crash.ledger import Stream
 from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.message import decode_messages
@@ -32,7 +32,7 @@ SETTINGS = {
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
-    """A directory of its own that holds 8 MiB."""
+    """A mounted file system of 8 MiB."""
     mount = tmp_path / "small"
     mount.mkdir()
     done = subprocess.run(
@@ -52,23 +52,26 @@ def small(tmp_path: Path) -> Iterator[Path]:
 
 
 class Sender:
-    """Sends to one lane and keeps account."""
+    """Sends to one stream and records the acknowledged messages."""
 
-    def __init__(self, client: WireClient, lane: Lane) -> None:
+    def __init__(self, client: WireClient, stream: Stream) -> None:
         self.client = client
-        self.lane = lane
+        self.stream = stream
 
     async def send(self) -> RemotingCommand:
-        number = self.lane.take()
+        number = self.stream.take()
         reply = await self.client.send(
-            self.lane.topic, self.lane.body(number), {"KEYS": self.lane.key(number)}, queue_id=self.lane.queue_id
+            self.stream.topic,
+            self.stream.body(number),
+            {"KEYS": self.stream.key(number)},
+            queue_id=self.stream.queue_id,
         )
         if not reply.code:
-            self.lane.acknowledge(number, int(reply.ext_fields()["queueOffset"]), time.monotonic())
+            self.stream.acknowledge(number, int(reply.ext_fields()["queueOffset"]), time.monotonic())
         return reply
 
     async def until_refused(self) -> str:
-        """Fill it up; what the broker says then."""
+        """Send until the broker refuses a message, and return the remark of the refusal."""
         with trio.fail_after(60):
             while not (reply := await self.send()).code:
                 pass
@@ -77,22 +80,22 @@ class Sender:
 
     async def until_taken(self) -> None:
         with trio.fail_after(20):
-            while (await self.send()).code:  # noqa: ASYNC110 - the broker tells nobody
-                await trio.sleep(0.1)  # the broker looks once a second
+            while (await self.send()).code:  # noqa: ASYNC110 - the broker does not notify clients
+                await trio.sleep(0.1)  # the broker checks its space once a second
 
     async def check(self) -> None:
-        """What was acknowledged can be read, in order, and is found by key."""
-        numbers = [number for number, offset in enumerate(self.lane.offsets) if offset >= 0]
-        assert [self.lane.offsets[number] for number in numbers] == list(range(len(numbers)))
+        """Check that the acknowledged messages can be read in order and are found by key."""
+        numbers = [number for number, offset in enumerate(self.stream.offsets) if offset >= 0]
+        assert [self.stream.offsets[number] for number in numbers] == list(range(len(numbers)))
         found: list[bytes] = []
         while len(found) < len(numbers):
-            messages = await self.client.pull_messages(self.lane.topic, len(found), queueId=self.lane.queue_id)
+            messages = await self.client.pull_messages(self.stream.topic, len(found), queueId=self.stream.queue_id)
             found += [stored.body for stored in messages]
-        assert found == [self.lane.body(number) for number in numbers]
+        assert found == [self.stream.body(number) for number in numbers]
         for number in (numbers[0], numbers[-1]):
-            fields = {"topic": self.lane.topic, "key": self.lane.key(number), "maxNum": 8, "beginTimestamp": 0}
+            fields = {"topic": self.stream.topic, "key": self.stream.key(number), "maxNum": 8, "beginTimestamp": 0}
             reply = await self.client.ask(RequestCode.QUERY_MESSAGE, {**fields, "endTimestamp": 1 << 62})
-            assert [stored.body for stored in decode_messages(bytes(reply.body))] == [self.lane.body(number)]
+            assert [stored.body for stored in decode_messages(bytes(reply.body))] == [self.stream.body(number)]
 
 
 def free(directory: Path) -> int:
@@ -107,20 +110,20 @@ async def test_full_and_healed(small: Path, tmp_path: Path, flush: str) -> None:
     ballast = small / "ballast"
     ballast.write_bytes(bytes(BALLAST))
     broker = BrokerProcess(tmp_path, **SETTINGS, storePathRootDir=small / "store", flushDiskType=flush)
-    lane = Lane("Full", 0)
+    stream = Stream("Full", 0)
     await broker.start()
     try:
         async with WireClient.connect(broker.address) as client:
-            sender = Sender(client, lane)
+            sender = Sender(client, stream)
             remark = await sender.until_refused()
-            # the file system, how much of it is free, and the limit
+            # The remark names the file system, its free bytes, and the limit.
             assert str(small) in remark
             assert "tmpfs" in remark
             assert f"of {SIZE} bytes free" in remark
             assert f"{3 * STEP} are needed" in remark
             await sender.check()
 
-            # hysteresis: room for a step or two does not let it begin again, and be refused again at once
+            # Hysteresis: space for one or two steps must not let sends through, the next ones would be refused again.
             os.truncate(ballast, BALLAST - (2 * STEP - free(small)) if free(small) < 2 * STEP else BALLAST)
             assert STEP < free(small) < 3 * STEP
             until = trio.current_time() + 2.5
@@ -134,12 +137,12 @@ async def test_full_and_healed(small: Path, tmp_path: Path, flush: str) -> None:
             for _ in range(200):
                 assert (await sender.send()).code == 0
             await sender.check()
-            # and once more, to the brim
+            # The broker fills the file system a second time, to the last step.
             await sender.until_refused()
             await sender.check()
         await broker.kill()
         await broker.start()
         async with WireClient.connect(broker.address) as client:
-            await Sender(client, lane).check()
+            await Sender(client, stream).check()
     finally:
         assert await broker.stop() == 0, broker.tail()

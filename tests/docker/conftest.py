@@ -1,9 +1,9 @@
-"""A Docker daemon of the tests' own, and the images on a base made of Debian's packages: no image registry is asked.
+"""A Docker daemon for the tests, and images on a base built from Debian's packages, so that no registry is needed.
 
-Needs root on Debian, with the packages docker.io, docker-compose and debootstrap. TRIMQ_TEST_DOCKER=unix:///... names a
-daemon that runs already; what it has of the images is not made again. For whoever works on these tests.
+Needs root on Debian, with the packages docker.io, docker-compose and debootstrap. For work on these tests,
+TRIMQ_TEST_DOCKER=unix:///... names a running daemon; images that it already has are not built again.
 
-Daemon and images are fixtures of the session, outside the tests' limits of time; what makes them has limits of its own.
+Daemon and images are session fixtures, so the tests' time limits do not include them; they have limits of their own.
 """
 
 import os
@@ -20,11 +20,11 @@ from tests.docker.own_daemon import SUITES, UnusableError, check_machine, own_da
 
 RUNNING = "TRIMQ_TEST_DOCKER"
 MAKE_SECONDS = 900
-"""For an image or its wheels; a slow machine with two cores needs a third of that."""
+"""Seconds for an image or its wheels; a slow machine with two cores needs a third of that."""
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Sizes and times."""
+    """Print sizes and times."""
     for line in config.stash.get(REMARKS, []):
         terminalreporter.write_line(line)
 
@@ -50,7 +50,7 @@ def docker(tmp_path_factory: pytest.TempPathFactory, remarks: list[str]) -> Iter
 
 @pytest.fixture(scope="session")
 def wheels(request: pytest.FixtureRequest, docker: Docker) -> Iterator[Future[str]]:
-    """All wheels that the chosen tests need, made beside the base, which mostly waits for the network and the disk."""
+    """The wheels that the chosen tests need, built in parallel with the base, which mostly waits for I/O."""
     needed = {name for item in request.session.items for name in getattr(item, "fixturenames", ())}
     target = "pipeline" if "pipeline_image" in needed else "server"
     with ThreadPoolExecutor(1) as pool:
@@ -60,7 +60,7 @@ def wheels(request: pytest.FixtureRequest, docker: Docker) -> Iterator[Future[st
 
 
 def made(docker: Docker, name: str, remarks: list[str], *command: str) -> None:
-    """Runs what makes an image, and says how long that took and how large it is."""
+    """Run the command that builds an image, and note its build time and size."""
     if os.environ.get(RUNNING) and docker.run("docker", "images", "-q", name):
         return
     began = time.monotonic()
@@ -75,13 +75,13 @@ def image(docker: Docker, wheels: Future[str], remarks: list[str]) -> Docker:
     made(docker, "trimq-base", remarks, "docker/make-base")
     began = time.monotonic()
     wheels.result()
-    remarks.append(f"docker: the wheels are there {time.monotonic() - began:.0f} s after the base")
+    remarks.append(f"docker: the wheels are complete {time.monotonic() - began:.0f} s after the base")
     made(docker, "trimq", remarks, "docker/build")
     return docker
 
 
 @pytest.fixture(scope="session")
 def pipeline_image(image: Docker, remarks: list[str]) -> Docker:
-    """A daemon with the image of jobs too."""
+    """A daemon that also has the image of the jobs."""
     made(image, "trimq-pipeline", remarks, "docker/build", "pipeline")
     return image

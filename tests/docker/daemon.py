@@ -1,4 +1,4 @@
-"""The commands docker and docker-compose for one daemon, and clients beside it: on this machine and in containers."""
+"""The commands docker and docker-compose for one daemon, and clients on this machine and in containers."""
 
 import json
 import os
@@ -24,16 +24,16 @@ from tests.interop.harness.servers import Cluster
 
 ROOT = Path(__file__).parents[2]
 JOB = Path(__file__).with_name("sdk_job.py")
-ADDRESS = "127.7.0.1"  # of this machine like 127.0.0.1, but nobody else's ports are there
+ADDRESS = "127.7.0.1"  # a loopback address like 127.0.0.1, on which no other program listens
 PATIENCE = 400
-"""Seconds for a start, or for a client's work; that is a few on a machine that has nothing else to do."""
+"""Time limit in seconds for a start or for a client's work, which take a few seconds on an idle machine."""
 
 REMARKS = pytest.StashKey[list[str]]()
-"""Figures that a run tells at its end."""
+"""Figures that a run prints at its end."""
 
 
 class Docker:
-    """Runs a command with the daemon's address and the variables of docker-compose.yml; a failure tells its output."""
+    """Runs commands with the daemon's address and the variables of docker-compose.yml; a failure shows the output."""
 
     def __init__(self, host: str) -> None:
         self.environment = os.environ | {
@@ -41,11 +41,11 @@ class Docker:
             "TRIMQ_ADDRESS": ADDRESS,
             "TRIMQ_METRICS_ADDRESS": ADDRESS,
             "COMPOSE_PROJECT_NAME": "trimqtest",
-            "COMPOSE_HTTP_TIMEOUT": "300",  # for an answer of the daemon, which copies files meanwhile
-            "DOCKER_BUILDKIT": "0",  # the one builder that every version of Docker's command has
+            "COMPOSE_HTTP_TIMEOUT": "300",  # the daemon copies files before it answers
+            "DOCKER_BUILDKIT": "0",  # the only builder that every version of Docker's command has
         }
         self.build = {"BASE": "trimq-base", "PYTHON": sys.executable, "OPTIONS": "--network=host"}
-        """Variables of docker/build, for the base that the tests make."""
+        """Variables of docker/build that select the base built by the tests."""
 
     def run(self, *command: str, timeout: float = 300, environment: dict[str, str] | None = None) -> str:
         run = subprocess.run(
@@ -64,9 +64,9 @@ class Docker:
         return self.run("docker-compose", "-f", "docker/docker-compose.yml", "--profile", profile, *arguments)
 
     def type_in(self, name: str, directory: Path, *, until: str = "\0", since: str = "") -> str:
-        """Runs a block of commands of the pages, all of it or up to or from a line, on the base that the tests made.
+        """Run a block of commands from the documentation, or its part up to or from a line, on the tests' base.
 
-        Debian's docker-compose is a command of its own; elsewhere it is docker's command compose, as the pages say.
+        Debian's docker-compose is a separate command; the documentation uses docker's subcommand compose.
         """
         before, _, after = ALL[name].partition(until)
         text = before
@@ -96,12 +96,12 @@ class Docker:
         return self.inspect(self.container(service))["State"]
 
     def started_in(self, service: str) -> str:
-        """What the server says of its start."""
+        """The duration of the server's start in seconds, from its log."""
         (seconds,) = re.findall(r"is up after ([\d.]+) s", self.run("docker", "logs", self.container(service)))[-1:]
         return str(seconds)
 
     def events(self, since: float) -> list[str]:
-        """What happened to services since a time, in order: "SERVICE EVENT"."""
+        """The events of services since a time, in order, as "SERVICE EVENT"."""
         form = '{{index .Actor.Attributes "com.docker.compose.service"}} {{.Action}}'
         return self.run(
             *("docker", "events", "--since", f"{since:.3f}", "--until", f"{time.time():.3f}"),
@@ -118,7 +118,7 @@ class Docker:
             time.sleep(0.2)
 
     def job_in(self, network: str, *arguments: object) -> str:
-        """The SDK in a container of its own."""
+        """Run the SDK in its own container."""
         return self.run(
             *("docker", "run", "--rm", "--network", network, "-v", f"{JOB}:/job.py:ro", "--no-healthcheck"),
             *("trimq", "python3", "/job.py", *map(str, arguments)),
@@ -126,7 +126,7 @@ class Docker:
 
     @contextmanager
     def java_in(self, network: str, directory: Path) -> Iterator[JavaClient]:
-        """The Java client in a container of its own, on the Java runtime of the pipeline's image."""
+        """Run the Java client in its own container, with the Java runtime of the pipeline's image."""
         classes, _, jars = partners.java_driver("5.5.0").partition(":")
         argv = [
             *("docker", "run", "--rm", "-i", "--network", network, "--entrypoint", "java"),
@@ -149,7 +149,7 @@ def job_environment() -> dict[str, str]:
 
 
 def job(*arguments: object) -> str:
-    """The SDK on this machine."""
+    """Run the SDK on this machine."""
     run = subprocess.run(
         job_command(*arguments), capture_output=True, text=True, check=False, env=job_environment(), timeout=PATIENCE
     )
@@ -158,21 +158,21 @@ def job(*arguments: object) -> str:
 
 
 class Flood:
-    """Sends from this machine without end, and knows which messages were acknowledged."""
+    """Sends from this machine until ``end``, and collects the acknowledged messages."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
         self.acknowledged: set[str] = set()
 
     def send(self, count: int) -> None:
-        """Waits for so many more acknowledgements."""
+        """Wait for ``count`` more acknowledgements."""
         wanted = len(self.acknowledged) + count
         assert self._process.stdout is not None
         while len(self.acknowledged) < wanted:
             self._take(self._process.stdout.readline())
 
     def end(self) -> set[str]:
-        """The bodies of all messages that were acknowledged."""
+        """Stop sending and return the bodies of all acknowledged messages."""
         rest, _ = self._process.communicate(timeout=PATIENCE)
         for line in rest.splitlines():
             self._take(line)
@@ -204,7 +204,7 @@ def flood(namesrv: str, topic: str) -> Iterator[Flood]:
 
 
 def java_round_trip(java: JavaClient, namesrv: str, topic: str, count: int) -> None:
-    """What it sends it receives, each message once."""
+    """Check that the client receives each message that it sends once."""
     cluster = cast("Cluster", SimpleNamespace(namesrv=namesrv))
     wanted = {f"java{number}" for number in range(count)}
     with java.producer(cluster) as producer:

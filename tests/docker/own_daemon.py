@@ -1,4 +1,4 @@
-"""A Docker daemon of the tests' own: whether this machine can have one, its start, and its end that leaves nothing."""
+"""A Docker daemon for the tests: checks of the machine, the daemon's start, and its removal without leftovers."""
 
 import os
 import shutil
@@ -19,11 +19,11 @@ PACKAGES = {
     "debootstrap": "debootstrap",
 }
 SUITES = {(3, 11): "bookworm", (3, 13): "trixie"}
-"""Debian's releases by their Python: the wheels are made with this one."""
+"""Debian's releases by their Python version: the wheels are built with the running Python."""
 OPTIONS = ("--bridge=none", "--iptables=false", "--ip6tables=false")
-"""Works where the kernel has no packet filter, and leaves no bridge behind: compose makes its own."""
+"""Options that work without a packet filter in the kernel and leave no bridge behind; compose creates its own."""
 DISK_BYTES = 20 << 30
-"""Of a file system in a file that has holes: it takes what is written."""
+"""Size of a file system in a sparse file, which occupies only the bytes written."""
 STOP_SECONDS = 90
 CONTAINER = f"""
 tar -ch /bin/true $(ldd /bin/true | grep -o '/[^ ]*') | docker import --message probe - trimq-probe
@@ -32,15 +32,15 @@ docker run --rm --network trimq-probe -p {ADDRESS}::1 trimq-probe /bin/true
 docker network rm trimq-probe
 docker rmi trimq-probe
 """
-"""The smallest image there can be, in a network, with a port: what is forbidden here shows before anything is built."""
+"""A minimal image in a network, with a port: missing permissions show before anything is built."""
 
 
 class UnusableError(Exception):
-    """Why no containers can be run here."""
+    """No containers can be run on this machine; the text has the reason."""
 
 
 def check_machine() -> None:
-    """Raises UnusableError for what can be told without a daemon, in less than a second."""
+    """Check the requirements that need no daemon, in less than a second. Raises UnusableError."""
     missing = [name for name in PACKAGES if shutil.which(name) is None]
     if missing:
         packages = " ".join(sorted({PACKAGES[name] for name in missing}))
@@ -60,15 +60,15 @@ def check_machine() -> None:
 
 @contextmanager
 def own_daemon(folder: Path, remarks: list[str]) -> Iterator[Docker]:
-    """A daemon whose files are all in a folder, which is gone afterwards, as are its containers, processes and mounts.
+    """Run a daemon with all its files in ``folder``; at the end containers, processes, mounts and folder are removed.
 
-    Raises UnusableError where it does not start, or runs no container.
+    Raises UnusableError if it does not start or cannot run a container.
     """
     docker = Docker(f"unix://{folder}/docker.sock")
     driver = storage_driver(folder)
     remarks.append(f"docker: layers are kept by {driver}")
     paths = ("-p", f"{folder}/pid", f"--data-root={folder}/data", f"--exec-root={folder}/exec")
-    # Should the tests be killed, the daemon stops its containers and goes.
+    # If the tests are killed, the kernel terminates the daemon, which stops its containers.
     tied = ("setpriv", "--pdeathsig", "TERM", "--")
     place = (*paths, "-H", docker.environment["DOCKER_HOST"], "--storage-driver", driver.split()[0])
     with (folder / "log").open("wb") as log:
@@ -82,7 +82,7 @@ def own_daemon(folder: Path, remarks: list[str]) -> Iterator[Docker]:
 
 
 def storage_driver(folder: Path) -> str:
-    """The first that works of overlay2, overlay2 on a file system in a file, and vfs, which copies whole images."""
+    """The first driver that works: overlay2, overlay2 on a file system in a file, or vfs, which copies whole images."""
     (folder / "data").mkdir()
     if overlay_works(folder / "data"):
         return "overlay2"
@@ -97,7 +97,7 @@ def storage_driver(folder: Path) -> str:
 
 
 def overlay_works(folder: Path) -> bool:
-    """Not where the folder is in a file system of layers itself, as in a container."""
+    """Whether overlayfs can be used in the folder; not if it is in an overlayfs itself, as in a container."""
     trial = folder / "trial"
     for name in ("lower", "upper", "work", "merged"):
         (trial / name).mkdir(parents=True)
@@ -129,7 +129,7 @@ def runs_containers(docker: Docker) -> None:
 
 
 def end(docker: Docker, daemon: subprocess.Popen[bytes], folder: Path) -> None:
-    """Containers, networks, processes, mounts, files, in this order; AssertionError for what did not go by itself."""
+    """Remove containers, networks, processes, mounts and files; AssertionError if processes outlived the daemon."""
     if daemon.poll() is None and (folder / "docker.sock").exists():
         docker.run("sh", "-euc", 'ids=$(docker ps -aq); [ -z "$ids" ] || docker rm --force --volumes $ids >/dev/null')
         docker.run("docker", "network", "prune", "--force")
@@ -137,23 +137,23 @@ def end(docker: Docker, daemon: subprocess.Popen[bytes], folder: Path) -> None:
     try:
         daemon.wait(STOP_SECONDS)
     except subprocess.TimeoutExpired:
-        os.killpg(daemon.pid, signal.SIGKILL)  # it and its containerd are a session of their own
+        os.killpg(daemon.pid, signal.SIGKILL)  # the daemon and its containerd form a session
         daemon.wait()
     left = daemons_of(folder)
     for pid in left:
         os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not daemons_of(folder), "its processes have ended")
+    wait_until(lambda: not daemons_of(folder), "the daemon's processes have ended")
     for point in reversed([point for point, _ in mounts() if point.is_relative_to(folder)]):
-        subprocess.run(["umount", str(point)], check=True)  # the daemon forgets that of its networks
+        subprocess.run(["umount", str(point)], check=True)  # the daemon leaves the mount of its networks behind
     shutil.rmtree(folder)
     assert not left, left
 
 
 def daemons_of(folder: Path) -> list[int]:
-    """Docker's processes that were told of the folder, as those beside each container are."""
+    """Ids of Docker's processes that have the folder in their command line, the shims of containers among them."""
     found = []
     for command in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(OSError):  # it has ended meanwhile
+        with suppress(OSError):  # the process has ended since the listing
             words = command.read_text(errors="replace").split("\0")
             if Path(words[0]).name.startswith(("containerd", "dockerd")) and any(str(folder) in word for word in words):
                 found.append(int(command.parent.name))
@@ -161,6 +161,6 @@ def daemons_of(folder: Path) -> list[int]:
 
 
 def mounts() -> list[tuple[Path, str]]:
-    """Where something is mounted, and which kind of file system, in the order of mounting."""
+    """Mount points with their file system types, in the order of mounting."""
     fields = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
     return [(Path(point), kind) for _, point, kind, *_ in fields]

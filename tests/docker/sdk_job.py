@@ -1,10 +1,10 @@
-"""What the tests do with the SDK, on the host and inside containers. sdk_job.py send|read|flood NAMESRV TOPIC [COUNT]
+"""Uses the SDK for the tests, on the host and inside containers. sdk_job.py send|read|flood NAMESRV TOPIC [COUNT]
 
 sdk_job.py brokers NAMESRV prints the names of the brokers that a name server knows.
 
 send: COUNT messages with the bodies 0, 1, ...; every third has the tag "third", the others "other".
-read: prints the bodies of all messages that are there, each once.
-flood: sends until its input is closed and prints a line with the body for each message that was acknowledged.
+read: prints the bodies of all stored messages, each once.
+flood: sends until its input is closed and prints a line with the body of each acknowledged message.
 """
 
 import sys
@@ -51,8 +51,8 @@ async def flood(namesrv: str, topic: str) -> None:
         while True:
             try:
                 await producer.send(Message(topic, b"%d" % number))
-                print(f"{ACKNOWLEDGED}{number}", flush=True)  # the SDK logs to the same place
-            except RocketMQError:  # while the broker is away
+                print(f"{ACKNOWLEDGED}{number}", flush=True)  # with a prefix: the SDK logs to the same stream
+            except RocketMQError:  # the broker is down
                 await anyio.sleep(0.1)
             number += 1
 

@@ -1,6 +1,6 @@
-"""Two name servers and two brokers: the order of the start, kills, an upgrade, and a job with PySpark beside them.
+"""Two name servers and two brokers: start order, kills, an upgrade, and a PySpark job.
 
-The tests of this module share the cluster and run in their order.
+The tests of this module share the cluster and depend on their order.
 """
 
 import json
@@ -23,7 +23,7 @@ SHOW = "import json, sys, pyarrow.parquet as p; json.dump(p.read_table(sys.argv[
 
 @pytest.fixture(scope="module")
 def cluster(image: Docker, remarks: list[str]) -> Iterator[Docker]:
-    # an image that differs from the one that the upgrade makes
+    # The image must differ from the one that the upgrade builds.
     image.run("sh", "-c", "printf 'FROM trimq\\nLABEL old=1\\n' | docker build --quiet --tag trimq -")
     began = time.time()
     try:
@@ -53,7 +53,7 @@ def test_a_killed_name_server_and_a_killed_broker(cluster: Docker) -> None:
         sender.send(300)
         cluster.run("docker", "kill", cluster.container("namesrv-a"))
         cluster.run("docker", "kill", cluster.container("broker-b"))
-        sender.send(100)  # broker-a goes on
+        sender.send(100)  # broker-a still accepts messages
         cluster.run("docker", "start", cluster.container("broker-b"))
         cluster.wait_healthy(*BROKERS)  # one name server is enough
         acknowledged = sender.end()
@@ -72,13 +72,13 @@ def test_an_upgrade_loses_nothing(cluster: Docker, tmp_path: Path) -> None:
         acknowledged = sender.end()
     assert not before & {cluster.container(name) for name in BROKERS}
     cluster.wait_healthy(*NAMESRVS, *BROKERS)
-    each = OUTSIDE.split(";")  # they may have swapped addresses
+    each = OUTSIDE.split(";")  # the name servers may have swapped addresses
     wait_until(lambda: all(tuple(job("brokers", at).split()) == BROKERS for at in each), "both know both brokers")
     assert acknowledged <= set(job("read", OUTSIDE, "Upgrade").split())
 
 
 def table(docker: Docker, path: str) -> dict[str | None, int]:
-    """The Parquet files as they are, read without Spark."""
+    """Read the Parquet files without Spark."""
     rows = docker.run(
         *("docker", "run", "--rm", "-v", "trimqtest_tables:/tables:ro", "--entrypoint", "python3"),
         *("trimq-pipeline", "-c", SHOW, path),
@@ -88,7 +88,7 @@ def table(docker: Docker, path: str) -> dict[str | None, int]:
 
 @pytest.mark.usefixtures("pipeline_image")
 def test_the_job_counts_what_was_sent(cluster: Docker, tmp_path: Path) -> None:
-    """It runs at the start and when it is asked to; its Parquet equals the input."""
+    """The job runs at the start and on request; its Parquet files contain the input."""
     job("send", OUTSIDE, "orders", 100)
     job("send", OUTSIDE, "payments", 10)
     cluster.type_in("operate pipeline", tmp_path)

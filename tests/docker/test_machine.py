@@ -1,4 +1,4 @@
-"""What is said where no containers can be run: with CI=true a failure, in the first seconds, that names the reason."""
+"""Reports of a machine that cannot run containers: with CI=true a failure within seconds that names the reason."""
 
 import os
 import subprocess
@@ -19,7 +19,7 @@ FORBIDDEN = REASON + "the kernel gives root no namespaces (CAP_SYS_ADMIN is miss
 MISSING = REASON + "dockerd, docker, docker-compose, debootstrap not found; apt-get install debootstrap docker-compose"
 
 
-def told(*before: str, **environment: str) -> str:
+def output_of(*before: str, **environment: str) -> str:
     command = [*before, sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", "partners", ONE]
     run = subprocess.run(
         command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True, check=False, timeout=250
@@ -31,21 +31,21 @@ def told(*before: str, **environment: str) -> str:
 @needs_root
 @pytest.mark.parametrize(("ci", "outcome"), [("true", "1 error"), ("", "1 skipped")])
 def test_a_machine_that_forbids_containers(ci: str, outcome: str) -> None:
-    said = told("setpriv", "--bounding-set", "-sys_admin", "--", CI=ci, TRIMQ_TEST_DOCKER="")
-    assert FORBIDDEN in said
-    assert outcome in said
+    printed = output_of("setpriv", "--bounding-set", "-sys_admin", "--", CI=ci, TRIMQ_TEST_DOCKER="")
+    assert FORBIDDEN in printed
+    assert outcome in printed
 
 
 @pytest.mark.parametrize(("ci", "outcome"), [("true", "1 error"), ("", "1 skipped")])
 def test_a_machine_without_docker(ci: str, outcome: str, tmp_path: Path) -> None:
-    said = told(CI=ci, PATH=str(tmp_path), TRIMQ_TEST_DOCKER="")
-    assert MISSING in said
-    assert outcome in said
+    printed = output_of(CI=ci, PATH=str(tmp_path), TRIMQ_TEST_DOCKER="")
+    assert MISSING in printed
+    assert outcome in printed
 
 
 @needs_root
 def test_layers_where_layers_are_already(tmp_path: Path) -> None:
-    """As in a container: the daemon's files go to a file system of their own."""
+    """In an overlayfs, as in a container, the daemon's files go to their own file system."""
     for name in ("lower", "upper", "work", "merged"):
         (tmp_path / name).mkdir()
     options = f"lowerdir={tmp_path}/lower,upperdir={tmp_path}/upper,workdir={tmp_path}/work"

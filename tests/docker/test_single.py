@@ -1,6 +1,6 @@
-"""One broker with its name server, as the pages say: clients on the host, in containers and in a second network.
+"""One broker with its name server, as documented: clients on the host, in containers and in a second network.
 
-The tests of this module share it and run in their order: it is started, taken down and up again, killed, stopped.
+The tests of this module share the broker and depend on their order: it is started, recreated, killed and stopped.
 """
 
 import os
@@ -22,7 +22,7 @@ from trimq.protocol.native import VERSION
 pytestmark = [pytest.mark.partners, pytest.mark.timeout(700, func_only=True)]
 
 BASE_ALLOWANCE = 150e6
-"""Bytes that the image may add to its base."""
+"""Maximum number of bytes that the image may add to its base."""
 OUTSIDE, INSIDE = f"{ADDRESS}:9876", "broker:9876"
 DOWN = "docker compose down"
 
@@ -44,7 +44,7 @@ def test_the_image_is_small_and_not_root(image: Docker, tmp_path: Path) -> None:
 
 
 def test_only_the_last_layer_is_new_after_a_change_of_the_code(image: Docker) -> None:
-    """Dependencies before code: what a user downloads after an upgrade is small."""
+    """Dependencies are in an earlier layer than the code, so that an upgrade downloads little."""
     layers = image.run(
         "docker", "history", "--human=false", "--format", "{{.Size}} {{.CreatedBy}}", "trimq"
     ).splitlines()
@@ -54,21 +54,21 @@ def test_only_the_last_layer_is_new_after_a_change_of_the_code(image: Docker) ->
 
 
 def test_the_image_has_the_native_extension_of_the_machine_that_made_it(image: Docker) -> None:
-    """Made on this machine, it installs on the base and loads there; without Rust here the image goes without."""
+    """The extension built on this machine installs and loads in the image; without Rust the image has none."""
     code = "from trimq.protocol.native import NATIVE; print(NATIVE.status, NATIVE.reason)"
-    said = image.run("docker", "run", "--rm", "--no-healthcheck", "trimq", "python3", "-c", code)
+    output = image.run("docker", "run", "--rm", "--no-healthcheck", "trimq", "python3", "-c", code)
     if demanded():
-        assert said == f"native {VERSION}"
+        assert output == f"native {VERSION}"
     else:
-        assert said.startswith("python (not installed) ")
+        assert output.startswith("python (not installed) ")
 
 
 @pytest.fixture(scope="module")
 def single(image: Docker, tmp_path_factory: pytest.TempPathFactory, remarks: list[str]) -> Iterator[Docker]:
     try:
-        said = image.type_in("operate docker", tmp_path_factory.mktemp("operate"), until=DOWN)
-        assert "TriMQ broker broker of DefaultCluster is up" in said
-        assert f"runs           {'native' if demanded() else 'python'} " in said
+        output = image.type_in("operate docker", tmp_path_factory.mktemp("operate"), until=DOWN)
+        assert "TriMQ broker broker of DefaultCluster is up" in output
+        assert f"runs           {'native' if demanded() else 'python'} " in output
         remarks.append(f"docker: the broker is up {image.started_in('broker')} s after its container's start")
         yield image
     finally:
@@ -110,7 +110,7 @@ def test_a_killed_broker_comes_back_with_all_that_was_acknowledged(single: Docke
 
 @pytest.mark.usefixtures("pipeline_image")
 def test_clients_of_two_networks(single: Docker, tmp_path: Path) -> None:
-    """The Java client and the SDK, on the host, beside the broker and in a network that the broker is put into."""
+    """The Java client and the SDK on the host, in the broker's network, and in another that the broker joins later."""
     single.run("docker", "network", "create", "elsewhere")
     try:
         single.run("docker", "network", "connect", "--alias", "broker", "elsewhere", single.container("broker"))
@@ -136,7 +136,7 @@ def test_an_orderly_stop(single: Docker, tmp_path: Path, remarks: list[str]) -> 
     assert not single.container("broker")
 
 
-def test_the_store_goes_when_it_is_told_to(single: Docker) -> None:
+def test_the_store_is_deleted_on_request(single: Docker) -> None:
     assert "trimqtest_store" in single.run("docker", "volume", "ls", "--quiet").splitlines()
-    single.compose("single", "down", "-v")  # as the manual says below its commands
+    single.compose("single", "down", "-v")  # as documented below the manual's commands
     assert "trimqtest_store" not in single.run("docker", "volume", "ls", "--quiet").splitlines()

@@ -1,6 +1,6 @@
-"""The commands for systemd that docs/operate.md gives, in a container of the base.
+"""The commands for systemd from docs/operate.md, in a container of the base image.
 
-It has no systemd: a script stands in for systemctl and does with the units what a container can show of it.
+The container has no systemd: a script replaces systemctl and starts the units' commands as their users.
 """
 
 import subprocess
@@ -45,7 +45,7 @@ def test_the_commands_for_systemd(image: Docker, tmp_path: Path) -> None:
     systemctl.write_text(SYSTEMCTL)
     systemctl.chmod(0o755)
     script = ALL["operate systemd"] + HEALTHY + ALL["operate systemd_upgrade"] + HEALTHY
-    said = image.run(
+    output = image.run(
         *("docker", "run", "--rm", "-v", f"{systemctl}:/usr/bin/systemctl:ro", "-v", f"{wheels}:/wheels:ro"),
         *("-v", f"{ROOT}:/checkout:ro", "--tmpfs", "/src:exec", "-e", "PIP_NO_INDEX=1", "-e", "PIP_NO_COMPILE=1"),
         *("-e", "PIP_FIND_LINKS=/wheels /checkout/docker/wheels/server", "trimq-base", "sh", "-euc"),
@@ -53,4 +53,4 @@ def test_the_commands_for_systemd(image: Docker, tmp_path: Path) -> None:
         f"cd /src\n{script}",
         timeout=500,
     )
-    assert said.splitlines().count("ready") >= 4, said
+    assert output.splitlines().count("ready") >= 4, output

@@ -1,4 +1,4 @@
-"""Fixtures for the tests with official partners; which servers they run is TRIMQ_INTEROP_SERVER's business."""
+"""Fixtures for the tests with official partners; TRIMQ_INTEROP_SERVER selects whose servers they run."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ JAVA_CLIENTS = [("5.5.0", "JSON"), ("5.5.0", "ROCKETMQ"), ("4.9.8", "JSON"), ("4
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """What was measured, and how many of mqadmin's commands the run has used."""
+    """Print the measured figures, and how many of mqadmin's commands the run has used."""
     for line in config.stash.get(REMARKS, []):
         terminalreporter.write_line(line)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A worker of pytest-xdist has no terminal: what it measured goes with its report."""
+    """Send a worker's figures to the main process: a worker of pytest-xdist has no terminal."""
     output = getattr(session.config, "workeroutput", None)
     if output is not None:
         output["remarks"] = session.config.stash.get(REMARKS, [])
@@ -39,7 +39,7 @@ def pytest_testnodedown(node: Any) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Everything here needs partners; starting and building them has time limits of its own."""
+    """Mark all tests in this folder: they need partners. Starting and building those has its own time limits."""
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.partners)
@@ -49,7 +49,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A failed test shows the end of the log of every process that it used."""
+    """Add to a failed test's report the end of the log of every process that it used."""
     report = yield
     if report.failed and HERE in item.path.parents:
         for process in processes.started:
@@ -60,7 +60,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """One name server and one broker that most tests share; topics and groups keep them apart."""
+    """One name server and one broker shared by most tests, which use separate topics and groups."""
     with running_cluster(tmp_path_factory.mktemp("cluster")) as running:
         yield running
 

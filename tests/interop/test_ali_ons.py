@@ -1,4 +1,4 @@
-"""The Node client, ali-ons: what it sends and consumes, and that it and the Java client understand each other."""
+"""The Node client, ali-ons: sends, consumption, and messages exchanged with the Java client."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.interop.harness.waiting import wait_until
 
 @contextmanager
 def opened(node: LineDriver, what: str, cluster: Cluster, **options: Any) -> Iterator[str]:
-    """A producer or consumer, closed at the end."""
+    """Open a producer or consumer and close it at the end."""
     name = unique(what)
     node.call(f"{what}.open", name=name, namesrv=cluster.namesrv, **options)
     try:
@@ -71,7 +71,7 @@ def test_sends_and_consumes(cluster: Cluster, node: LineDriver, producer: str) -
 
 
 def test_an_unknown_topic_is_an_error(node: LineDriver, producer: str) -> None:
-    """This client does not ask for the topic that makes topics."""
+    """This client does not query the route of TBW102, the topic that lets brokers create others."""
     with pytest.raises(PartnerError) as refused:
         node.call("producer.send", name=producer, topic=unique("NodeUnknown"), messages=[message("x")])
     assert refused.value.codes == [17]

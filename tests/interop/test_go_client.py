@@ -14,7 +14,7 @@ from tests.interop.harness.waiting import wait_until
 
 @contextmanager
 def opened(go: LineDriver, what: str, cluster: Cluster, **options: Any) -> Iterator[str]:
-    """A producer or consumer, closed at the end."""
+    """Open a producer or consumer and close it at the end."""
     name = unique(what)
     go.call(f"{what}.open", name=name, namesrv=cluster.namesrv, **options)
     try:

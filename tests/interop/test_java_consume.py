@@ -1,4 +1,4 @@
-"""Every way in which the Java client consumes."""
+"""All kinds of consumers of the Java client."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_waiting_pull_is_answered_when_a_message_comes(cluster: Cluster, java:
             producer.send(topic, [message(f"m{number}")])
             record = consumer.received(number + 2)[-1]
             delays.append(record["at"] - record["stored"])
-    assert sorted(delays)[5] < 500, f"from stored to received, in ms: {delays}"
+    assert sorted(delays)[5] < 500, f"milliseconds from storing to receiving: {delays}"
 
 
 def test_orderly(cluster: Cluster, java: JavaClient) -> None:
@@ -95,7 +95,7 @@ def test_tags(cluster: Cluster, java: JavaClient) -> None:
         java.consumer(cluster, unique("G"), {topic: "Green"}) as one,
     ):
         producer.send(topic, [*specs, message("no tag")])
-        # What comes last in each queue shows that everything before it was filtered.
+        # The last message of each queue shows that all messages before it have been filtered.
         for queue in range(4):
             producer.send_to((BROKER, queue), topic, [message("end", tags="Red"), message("end", tags="Green")])
         red_and_blue = [record for record in two.received(24) if record["body"] != "end"]
@@ -219,7 +219,7 @@ def test_lite_pull_with_assign_and_seek(cluster: Cluster, java: JavaClient) -> N
         producer.send_to((BROKER, 2), topic, messages(20))
         assert len(consumer.ask("queues", topic=topic)) == 4
         consumer.ask("assign", queues=[place])
-        # Read to the end before seeking: a pull still under way may hand its messages to this client after the seek.
+        # Read to the end before seeking: a pull in flight may deliver its messages to this client after the seek.
         assert bodies(consumer.poll(20)) == [f"m{number}" for number in range(20)]
         consumer.ask("seek", **place, to="15")
         assert bodies(consumer.poll(5)) == [f"m{number}" for number in range(15, 20)]
@@ -287,7 +287,7 @@ def test_a_consumer_goes_on_where_it_stopped(cluster: Cluster, java: JavaClient)
 
 
 def test_a_new_group_from_the_last_offset(cluster: Cluster, java: JavaClient) -> None:
-    """On a queue whose first message is still in memory a new group starts at 0, whatever it asks for."""
+    """On a queue whose first message is still in memory a new group starts at 0, whatever start it requests."""
     topic = cluster.create_topic(unique("Last"))
     with java.producer(cluster) as producer:
         producer.send(topic, messages(8))

@@ -1,4 +1,4 @@
-"""Every way in which the Java client sends."""
+"""All kinds of sends of the Java client."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LARGE = 300 * 1024
 
 
 def dense(sent: list[Record]) -> bool:
-    """Whether the offsets of each queue follow each other from 0."""
+    """Whether the offsets of each queue are consecutive from 0."""
     offsets: dict[int, list[int]] = defaultdict(list)
     for one in sent:
         offsets[one["queue"]].append(one["offset"])
@@ -121,7 +121,7 @@ def test_ordered(cluster: Cluster, java: JavaClient) -> None:
         assert steps == [f"{order}-{step}" for step in range(20)]
 
 
-def test_a_topic_that_nobody_created(cluster: Cluster, java: JavaClient) -> None:
+def test_a_topic_that_was_not_created(cluster: Cluster, java: JavaClient) -> None:
     topic = unique("Automatic")
     with java.producer(cluster, queues=3) as producer:
         sent = producer.send(topic, messages(6))
@@ -131,7 +131,7 @@ def test_a_topic_that_nobody_created(cluster: Cluster, java: JavaClient) -> None
 
 
 def test_large_bodies_come_back_unchanged(cluster: Cluster, java: JavaClient) -> None:
-    """Compressed by the client or not, and more of them than one pull returns."""
+    """The client compresses some of the bodies, and there are more than one pull returns."""
     topic = cluster.create_topic(unique("Large"), queues=1)
     with (
         java.producer(cluster) as packing,
@@ -156,7 +156,7 @@ def test_a_body_over_the_limit_is_refused(cluster: Cluster, java: JavaClient) ->
 
 
 def test_over_the_second_listener(cluster: Cluster, java: JavaClient) -> None:
-    """The VIP channel is the port two below; a client uses it for everything but pulls."""
+    """The VIP channel is the port two below the broker's; a client uses it for everything except pulls."""
     topic = cluster.create_topic(unique("Vip"))
     with (
         java.producer(cluster, vip=True) as producer,

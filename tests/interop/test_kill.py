@@ -1,4 +1,4 @@
-"""Full speed, and the broker killed five times under it: what was acknowledged is there, in order, at its offset."""
+"""The broker is killed five times under full load: acknowledged messages are stored, in order and at their offsets."""
 
 from __future__ import annotations
 

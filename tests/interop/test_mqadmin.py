@@ -1,4 +1,4 @@
-"""mqadmin of 5.5.0 against a live broker, with a producer and a consumer connected, its output read."""
+"""Commands of mqadmin 5.5.0, and their output, on a running broker with a connected producer and consumer."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ FAILURE = " command failed"
 
 
 def rows(output: str) -> list[list[str]]:
-    """The words of each line of a table, its head and the blank lines left out."""
+    """The words of each line of a table, without its head and blank lines."""
     return [line.split() for line in output.splitlines() if line.strip() and not line.startswith("#")]
 
 
 def parsed(output: str) -> Any:
-    """JSON as fastjson prints it, with bare numbers for keys."""
+    """Parse JSON as printed by fastjson, with unquoted numbers as keys."""
     return json.loads(BARE_KEY.sub(r'\1"\2":', output))
 
 
 def settings(output: str) -> dict[str, str]:
-    """Lines of "key = value" or "key : value"."""
+    """Parse lines of the form "key = value" or "key : value"."""
     found = {}
     for line in output.splitlines():
         key, separator, value = line.partition("=" if "=" in line else ":")
@@ -42,7 +42,7 @@ def settings(output: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Stage:
-    """What the commands are asked about: a topic with messages, its producer, and a consumer that has read them."""
+    """The objects of the commands: a topic with messages, its producer, and a consumer that has read them."""
 
     cluster: Cluster
     admin: Admin
@@ -59,13 +59,13 @@ class Stage:
         return self.cluster.broker.address
 
     def run(self, command: str, *words: str) -> str:
-        """The output of a command that has to succeed."""
+        """Run a command that must succeed and return its output."""
         output = self.admin.run(command, *words)
         assert FAILURE not in output, output
         return output
 
     def refusal(self, command: str, *words: str) -> int:
-        """The response code of a command that has to be refused."""
+        """Run a command that must be refused and return the response code."""
         output = self.admin.run(command, *words)
         code = re.search(r"CODE: (\d+)", output)
         assert code, output
@@ -146,7 +146,7 @@ def test_topic_status_and_queues(stage: Stage) -> None:
     assert status[4][:3] == ["Topic", "Put", "TPS:"]
 
     shares = json.loads(stage.run("allocateMQ", "-t", stage.topic, "-i", "10.0.0.1,10.0.0.2"))["result"]
-    # mqadmin shares the queues out in the order of a hash set, which hangs on the topic's name.
+    # mqadmin assigns the queues in the order of a hash set, which depends on the topic's name.
     assert {owner: len(queues) for owner, queues in shares.items()} == {"10.0.0.1": 2, "10.0.0.2": 2}
     assert sorted(one["queueId"] for queues in shares.values() for one in queues) == [0, 1, 2, 3]
     for words in (("-b", stage.broker), ("-b", stage.broker, "-g", stage.group), ()):
@@ -323,7 +323,7 @@ def test_messages(stage: Stage) -> None:
 
 
 def test_a_message_is_pushed_to_one_consumer(stage: Stage, latest_java: JavaClient) -> None:
-    """mqadmin asks the broker, the broker asks the client, and the answer comes back the same way."""
+    """mqadmin asks the broker, the broker asks the client, and the answer returns through the broker."""
     topic, group = stage.cluster.create_topic(unique("Pushed"), queues=1), unique("G")
     with latest_java.consumer(stage.cluster, group, {topic: "*"}) as consumer:
         (sent,) = stage.producer.send(topic, [message("again and again")])
@@ -418,7 +418,7 @@ def test_a_running_consumer_goes_back(stage: Stage, latest_java: JavaClient) -> 
         assert sorted(bodies(got)) == sorted(f"m{number}" for number in range(10) for _ in range(2))
         wait_until(
             lambda: [probe.committed_offset(stage.broker, group, topic, queue) for queue in (0, 1)] == [5, 5],
-            "offsets after the second time",
+            "offsets after the second read",
         )
         lines = rows(stage.run("resetOffsetByTime", "-g", group, "-t", topic, "-s", "now"))
         assert ["broker-a", "1", "5"] in lines
@@ -454,7 +454,7 @@ def test_offsets_are_copied_to_another_group(stage: Stage) -> None:
 
 
 def test_what_comes_later_is_refused(stage: Stage) -> None:
-    """Commands for parts that a broker does not have: a code, never silence."""
+    """Commands for features that the broker does not have are answered with an error code."""
     assert stage.refusal("getBrokerEpoch", "-b", "broker-a") in {1, 3}
     assert stage.refusal("listUser", "-b", stage.broker) in {1, 3}
     assert stage.refusal("listAcl", "-b", stage.broker) in {1, 3}

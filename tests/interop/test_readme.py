@@ -1,4 +1,4 @@
-"""What README tells a newcomer to do, done."""
+"""Runs the commands and programs of the README."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def example(begin: str) -> str:
 
 
 def need_default_ports() -> None:
-    """What README starts listens on RocketMQ's own ports; where somebody else has them, it cannot be tried."""
+    """Skip the test (in CI: fail it) if another process uses RocketMQ's default ports: README's servers need them."""
     taken = [port for port in (9876, 10911) if probe.accepts(f"127.0.0.1:{port}")]
     if taken:
-        message = f"README's servers listen on 9876 and 10911; here somebody else has {taken}"
+        message = f"README's servers listen on 9876 and 10911; another process uses {taken}"
         pytest.fail(message) if partners.in_ci() else pytest.skip(message)
 
 
@@ -150,9 +150,9 @@ def test_the_commands_by_hand(tmp_path: Path) -> None:
 @pytest.mark.alone
 def test_make_run(tmp_path: Path) -> None:
     if not (ROOT / ".venv" / ".run-stamp").exists():
-        pytest.skip("these tests were not started by make: its environment is not there")
+        pytest.skip("these tests were not started by make: its environment does not exist")
     need_default_ports()
-    # ARGS of the make that runs these tests are pytest's
+    # ARGS of the make that runs these tests are arguments of pytest.
     environment = {"MAKEFLAGS": "", "ARGS": "", "PATH": os.environ["PATH"]}
     made = Process(
         "make-run",

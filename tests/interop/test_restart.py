@@ -1,4 +1,4 @@
-"""A broker that ends and comes back under connected clients: nothing is lost, nothing starts over."""
+"""A broker restarts while clients are connected: no message is lost, and no consumer starts over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our broker and Apache's take turns on one store directory, and the official Java client uses both."""
+"""TriMQ's broker and Apache's take turns on one store directory, and the official Java client uses both."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TURNS: list[Peer] = ["trimq", "apache", "trimq"]
 @pytest.mark.slow
 @pytest.mark.timeout(300, func_only=True)
 def test_brokers_take_turns(tmp_path: Path, latest_java: JavaClient) -> None:
-    """Each finds by queue, key, id and offset what the others stored, and goes on behind it."""
+    """Each broker finds the others' messages by queue, key, id and offset, and appends behind them."""
     topic, group, store = unique("Turns"), unique("G"), tmp_path / "store"
     expected: list[str] = []
     ids: dict[str, str] = {}
@@ -52,4 +52,4 @@ def test_brokers_take_turns(tmp_path: Path, latest_java: JavaClient) -> None:
                 "committed offset",
             )
             cluster.broker.stop()
-            assert not (store / "abort").exists(), "it did not stop in order"
+            assert not (store / "abort").exists(), "the broker did not stop in an orderly manner"

@@ -1,7 +1,7 @@
-"""One store directory, taken in turns by Apache's broker and ours, after orderly stops and after kills.
+"""Apache's broker and TriMQ's take turns on one store directory, after orderly stops and after kills.
 
-Each turn finds every message that was ever acknowledged by queue, key and id, byte for byte, writes more of every kind,
-and hands back a log whose old part nobody has changed.
+Each turn finds all messages acknowledged so far by queue, key and id, byte for byte, writes more messages of every
+kind, and leaves the old part of the log unchanged.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ LONGEST = "L" * 127
 GROUP = "exchange_group"
 RETRY = "%RETRY%"
 LONGEST_GROUP = "G" * 100
-OVERLONG_GROUP = "G" * 200  # Apache's broker makes none, but serves one that it finds
+OVERLONG_GROUP = "G" * 200  # Apache's broker does not create such a group, but serves one that it finds
 TRANSACTION = "Transaction"
 SCHEDULE = "SCHEDULE_TOPIC_XXXX"
 QUEUES = 3
@@ -64,7 +64,7 @@ _keys = itertools.count(1)
 
 @dataclass
 class Story:
-    """What has happened to the store so far."""
+    """What the store has to contain after the turns so far."""
 
     store: Path
     sent: list[Sent] = field(default_factory=list)
@@ -91,7 +91,7 @@ def java_hash(text: str) -> int:
 
 @contextmanager
 def turn(peer: Peer, story: Story, directory: Path, store_host: str, ending: Exit) -> Iterator[Broker]:
-    """A broker on the store, ended as asked for; afterwards the story knows the log as it lies there."""
+    """Run a broker on the store, end it as requested, and check the store; ``story.image`` is then the log on disk."""
     properties = {**PROPERTIES, **ONLY[peer], "brokerIP1": store_host}
     broker = Broker(peer, directory, [], store=story.store, properties=properties)
     with ended_afterwards(broker.process):
@@ -113,7 +113,7 @@ def turn(peer: Peer, story: Story, directory: Path, store_host: str, ending: Exi
 
 
 def check_acknowledged(story: Story) -> None:
-    """What was acknowledged is in the log, once and where the answer said; offsets of queues have no holes."""
+    """Check that acknowledged messages are in the log at the acknowledged offsets and that no queue has holes."""
     assert story.image is not None
     at = {record.phy: record for record in story.image.records}
     for sent in story.sent:
@@ -127,7 +127,7 @@ def check_acknowledged(story: Story) -> None:
 
 
 def check_queue_files(story: Story) -> None:
-    """After an orderly stop the files of every queue hold just the units that the log asks for."""
+    """Check that, after an orderly stop, the files of every queue hold exactly the units of the log's records."""
     assert story.image is not None
     for (topic, queue), records in story.image.queues.items():
         files = sorted((story.store / "consumequeue" / topic / str(queue)).iterdir())
@@ -144,7 +144,7 @@ def tags_code(record: Record) -> int:
     return java_hash(record.properties.get("TAGS", ""))
 
 
-# -- reading all of it
+# -- reading all records
 
 
 def is_complete(broker: Wire, topic: str, queue: int, count: int) -> bool:
@@ -152,7 +152,7 @@ def is_complete(broker: Wire, topic: str, queue: int, count: int) -> bool:
 
 
 def check_served(broker: Wire, image: LogImage) -> None:
-    """Every record of the log comes by its queue, its keys and its id, byte for byte."""
+    """Check that the broker returns every record of the log by queue, key and id, byte for byte."""
     for (topic, queue), records in image.queues.items():
         wait_until(partial(is_complete, broker, topic, queue, len(records)), f"{topic}/{queue} complete")
         assert broker.offsets(topic, queue)[0] == 0
@@ -193,7 +193,7 @@ def body(story: Story, label: str, number: int) -> bytes:
 
 
 def write(broker: Broker, v4: Wire, v6: Wire, story: Story, label: str, ending: Exit) -> None:
-    """A turn's messages: singles over IPv4 and IPv6, batches, delays, retries, offsets; half messages on Apache's."""
+    """Write messages: single ones over IPv4 and IPv6, batches, delays, retries; on Apache's broker half messages."""
     for topic in (SHORT, LONGEST, TRANSACTION):
         probe.create_topic(broker.address, topic, QUEUES)
     sent = []
@@ -222,14 +222,14 @@ def write(broker: Broker, v4: Wire, v6: Wire, story: Story, label: str, ending: 
     wait_until(lambda: len(story.look().of(retry)) >= back + 2, "retried messages")
     for queue in range(QUEUES):
         story.offsets[queue] = v4.offsets(SHORT, queue)[1] - queue
-        v4.pull(SHORT, queue, 0, 1, GROUP)  # makes the group
+        v4.pull(SHORT, queue, 0, 1, GROUP)  # creates the group
         v4.commit_offset(GROUP, SHORT, queue, story.offsets[queue])
-    if ending == "kill":  # Apache's broker writes them ten seconds after its start, ours sooner; a stop does it at once
+    if ending == "kill":  # a stop writes the offsets; else Apache's broker writes them ten seconds after its start
         wait_until(lambda: stored_offsets(story.store) == story.offsets, "consumer offsets in their file", 40)
 
 
 def transactions(broker: Wire, story: Story, label: str) -> None:
-    """One half message that an earlier turn left open is committed, as is a new one; one is rolled back, one left."""
+    """Commit a half message left open by an earlier turn and a new one, roll back a third, and leave a fourth open."""
     wanted = [wire.COMMIT, wire.ROLLBACK, None]
     for half, offset in story.halves:
         broker.end_transaction(half, offset, wire.COMMIT, "exchange_pg")
@@ -244,24 +244,24 @@ def transactions(broker: Wire, story: Story, label: str) -> None:
 
 
 def stored_offsets(store: Path, *, backup: bool = False) -> dict[int, int]:
-    """The group's offsets as they stand in the file; integer keys may come without quotes.
+    """The group's offsets in the file; integer keys may be unquoted.
 
-    Apache's broker makes the old file the ``backup`` and then writes the new one: one that is killed in between leaves
-    none or a part of it, and the next start takes the backup.
+    Apache's broker renames the old file to the ``backup`` and then writes the new one: a kill in between leaves no new
+    file or a part of it, and the next start reads the backup.
     """
     file = store / "config" / "consumerOffset.json"
     for path in (file, file.with_name(f"{file.name}.bak")) if backup else (file,):
         try:
             text = re.sub(r"([{,])\s*(-?\d+)\s*:", r'\1"\2":', path.read_text(encoding="utf-8"))
             table = json.loads(text)["offsetTable"]
-        except (FileNotFoundError, ValueError):  # being replaced
+        except (FileNotFoundError, ValueError):  # the file is being replaced
             continue
         return {int(queue): offset for queue, offset in table.get(f"{SHORT}@{GROUP}", {}).items()}
     return {}
 
 
 def check_state(broker: Broker, story: Story) -> None:
-    """Consumer offsets are those of before; messages that were due have come."""
+    """Check that the consumer offsets are unchanged and that due delayed messages have been delivered."""
     for queue, offset in story.offsets.items():
         assert probe.committed_offset(broker.address, GROUP, SHORT, queue) == offset
     keys = {sent.key for sent in story.due}
@@ -306,12 +306,12 @@ def test_every_byte_survives_the_turns(chain: str, tmp_path: Path) -> None:
         "-c",
         str(configuration),
     ]
-    told = subprocess.run([*verify, str(story.store)], capture_output=True, text=True, check=False)
-    assert told.returncode == 0, told.stdout + told.stderr
+    done = subprocess.run([*verify, str(story.store)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def check_richness(image: LogImage) -> None:
-    """The store really held what these tests are about."""
+    """Check that the store contained every kind of record that these tests are about."""
     assert image.files > 5
     flags = {record.sys_flag & 0x30 for record in image.records}
     assert flags == {0, 0x10, 0x20, 0x30}

@@ -1,4 +1,4 @@
-"""Two masters and two name servers: clients spread over both, and do without one of either."""
+"""Two masters and two name servers: clients use both masters, and work without one master or name server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def _has_queues(producer: Producer, topic: str, expected: int) -> bool:
-    """Java's client lets its caller see that a name server is not there, and takes the next one the next time."""
+    """The Java client raises an error if its name server is down, and uses the next one at the next call."""
     try:
         return len(producer.ask("queues", topic=topic)) == expected
     except PartnerError:
@@ -49,13 +49,13 @@ def test_two_brokers_and_two_name_servers(
         with mqadmin(pair, tmp_path_factory.mktemp("pair-mqadmin")) as admin:
             for master in pair.brokers:
                 assert master.address in admin.run("clusterList")
-            # a broker lists the queues of which the consumer has told it an offset, which it does now and then
+            # A broker lists the queues for which the consumer has committed an offset, which it does periodically.
             wait_until(lambda: admin.run("consumerProgress", "-g", group).count(topic) == 8, "offsets on both brokers")
 
         pair.name_servers[0].process.kill()
         with latest_java.producer(pair) as late:
             fresh = pair.create_topic(unique("Pair"))
-            wait_until(lambda: _has_queues(late, fresh, 8), "the late producer has asked the other name server")
+            wait_until(lambda: _has_queues(late, fresh, 8), "the late producer uses the other name server")
             assert len(late.send(fresh, messages(16))) == 16
         producer.send(topic, messages(40, "second"))
         consumer.received(80)

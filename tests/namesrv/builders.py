@@ -56,7 +56,7 @@ def registration_body(
 
 
 class Cluster:
-    """A RouteInfoManager with its clock, its configuration, and fast paths to register."""
+    """A RouteInfoManager with its clock and configuration, and a helper for registrations."""
 
     def __init__(self, **config: object) -> None:
         self.clock = ManualClock()
@@ -78,7 +78,7 @@ class Cluster:
         connection: object = None,
         filter_servers: list[str] | None = None,
     ) -> tuple[str | None, str | None]:
-        """Register; gives back (master address, HA address) of the answer. A single topic is an increment."""
+        """Register a broker; return the answer's (master address, HA address). A single topic is an increment."""
         header = registration_header(name, broker_id, addr, cluster=cluster, timeout_ms=timeout_ms, acting=acting)
         body = registration_body(*topics, counter=counter, state_version=state_version, filter_servers=filter_servers)
         answer = self.routes.register_broker(header, body, connection)

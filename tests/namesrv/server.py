@@ -1,4 +1,4 @@
-"""A name server on a port of its own, and a client that speaks frames."""
+"""A name server on its own port, and a client that exchanges frames with it."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -58,7 +58,7 @@ class Wire:
 
 
 class Server:
-    """A running name server; ``clock`` is moved by hand."""
+    """A running name server; the test advances its ``clock``."""
 
     def __init__(self, controller: NamesrvController, clock: ManualClock, address: tuple[str, int]) -> None:
         self.controller = controller
@@ -73,7 +73,7 @@ class Server:
 
 @asynccontextmanager
 async def running(folder: Path, **config: str) -> AsyncIterator[Server]:
-    """A name server with its files in ``folder``; ``config`` by RocketMQ's keys."""
+    """Run a name server with its files in ``folder``; ``config`` has RocketMQ's keys."""
     keys = {
         "bindAddress": "127.0.0.1",
         "listenPort": "0",
@@ -91,7 +91,7 @@ async def running(folder: Path, **config: str) -> AsyncIterator[Server]:
 
 
 async def until(condition: object, text: str) -> None:
-    """Let the loop run until ``condition()`` holds; the test's own limit ends it where it never does."""
+    """Let the loop run until ``condition()`` holds; the test's own time limit ends a wait that never succeeds."""
     assert callable(condition), text
     while not condition():
         await trio.lowlevel.checkpoint()

@@ -1,4 +1,4 @@
-"""Two brokers of one name and id: the first keeps the route while it lives, and all three say so."""
+"""Two brokers with one name and id: the first keeps the route while it lives, and all three processes report it."""
 
 import json
 import socket
@@ -34,12 +34,12 @@ def refused(cluster: Cluster, addr: str = SECOND, connection: object = TWO) -> b
     return False
 
 
-def told(cluster: Cluster) -> str | None:
+def reported_conflict(cluster: Cluster) -> str | None:
     return cluster.routes.register_broker(registration_header(addr=FIRST), registration_body(*TOPICS), ONE).conflict
 
 
 def test_the_second_one_is_refused_and_changes_nothing() -> None:
-    # guards the route: neither the address nor the topics of the second broker get in
+    # Guards the route: it contains neither the address nor the topics of the second broker.
     cluster = Cluster()
     cluster.register(*TOPICS, addr=FIRST, connection=ONE)
     with capture_logs() as logs:
@@ -53,13 +53,13 @@ def test_the_second_one_is_refused_and_changes_nothing() -> None:
 
 
 def test_the_first_one_hears_of_it_until_the_second_one_gives_up() -> None:
-    # guards that the holder is told, in the whole registration and in the repeated one, and not for ever
+    # Guards that the holder is notified, by complete and by repeated registrations, and only while the conflict lasts.
     cluster = Cluster()
     header, raw = registration_header(addr=FIRST), b"the same bytes"
-    assert told(cluster) is None
+    assert reported_conflict(cluster) is None
     assert refused(cluster)
-    assert told(cluster) == SECOND
-    assert told(cluster) == SECOND
+    assert reported_conflict(cluster) == SECOND
+    assert reported_conflict(cluster) == SECOND
     cluster.routes.remember(header, raw)
     renewed = cluster.routes.renew(header, raw, ONE)
     assert renewed is not None
@@ -69,11 +69,11 @@ def test_the_first_one_hears_of_it_until_the_second_one_gives_up() -> None:
         renewed = cluster.routes.renew(header, raw, ONE)
     assert renewed is not None
     assert renewed.conflict is None
-    assert told(cluster) is None
+    assert reported_conflict(cluster) is None
 
 
 def test_who_is_gone_is_followed() -> None:
-    # guards brokers that move: a closed connection or silence ends the claim of the first one
+    # Guards brokers that move: a closed connection or silence ends the claim of the first one.
     cluster = Cluster()
     cluster.register(*TOPICS, addr=FIRST, connection=ONE)
     assert refused(cluster)
@@ -82,13 +82,13 @@ def test_who_is_gone_is_followed() -> None:
     assert route(cluster) == {"0": SECOND}
     cluster.clock.advance(119)
     assert refused(cluster, FIRST, ONE)
-    cluster.clock.advance(2)  # before anybody has scanned
+    cluster.clock.advance(2)  # before a scan for silent brokers
     assert not refused(cluster, FIRST, ONE)
     assert route(cluster) == {"0": FIRST}
 
 
 def test_what_is_no_conflict() -> None:
-    # guards the restart at the same address, the new address of one process, other ids, and the controller's choice
+    # Guards the restart at the same address, a new address of one process, other ids, and the controller's choice.
     cluster = Cluster()
     cluster.register(*TOPICS, addr=FIRST, connection=ONE)
     cluster.register(*TOPICS, addr=FIRST, connection=TWO)  # restarted; its old connection is not closed yet
@@ -100,20 +100,20 @@ def test_what_is_no_conflict() -> None:
 
 
 def test_a_slave_that_was_elected_gets_in() -> None:
-    # guards DLedger's failover: a live slave of the group becomes the master over the connection that it has, without a
-    # state version, while the old master's machine is gone without having closed its connection
+    # Guards DLedger's failover: a live slave of the group becomes the master over its existing connection, without a
+    # state version, while the old master's machine has failed without closing its connection.
     cluster = Cluster()
     cluster.register(*TOPICS, addr=FIRST, connection=ONE)
     cluster.register(*TOPICS, addr=SECOND, broker_id=2, connection=TWO)
     cluster.register(*TOPICS, addr=SECOND, broker_id=0, connection=TWO)
     assert route(cluster) == {"0": SECOND}
-    assert refused(cluster, FIRST, ONE)  # an old master that still thinks it is one
+    assert refused(cluster, FIRST, ONE)  # the old master still registers as master
     cluster.register(*TOPICS, addr=FIRST, broker_id=1, connection=ONE)
     assert route(cluster) == {"0": SECOND, "1": FIRST}
 
 
 def test_a_slave_that_was_started_anew_as_a_master_does_not() -> None:
-    # guards the route where the configuration is wrong: another process at the slave's address was not elected
+    # Guards the route against a wrong configuration: another process at the slave's address was not elected.
     cluster = Cluster()
     cluster.register(*TOPICS, addr=FIRST, connection=ONE)
     cluster.register(*TOPICS, addr=SECOND, broker_id=1, connection=object())
@@ -122,7 +122,7 @@ def test_a_slave_that_was_started_anew_as_a_master_does_not() -> None:
 
 
 async def test_over_the_wire(tmp_path: Path) -> None:
-    # guards the refusal's form, what the first broker is told, the probe of its connection, and the way in afterwards
+    # Guards the refusal's form, the notification of the first broker, the probe of its connection, and the takeover.
     def header(addr: str) -> RegisterBrokerRequestHeader:
         return registration_header(addr=addr)
 
@@ -142,7 +142,9 @@ async def test_over_the_wire(tmp_path: Path) -> None:
             reply = await first.ask(RequestCode.REGISTER_BROKER, header(FIRST), body)
             assert (reply.code, reply.ext_fields()) == (0, {"conflict": SECOND})
             question = {"brokerName": "broker-a", "brokerAddr": FIRST, "clusterName": CLUSTER, "brokerId": "0"}
-            reply = await first.ask(RequestCode.QUERY_DATA_VERSION, question)  # forceRegister=false asks this instead
+            reply = await first.ask(
+                RequestCode.QUERY_DATA_VERSION, question
+            )  # a broker with forceRegister=false sends this request instead
             assert reply.ext_fields()["conflict"] == SECOND
         with trio.fail_after(10):
             while (await second.ask(RequestCode.REGISTER_BROKER, header(SECOND), body)).code:

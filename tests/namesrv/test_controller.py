@@ -1,4 +1,4 @@
-"""The name server as a service, and as a command."""
+"""The name server as a service and as a command."""
 
 import os
 import signal
@@ -118,7 +118,7 @@ class TestCommand:
         assert done.returncode == 2
         assert f"{config}:4: orderMessageEnable=perhaps: expected true or false" in done.stderr
 
-    def test_an_unknown_key_is_told(self, tmp_path: Path) -> None:
+    def test_an_unknown_key_is_reported(self, tmp_path: Path) -> None:
         with taken_port() as port:
             config = write_config(tmp_path, port, "orderMesageEnable=true")
             done = subprocess.run(command("-c", config), capture_output=True, text=True, timeout=30, check=False)

@@ -1,4 +1,4 @@
-"""Each request of the name server over a real socket."""
+"""All requests of the name server over a real socket."""
 
 import json
 import zlib
@@ -98,7 +98,7 @@ class TestRegistration:
         reply = await wire.ask(RequestCode.REGISTER_BROKER, registration_header(), body)
         assert reply.code == ResponseCode.SYSTEM_ERROR
 
-    async def test_a_slave_is_told_its_master(self, wire: Wire) -> None:
+    async def test_a_slave_gets_the_address_of_its_master(self, wire: Wire) -> None:
         await wire.register()
         reply = await wire.ask(RequestCode.REGISTER_BROKER, registration_header(broker_id=1, addr="127.0.0.1:2"), BODY)
         assert reply.ext_fields() == {"haServerAddr": "127.0.0.1:10912", "masterAddr": "127.0.0.1:10911"}
@@ -191,7 +191,7 @@ class TestLiveness:
     async def test_a_closed_connection_removes_its_broker_at_once(self, server: Server, wire: Wire) -> None:
         async with server.connect() as broker:
             await broker.register()
-        await until(lambda: not server.controller.routes.live_brokers(), "the broker is gone")
+        await until(lambda: not server.controller.routes.live_brokers(), "the broker is removed")
         reply = await wire.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "A"})
         assert reply.code == ResponseCode.TOPIC_NOT_EXIST
         assert "its connection closed" in (reply.remark or "")
@@ -285,8 +285,8 @@ class TestClusters:
                 "cluster": CLUSTER,
             }
         }
-        nobody = await json_of(wire, RequestCode.GET_BROKER_MEMBER_GROUP, {**header, "brokerName": "nobody"})
-        assert nobody["brokerMemberGroup"]["brokerAddrs"] == {}
+        unknown = await json_of(wire, RequestCode.GET_BROKER_MEMBER_GROUP, {**header, "brokerName": "unknown"})
+        assert unknown["brokerMemberGroup"]["brokerAddrs"] == {}
 
     async def test_write_permission(self, wire: Wire) -> None:
         await wire.register()
@@ -298,8 +298,8 @@ class TestClusters:
         assert added.ext_fields() == {"addTopicCount": "2"}
         route = await json_of(wire, RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "A"})
         assert route["queueDatas"][0]["perm"] == 6
-        nobody = await wire.ask(RequestCode.WIPE_WRITE_PERM_OF_BROKER, {"brokerName": "nobody"})
-        assert (nobody.code, nobody.ext_fields()) == (0, {"wipeTopicCount": "0"})
+        unknown = await wire.ask(RequestCode.WIPE_WRITE_PERM_OF_BROKER, {"brokerName": "unknown"})
+        assert (unknown.code, unknown.ext_fields()) == (0, {"wipeTopicCount": "0"})
 
 
 class TestTopics:
@@ -353,7 +353,7 @@ class TestTopics:
         assert (await wire.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "A"})).code == 17
 
     async def test_a_topic_on_an_unknown_broker_is_passed_over(self, wire: Wire) -> None:
-        body = b'{"queueDatas":[{"brokerName":"nobody","perm":6,"readQueueNums":1,"writeQueueNums":1}]}'
+        body = b'{"queueDatas":[{"brokerName":"unknown","perm":6,"readQueueNums":1,"writeQueueNums":1}]}'
         assert (await wire.ask(RequestCode.REGISTER_TOPIC_IN_NAMESRV, {"topic": "H"}, body)).code == 0
         assert (await wire.ask(RequestCode.REGISTER_TOPIC_IN_NAMESRV, {"topic": "H"})).code == 0
         assert (await wire.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "H"})).code == 17

@@ -255,7 +255,7 @@ class TestLiveness:
         cluster.clock.advance(100)
         assert cluster.routes.scan_not_active_brokers() == []
 
-    def test_a_heartbeat_of_a_stranger_registers_nobody(self) -> None:
+    def test_a_heartbeat_of_a_stranger_registers_no_broker(self) -> None:
         cluster = Cluster()
         cluster.routes.heartbeat(CLUSTER, "127.0.0.1:10911")
         assert cluster.routes.live_brokers() == []
@@ -334,7 +334,7 @@ class TestActingMaster:
         assert perm(cluster, "A") == 4
         assert addresses(cluster, "A") == {"broker-a/0": "127.0.0.1:10911"}
 
-    def test_nobody_stands_in_on_the_topic_of_the_members_themselves(self) -> None:
+    def test_no_slave_acts_as_master_on_the_topic_of_the_members_themselves(self) -> None:
         cluster = Cluster(support_acting_master=True)
         name = "rmq_sys_SYNC_BROKER_MEMBER_broker-a"
         cluster.register(A, topic(name, perm=1), broker_id=1, acting=True)
@@ -370,8 +370,8 @@ class TestTopics:
 
     def test_permissions_of_an_unknown_broker(self) -> None:
         cluster = Cluster()
-        assert cluster.routes.topics.wipe_write_perm("nobody") == 0
-        assert cluster.routes.topics.add_write_perm("nobody") == 0
+        assert cluster.routes.topics.wipe_write_perm("unknown") == 0
+        assert cluster.routes.topics.add_write_perm("unknown") == 0
 
     def test_deletion_by_cluster(self) -> None:
         cluster = Cluster()
@@ -393,7 +393,7 @@ class TestTopics:
     def test_a_topic_on_an_unknown_broker_is_not_registered_at_all(self) -> None:
         cluster = Cluster()
         cluster.register(A, B)
-        both = [QueueData(broker_name="broker-a"), QueueData(broker_name="nobody")]
+        both = [QueueData(broker_name="broker-a"), QueueData(broker_name="unknown")]
         assert not cluster.routes.register_topic("Hand", both)
         assert cluster.routes.route("Hand") is None
 
@@ -435,7 +435,7 @@ class TestTopics:
         cluster.register(A, B)
         group = cluster.routes.broker_member_group(CLUSTER, "broker-a")
         assert group.broker_addrs == {"0": "127.0.0.1:10911"}
-        assert cluster.routes.broker_member_group(CLUSTER, "nobody").broker_addrs == {}
+        assert cluster.routes.broker_member_group(CLUSTER, "unknown").broker_addrs == {}
 
 
 class TestWhyNoRoute:

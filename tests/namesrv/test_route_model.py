@@ -1,4 +1,4 @@
-"""Random sequences of registrations, silences and closings against a model that says the rules plainly."""
+"""Random sequences of registrations, timeouts and closed connections, compared with a simple model of the rules."""
 
 from dataclasses import dataclass, field
 
@@ -35,7 +35,7 @@ class Live:
 class Model:
     live: list[Live] = field(default_factory=list)
     topics: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
-    """topic to broker name to (queues, perm)"""
+    """(queues, perm) by topic and broker name"""
     acting: dict[str, bool] = field(default_factory=dict)
 
     def members(self, name: str) -> dict[int, Live]:

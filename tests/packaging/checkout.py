@@ -1,4 +1,4 @@
-"""The files of this checkout, and a copy of it. Works in a tree without .git too, as an exported one is."""
+"""The files of this checkout, and a copy of it. Works without .git too, as in an exported tree."""
 
 import shutil
 import subprocess
@@ -9,7 +9,7 @@ _MADE = ("__pycache__", "node_modules", "target", "build", "dist", "data", "whee
 
 
 def files() -> list[str]:
-    """Paths relative to the root, links included; nothing that git ignores."""
+    """Paths relative to the root, including links, without files that git ignores."""
     words = ["git", "-c", f"safe.directory={ROOT}", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     if listed.returncode == 0:
@@ -26,7 +26,7 @@ def _hidden(name: str) -> bool:
 
 
 def copied(target: Path) -> Path:
-    """A copy of the checkout, links and all."""
+    """Copy the checkout to ``target``; links stay links."""
     for name in files():
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, target / name, follow_symlinks=False)

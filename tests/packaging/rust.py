@@ -1,4 +1,4 @@
-"""Whether this machine can build the native extension, as native/make-wheel sees it."""
+"""Whether this machine can build the native extension, according to native/make-wheel."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ from tests.packaging.checkout import ROOT
 
 
 def demanded() -> bool:
-    """Rust is there, so that the extension has to be. In CI a Rust that is missing is a failure."""
+    """Whether Rust is installed, so that the extension must be built. In CI a missing Rust is a failure."""
     if os.environ.get("NATIVE") == "off":
         return False
     look = subprocess.run([ROOT / "native/make-wheel", "--look"], capture_output=True, text=True, check=False)
@@ -20,6 +20,6 @@ def demanded() -> bool:
 
 
 def need() -> None:
-    """Skips the test where Rust is missing."""
+    """Skip the test if Rust is missing."""
     if not demanded():
-        pytest.skip("needs a Rust that is new enough for native/")
+        pytest.skip("needs a Rust toolchain that is recent enough for native/")

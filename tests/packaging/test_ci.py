@@ -1,4 +1,4 @@
-"""What .ci/run decides by itself."""
+"""The function of .ci/run that decides whether a change affects Spark."""
 
 import os
 import re
@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def spark_changed(directory: Path, base: str = "") -> bool:
-    """.ci/run's function of this name, in another repository."""
+    """Run .ci/run's function of this name in another repository."""
     text = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     [function] = re.findall(r"^spark_changed\(\) \{\n.*?^\}\n", text, re.MULTILINE | re.DOTALL)
     done = subprocess.run(
@@ -26,7 +26,7 @@ def spark_changed(directory: Path, base: str = "") -> bool:
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """First pipeline/, then README.md, then requirements of Spark: a commit each, and the branch work at the last."""
+    """A repository with commits of pipeline/, README.md and Spark's requirements; the branch work is at the last."""
 
     def git(*arguments: str) -> None:
         subprocess.run(["git", "-c", "user.name=t", "-c", "user.email=t@t", *arguments], cwd=tmp_path, check=True)

@@ -51,7 +51,7 @@ def files_of(wheel: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """One made of a checkout, and one of the sdist of the same."""
+    """A wheel built from the checkout, and one built from its sdist."""
     place = tmp_path_factory.mktemp("wheels")
     checkout = copied(place / "checkout")
     with tarfile.open(build("sdist", checkout, place / "sdist")) as archive:
@@ -103,7 +103,7 @@ print(client.mine and protocol.mine and broker.mine, Producer.__module__, trimq.
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_a_folder_refuses_another_name_than_its_own(folder: str) -> None:
-    """The root of a checkout is on sys.path: a second copy would have classes that are not those of the first."""
+    """A checkout's root is on sys.path: a module imported under a second name would have its own set of classes."""
     printed = run(f"import {folder}", ROOT, ROOT)
     assert f"ImportError: this package is trimq.{folder}: import it by that name, not as {folder}" in printed
     assert run(f"import trimq.{folder}", ROOT, ROOT) == ""
@@ -136,7 +136,7 @@ def test_the_lists_of_folders_agree() -> None:
 
 
 def test_make_compiles_every_module_under_the_name_by_which_it_is_imported(tmp_path: Path) -> None:
-    """compileall goes through no links: with trimq/ alone nothing but its __init__ would be compiled."""
+    """compileall does not follow links: for trimq/ alone it would compile only its ``__init__``."""
     tree = copied(tmp_path)
     command = re.search(r"^compile = \$\(BIN\)/python (.*)$", MAKEFILE, re.MULTILINE)[1]  # type: ignore[index]
     words = shlex.split(command.replace("$(ROOMS)", re.search(r"^ROOMS := (.*)$", MAKEFILE, re.MULTILINE)[1]))  # type: ignore[index]
@@ -159,7 +159,7 @@ READ = {"", ".diff", ".md", ".py", ".service", ".sh", ".toml", ".yaml", ".yml"}
 
 
 def bare_names(text: str) -> list[str]:
-    """Imports, ``-m``, and in quotes the dotted names of modules that exist."""
+    """Find folder names without ``trimq.`` in imports, after ``-m``, and in quoted dotted names of existing modules."""
     found = [match[0].strip() for pattern in BARE for match in pattern.finditer(text)]
     for match in DOTTED.finditer(text):
         module = ROOT / match[1] / match[2]

@@ -1,4 +1,4 @@
-"""``pip install trimq`` is the SDK and needs little; ``trimq[broker]`` runs and speeds the broker."""
+"""``pip install trimq`` installs the SDK with few dependencies, ``trimq[broker]`` what makes the broker run fast."""
 
 import os
 import re
@@ -23,13 +23,13 @@ def name_of(requirement: str) -> str:
 
 
 def needed(requirements: list[str]) -> dict[str, Distribution]:
-    """What pip would install, by name."""
+    """The distributions that pip would install, by name."""
     found: dict[str, Distribution] = {}
     for requirement in requirements:
         if "extra ==" not in requirement and "sys_platform" not in requirement and name_of(requirement) not in found:
             try:
                 found[name_of(requirement)] = distribution(name_of(requirement))
-            except ModuleNotFoundError:  # a marker that is false for this Python
+            except ModuleNotFoundError:  # its marker is false for this Python
                 continue
             found |= needed(found[name_of(requirement)].requires or [])
     return found
@@ -37,7 +37,7 @@ def needed(requirements: list[str]) -> dict[str, Distribution]:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The packages of ``pip install trimq``, and no others."""
+    """A site directory with the packages of ``pip install trimq`` and no others."""
     site = tmp_path_factory.mktemp("site")
     wanted = set(needed(PROJECT["dependencies"]))
     assert wanted >= {"anyio", "msgspec", "outcome"}
@@ -129,7 +129,7 @@ def test_the_extra_broker_has_what_makes_it_fast() -> None:
 
 
 def test_producer_consumer_and_message_load_no_server_and_no_tool() -> None:
-    """What takes long to import stays out: trio where asyncio runs, numpy, command lines."""
+    """Slow imports stay out: trio where asyncio runs, numpy, command lines."""
     code = "from trimq import Consumer, Message, Producer; import sys; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     loaded = {name.partition(".")[0] for name in done.stdout.split()}

@@ -1,7 +1,7 @@
-"""The native extension beside everything else: built where Rust is installed, reported missing in one line elsewhere.
+"""The native extension is built where Rust is installed; elsewhere one line reports that it is missing.
 
-``make run`` of a copy of the Makefile, with programs in the place of Python, Rust and the broker that write down that
-they were called. Then the real thing: a fresh clone, with Rust and without.
+Most tests call ``make run`` with a copy of the Makefile, and scripts in place of Python, Rust and the broker that log
+their calls. The last ones build a fresh clone, with Rust and without.
 """
 
 import os
@@ -68,7 +68,7 @@ def script(path: Path, text: str) -> None:
 
 
 class Tree:
-    """A checkout with an environment that is ready but for the extension, and a PATH without Rust."""
+    """A checkout with an environment that lacks only the extension, and a PATH without Rust."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -91,7 +91,7 @@ class Tree:
             (self.root / name / f"{stamp}-stamp").touch()
 
     def rust(self, version: str | None, components: str = "fmt clippy") -> None:
-        """rustc of this version; None takes it away."""
+        """Install a fake rustc of this version; None removes it."""
         for name in ("cargo", "rustc"):
             (self.root / "path" / name).unlink(missing_ok=True)
         if version is not None:
@@ -105,12 +105,12 @@ class Tree:
             (self.root / "calls.broken").touch()
 
     def change(self) -> None:
-        """A source of the extension is newer than what was built of it."""
+        """Make a source of the extension newer than its build."""
         older = (self.root / "native/Cargo.toml").stat().st_mtime - 10
         os.utime(self.root / "build/native/stamp", (older, older))
 
     def make(self, *words: str, code: int = 0, **environment: str) -> tuple[list[str], str]:
-        """What was done, and what was said."""
+        """Run make; return the logged calls and make's output."""
         self.calls.write_text("", encoding="utf-8")
         done = subprocess.run(
             [self.root / "path/make", *words],
@@ -152,20 +152,20 @@ def lines(text: str) -> list[str]:
 def test_without_rust_a_line_says_so_and_the_broker_starts(tree: Tree, version: str | None, missing: str) -> None:
     tree.rust(version)
     for _ in range(2):
-        done, said = tree.make("run")
+        done, printed = tree.make("run")
         assert done == [RUN]
-        assert lines(said) == [
+        assert lines(printed) == [
             f"native: {missing}: TriMQ works without it; for the native extension, {HOW} and make native"
         ]
-    tree.rust(RUST)  # as soon as it is there, nothing has to be said again
+    tree.rust(RUST)  # once Rust is installed, the extension is built without a further command
     assert tree.make("run")[0] == [BUILT, INSTALLED, RUN]
 
 
 def test_it_is_built_once_and_again_after_a_change(tree: Tree) -> None:
     tree.rust(RUST + ".0")
-    done, said = tree.make("run")
+    done, printed = tree.make("run")
     assert done == [BUILT, INSTALLED, RUN]
-    assert lines(said) == []
+    assert lines(printed) == []
     assert tree.make("run")[0] == [RUN]
     tree.change()
     assert tree.make("run")[0] == [BUILT, INSTALLED, RUN]
@@ -194,16 +194,16 @@ def test_every_environment_gets_the_same_wheel(tree: Tree) -> None:
 def test_a_build_that_fails_says_where_to_look_and_is_not_tried_each_time(tree: Tree) -> None:
     tree.rust(RUST)
     tree.break_build(broken=True)
-    done, said = tree.make("run")
+    done, printed = tree.make("run")
     assert done == [BUILT, RUN]
-    assert lines(said) == [
+    assert lines(printed) == [
         "native: the build failed (build/native/build.log): TriMQ works without it; make native tries again"
     ]
     assert "no such crate" in (tree.root / "build/native/build.log").read_text(encoding="utf-8")
     assert tree.make("run")[0] == [RUN]
-    done, said = tree.make("native", code=2)
+    done, printed = tree.make("native", code=2)
     assert done == [BUILT]
-    assert "no such crate" in said
+    assert "no such crate" in printed
     tree.break_build(broken=False)
     assert tree.make("native")[0] == [BUILT, INSTALLED]
     assert tree.make("run")[0] == [RUN]
@@ -217,9 +217,9 @@ def test_what_older_sources_made_does_not_stay(tree: Tree, broken: bool) -> None
     tree.break_build(broken=broken)
     if not broken:
         tree.rust(None)
-    done, said = tree.make("run")
+    done, printed = tree.make("run")
     assert done == [*[BUILT] * broken, UNINSTALLED, RUN]
-    assert len(lines(said)) == 1
+    assert len(lines(printed)) == 1
     assert not (tree.root / ".venv/lib/python3.11/site-packages/trimq_native").exists()
     assert tree.make("run")[0] == [RUN]
 
@@ -230,25 +230,25 @@ def test_native_off_leaves_it_out_and_off(tree: Tree) -> None:
     assert "run TRIMQ_NATIVE=off" in tree.calls.read_text(encoding="utf-8")
     tree.make("run")
     assert "run TRIMQ_NATIVE=\n" in tree.calls.read_text(encoding="utf-8")
-    done, said = tree.make("run", "NATIVE=no", code=2)
+    done, printed = tree.make("run", "NATIVE=no", code=2)
     assert done == []
-    assert "NATIVE=no: on or off is expected" in said
+    assert "NATIVE=no: on or off is expected" in printed
 
 
 def test_make_native_without_rust_fails(tree: Tree) -> None:
-    done, said = tree.make("native", code=2)
+    done, printed = tree.make("native", code=2)
     assert done == []
-    assert lines(said)[0].startswith("native: cargo is not in PATH: ")
+    assert lines(printed)[0].startswith("native: cargo is not in PATH: ")
 
 
 @pytest.mark.parametrize(("target", "components"), [("test-native", "cargo"), ("check-native", "fmt clippy")])
 def test_checks_of_rust_are_left_out_without_it_but_not_in_ci(tree: Tree, target: str, components: str) -> None:
-    told = f"native: cargo is not in PATH; for this, Rust {RUST} or later with {components} (https://rustup.rs)"
-    said = tree.make(target)[1]
-    assert said == f"{told}\n{target}: left out\n"
-    said = tree.make(target, code=2, CI="true")[1]
-    assert told in said
-    assert "skipped" not in said
+    reason = f"native: cargo is not in PATH; for this, Rust {RUST} or later with {components} (https://rustup.rs)"
+    printed = tree.make(target)[1]
+    assert printed == f"{reason}\n{target}: skipped\n"
+    printed = tree.make(target, code=2, CI="true")[1]
+    assert reason in printed
+    assert "skipped" not in printed
 
 
 def test_checks_of_rust_run_where_it_is(tree: Tree) -> None:
@@ -268,11 +268,11 @@ def test_the_pages_name_the_rust_that_it_needs(page: str) -> None:
     assert re.findall(r"\[Rust\]\(https://rustup.rs\) (\d[\d.]*\d)", text) == [RUST]
 
 
-# the real thing
+# a fresh clone
 
 
 def path_without_rust(directory: Path) -> str:
-    """PATH, where folders with a cargo are replaced by links to what else they have."""
+    """PATH with each folder that contains cargo replaced by a folder of links to its other programs."""
     folders = []
     for number, folder in enumerate(filter(None, os.environ["PATH"].split(":"))):
         if (Path(folder) / "cargo").exists():
@@ -292,7 +292,7 @@ def path_without_rust(directory: Path) -> str:
 @pytest.mark.timeout(700, func_only=True)
 @pytest.mark.parametrize(("rust", "seconds"), [(True, 90), (False, 30)])
 def test_make_run_of_a_fresh_clone(tmp_path: Path, rust: bool, seconds: int) -> None:
-    """From a copy of the files to the first connection that is taken, in ``seconds`` where nothing else runs."""
+    """Build and start from a copy of the files; on an idle machine the broker accepts a connection in ``seconds``."""
     if rust:
         need()
     clone = copied(tmp_path / "clone")
@@ -310,13 +310,13 @@ def test_make_run_of_a_fresh_clone(tmp_path: Path, rust: bool, seconds: int) -> 
     began = time.monotonic()
     with ended_afterwards(made):
         made.start()
-        wait_until(lambda: probe.accepts(f"127.0.0.1:{port}"), "a connection is taken", 300)
+        wait_until(lambda: probe.accepts(f"127.0.0.1:{port}"), "a connection is accepted", 300)
         took = time.monotonic() - began
         wait_until(lambda: "first message" in made.tail(), "the banner")
         banner = made.tail()
     assert ("runs           native " in banner) == rust
     assert (f"native: cargo is not in PATH: TriMQ works without it; for the native extension, {HOW}" in banner) != rust
-    # What others have of the processors takes as much longer; make's own work is about a process for each of them.
+    # Other processes' share of the processors prolongs the build; make itself runs about one process for each.
     others = max(1, os.getloadavg()[0] / (os.cpu_count() or 1))
     assert took < seconds * others, f"{took:.0f} s, load {others:.1f}\n{banner}"
 

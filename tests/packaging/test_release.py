@@ -1,4 +1,4 @@
-"""``make release``: what it refuses, and a release of a clone with everything that it checks."""
+"""``make release``: its refusals, and a complete release of a clone with all checks."""
 
 import os
 import re
@@ -20,7 +20,7 @@ def git(tree: Path, *words: str) -> str:
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """The tree as it is here, committed, with a link to the environment that runs this test."""
+    """A committed copy of this tree, with a link to the environment that runs this test."""
     tree = copied(tmp_path / "clone")
     git(tree, "init", "--quiet")
     (tree / ".git/info/exclude").write_text("/.venv\n", encoding="utf-8")
@@ -58,7 +58,7 @@ def test_a_release_needs_a_version_a_clean_tree_and_something_new(clone: Path) -
 
 
 def test_a_release_that_fails_leaves_nothing(clone: Path) -> None:
-    """A project that cannot be built: found after the changelog was made."""
+    """The project cannot be built, which is found after the changelog was written."""
     project = (clone / "pyproject.toml").read_text(encoding="utf-8")
     (clone / "pyproject.toml").write_text(project.replace('license-files = ["LICENSE"]', "license-files = 5"))
     git(clone, "commit", "--quiet", "--all", "--message", "broken")

@@ -1,6 +1,8 @@
-"""What an audit finds beside the walk through the log: issue 19.4, a store whose newest log file is gone was sound.
+"""Faults that an audit finds apart from the scan of the log.
 
-No PySpark here; tests/spark/test_job_others.py takes files out of whole stores.
+In issue 19.4 an audit called a store without its newest log file sound.
+
+These tests need no PySpark; tests/spark/test_job_others.py removes files from complete stores.
 """
 
 import numpy as np
@@ -34,8 +36,8 @@ def found_in(held: np.ndarray, records: dict[int, tuple[int, int]], bounds: LogB
     return {kind: count for kind, count, _ in found if count}
 
 
-def test_units_behind_the_logs_end_are_told() -> None:
-    """Also where the file of the log goes on behind its last record, and where no log file is left at all."""
+def test_units_behind_the_logs_end_are_reported() -> None:
+    """Also if the log file continues behind its last record, and if no log file exists at all."""
     held = units((100, 50), (150, 50), (900, 50), (1000, 50), (0, 0))
     records = {10: (100, 50), 11: (150, 50)}
     assert found_in(held, {**records, 12: (900, 50), 13: (1000, 50)}, LogBounds(0, 1050)) == {"=units": 4}
@@ -43,12 +45,12 @@ def test_units_behind_the_logs_end_are_told() -> None:
     assert found_in(held, {**records, 12: (900, 50)}, LogBounds(0, 1000)) == {
         "=units": 3,
         "queue unit behind the log's end": 1,
-    }, "where the next record will stand there is none yet"
+    }, "the next record's place has no record yet"
     assert found_in(held, {}, LogBounds(0, 0)) == {"queue unit behind the log's end": 4}
     assert found_in(held, {}, LogBounds(150, 950)) == {
         "queue unit without record": 2,
         "queue unit behind the log's end": 1,
-    }, "what the log's begin has passed by is no fault"
+    }, "units in front of the log's start are no fault"
 
 
 def test_fillers_and_free_units_are_no_faults() -> None:
@@ -61,7 +63,7 @@ def test_units_that_are_not_their_records() -> None:
     records = {10 + number: (number * 50, 50) for number in range(25)}
     assert list(compare_units("T/0", 10, held, np.array(list(records)), units(*records.values()), LogBounds(0, 5000)))[
         -1
-    ] == ("queue unit is not the record's", 5, "T/0: and more"), "twenty one by one, then how many more"
+    ] == ("queue unit is not the record's", 5, "T/0: and more"), "twenty faults are listed, the rest is counted"
 
 
 def queue(*files: tuple[int, int]) -> dict[tuple[str, int], list[DataFile]]:
@@ -69,7 +71,7 @@ def queue(*files: tuple[int, int]) -> dict[tuple[str, int], list[DataFile]]:
 
 
 @pytest.mark.parametrize(
-    ("files", "told"),
+    ("files", "expected"),
     [
         ([(0, 400), (400, 400), (800, 400)], []),
         ([(800, 400), (1200, 400)], []),
@@ -80,10 +82,10 @@ def queue(*files: tuple[int, int]) -> dict[tuple[str, int], list[DataFile]]:
         ([(20, 400)], ["/s/consumequeue/T/0/00020 does not begin at a multiple of 400 bytes"]),
     ],
 )
-def test_queue_files_that_are_cut_or_missing(files: list[tuple[int, int]], told: list[str]) -> None:
+def test_queue_files_that_are_cut_or_missing(files: list[tuple[int, int]], expected: list[str]) -> None:
     found = queue(*files)
     assert usual_size(found) == 400
-    assert [text for _, _, text in queue_file_faults(found, 400)] == told
+    assert [text for _, _, text in queue_file_faults(found, 400)] == expected
 
 
 def test_the_size_of_queue_files_is_that_of_most() -> None:
@@ -108,9 +110,9 @@ def checked(position: int | None, log_end: int, *, time_ms: int = 5, newest_ms: 
 def test_a_checkpoint_of_a_longer_log() -> None:
     assert checked(900, 900) == checked(500, 900) == checked(None, 900) == []
     assert checked(901, 900) == checked(1500, 900) == ["log ends before the checkpoint"]
-    assert checked(1000, 900) == [], "the next file's begin, which has no record yet"
-    assert checked(None, 900, time_ms=6) == ["log ends before the checkpoint"], "RocketMQ's has no more than a time"
-    assert checked(900, 900, time_ms=1 << 62) == [], "beside a mark the time says nothing"
+    assert checked(1000, 900) == [], "the start of the next file, which has no record yet"
+    assert checked(None, 900, time_ms=6) == ["log ends before the checkpoint"], "RocketMQ's checkpoint has only times"
+    assert checked(900, 900, time_ms=1 << 62) == [], "if there is a mark, the time does not count"
     assert list(checkpoint_faults("/s/checkpoint", None, LOG, 0, 0)) == []
     assert [kind for kind, _, _ in checkpoint_faults("/s/checkpoint", b"x", LOG, 0, 0)] == ["checkpoint"]
 

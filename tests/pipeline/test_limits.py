@@ -1,4 +1,4 @@
-"""maxOffsetsPerTrigger: no batch has more, every queue gets its share, and none waits for ever."""
+"""maxOffsetsPerTrigger: no batch exceeds it, every queue gets its share, and none waits for ever."""
 
 from __future__ import annotations
 
@@ -21,4 +21,4 @@ def test_a_limit_is_kept_and_shared() -> None:
         following = limited(position, ends, 1)
         seen |= {queue for queue in queues if following[queue] > position[queue]}
         position = following
-    assert seen == set(queues[1:]), "nobody waits for ever"
+    assert seen == set(queues[1:]), "no queue waits for ever"

@@ -1,6 +1,7 @@
-"""A stream whose topic was made anew, or whose broker lost messages: told in every run, by what the checkpoint holds.
+"""A stream whose topic was deleted and created again, or whose broker lost messages: every run reports it.
 
-Each run is a new reader (Trigger.AvailableNow), so that every test asks one that knows nothing yet. No PySpark here.
+The readers detect it from the checkpoint alone: each run is a new reader (Trigger.AvailableNow) without other state.
+These tests need no PySpark.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ HOUR_MS: Final = 3_600_000
 
 
 class Scene:
-    """A broker, and what a test does to its topic."""
+    """A broker with a topic, which the test fills, deletes, creates again and reads."""
 
     def __init__(self, broker: BrokerUnderTest, admin: Admin, producer: Producer) -> None:
         self.broker = broker
@@ -52,7 +53,7 @@ class Scene:
         self.make_topic(count)
 
     def reader(self, **options: object) -> Progress:
-        """A run of its own; each of its looks is long after the one before."""
+        """The reader of a new run; each of its requests comes long after the one before, so that no cache is used."""
         given = {"namesrv": self.broker.namesrv, "topics": TOPIC, "startingOffsets": "earliest", "pollTimeoutMs": 1}
         if "startingTimestamp" in options:
             del given["startingOffsets"]
@@ -61,7 +62,7 @@ class Scene:
         return Progress(ReadSettings.of(Options(texts), stream=True), now=lambda: float(next(moments)))
 
     def run(self, start: StreamOffset, *, pins: bool, **options: object) -> StreamOffset:
-        """The end of the first batch of a run, as it comes back out of Spark's checkpoint."""
+        """The end of the first batch of a run, as read back from Spark's checkpoint."""
         reader = self.reader(**options)
         if pins:
             reader.pin_target()
@@ -70,7 +71,7 @@ class Scene:
         return StreamOffset.of(json.loads(json.dumps(reader.end_after(start, None).to_json())))
 
     def spans(self, start: StreamOffset, **options: object) -> list[Range]:
-        """What one run reads that goes on from ``start``."""
+        """The ranges that a run starting at ``start`` reads."""
         reader = self.reader(**options)
         reader.pin_target()
         reader.remember(start)
@@ -88,18 +89,18 @@ def scene() -> Iterator[Scene]:
 
 
 def without_sightings(offset: StreamOffset) -> StreamOffset:
-    """As an older version wrote it."""
+    """The offset as an older version wrote it."""
     return StreamOffset(offset.ends, offset.begins, offset.since_ms)
 
 
 @pytest.mark.parametrize("pins", [True, False], ids=["AvailableNow", "other triggers"])
-def test_a_topic_made_anew_ends_every_run_until_somebody_decides(scene: Scene, pins: bool) -> None:
-    """Issue 19.3: a run saw ten new messages and ended without a row, the next began in the middle of forty."""
+def test_a_topic_made_anew_ends_every_run_until_the_user_decides(scene: Scene, pins: bool) -> None:
+    """Issue 19.3: one run saw ten new messages and ended without a row, the next started in the middle of forty."""
     scene.make_topic(30)
     end = scene.run(START, pins=pins)
     scene.make_anew(10)
-    # Certain at once: a message that is newer stands in front of one that was read. Nothing is waited for.
-    with pytest.raises(DataLossError) as told:
+    # No wait is needed to be certain: a newer message precedes one that was read.
+    with pytest.raises(DataLossError) as raised:
         scene.run(end, pins=pins, pollTimeoutMs=600_000)
     for word in (
         "Orders/broker-a/0 (topic/broker/queue) ends at 10, the stream has read it up to 30",
@@ -107,7 +108,7 @@ def test_a_topic_made_anew_ends_every_run_until_somebody_decides(scene: Scene, p
         "failOnDataLoss=false",
         "a new checkpoint",
     ):
-        assert word in str(told.value)
+        assert word in str(raised.value)
     scene.send(30)
     with pytest.raises(
         DataLossError, match=r"Orders/broker-a/0 \(topic/broker/queue\) has another message at 29 .*0 to 40"
@@ -131,7 +132,7 @@ def test_a_shorter_queue_fails_with_an_old_checkpoint_too(scene: Scene, pins: bo
 
 
 def test_a_queue_that_begins_again_is_read_on_as_any_other(scene: Scene) -> None:
-    """The new begin stands in the checkpoint: whoever runs the batch again reads the same, later batches go on."""
+    """The new start is in the checkpoint: a repeated batch reads the same rows, later batches continue behind them."""
     scene.make_topic(30)
     end = scene.run(START, pins=True)
     scene.make_anew(0)
@@ -165,12 +166,12 @@ def test_a_broker_that_is_behind_for_a_moment_is_waited_for(scene: Scene, monkey
     asked: list[object] = []
     monkeypatch.setattr(places, "store_times", lambda *given: asked.append(given))
     assert scene.run(behind, pins=True, pollTimeoutMs=60_000) == behind
-    assert waited == [60.0], "in the same call, for no longer than pollTimeoutMs"
-    assert asked == [], "an idle queue costs no request"
+    assert waited == [60.0], "the same call waits, for at most pollTimeoutMs"
+    assert asked == [], "an idle queue needs no request"
 
 
 def test_spark_asking_how_far_there_is_does_not_end_the_wait(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was learned a moment ago without a start is no reason to call a queue shorter."""
+    """Bounds that were read a moment ago without a start are no reason to report a shorter queue."""
     scene.make_topic(3)
     reader = scene.reader(pollTimeoutMs=60_000)
     reader._now = lambda: 0.0
@@ -192,27 +193,27 @@ def test_a_broker_that_lost_its_last_messages_only_gives_no_row_twice(scene: Sce
         scene.run(long_ago, pins=True)
     end = scene.run(long_ago, pins=True, failOnDataLoss=False)
     assert (end.ends[QUEUE], end.begins[QUEUE]) == (9, 9)
-    # Within the minute that a clock may go back, a message twice is better than one that is left out.
+    # Within the minute that a clock may go back, a duplicate is better than a skipped message.
     lately = StreamOffset({QUEUE: 12}, None, None, {QUEUE: Seen(11, now)})
     assert scene.spans(lately, failOnDataLoss=False) == [Range(QUEUE, 0, 9)]
 
 
 def test_a_batch_that_was_planned_before_is_not_read_from_another_queue(scene: Scene) -> None:
-    """A driver is killed between writing a batch down and reading it, and the topic is made anew meanwhile."""
+    """A driver is killed between planning a batch and reading it, and the topic is created again before the restart."""
     scene.make_topic(30)
     end = scene.run(START, pins=True)
     assert scene.reader().ranges(START, end) == [Range(QUEUE, 0, 30)]
     scene.make_anew(40)
     with pytest.raises(DataLossError, match="has another message at 29"):
         scene.reader().ranges(START, end)
-    assert scene.reader().ranges(end, end) == [], "with nothing to read there is nothing to compare"
+    assert scene.reader().ranges(end, end) == [], "an empty batch compares nothing"
     assert scene.reader(failOnDataLoss=False).ranges(START, end) == [Range(QUEUE, 0, 30)]
     with pytest.raises(DataLossError, match="ends at 40, the stream has read it up to 50"):
         scene.reader().ranges(START, StreamOffset({QUEUE: 50}))
 
 
 def test_limited_batches_know_their_queues_too(scene: Scene) -> None:
-    """Their ends are no queue's end, whose time brokers tell unasked."""
+    """Their ends are not the ends of queues, for which brokers report a store time without a further request."""
     scene.make_topic(30)
     reader = scene.reader(maxOffsetsPerTrigger=10)
     first = reader.end_after(START, 10)
@@ -250,11 +251,11 @@ def test_a_broker_that_does_not_answer_leaves_the_queue_to_a_later_batch(
     scene.send(10)
 
     async def silent(*_: object) -> Any:
-        raise UnreachableError("nobody answers")
+        raise UnreachableError("no broker answers")
 
     with monkeypatch.context() as patched:
         patched.setattr(places, "store_times", silent)
-        assert scene.run(end, pins=False) == end, "what cannot be compared is not read"
+        assert scene.run(end, pins=False) == end, "a queue that cannot be compared is not read"
     assert scene.spans(end) == [Range(QUEUE, 30, 40)]
 
 
@@ -286,7 +287,7 @@ def test_named_offsets_that_are_behind_the_end_are_an_error(scene: Scene) -> Non
 
 
 def test_checkpoints_of_older_versions_are_read(scene: Scene) -> None:
-    """And the text of an offset is the same each time: Spark compares texts."""
+    """In addition the text of an offset is always the same, because Spark compares texts."""
     old = {"v": 1, "q": {TOPIC: {"broker-a": {"0": 23}}}, "from": {TOPIC: {"broker-a": {"0": 7}}}}
     offset = StreamOffset.of(old)
     assert (offset.seen, offset.to_json()) == ({}, old)
@@ -303,7 +304,7 @@ def test_checkpoints_of_older_versions_are_read(scene: Scene) -> None:
 def test_messages_that_come_while_a_begin_is_asked_for_are_no_loss(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A time ahead of the broker's clock is the queue's end, which is a later one than that of the bounds by then."""
+    """A time ahead of the broker's clock gives the queue's current end, which may be later than the known bounds."""
     scene.make_topic(3)
     at_time = places.at_time
 

@@ -1,4 +1,4 @@
-"""A rebuild gives records with odd offsets the units that the broker gives them: its consume queue is the referee."""
+"""A rebuild gives records with irregular offsets the same units as the broker, whose consume queue is the reference."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ steps = st.tuples(st.integers(-3, 12), st.integers(0, 3000))
 @examples(max_examples=200, deadline=None)
 @given(st.integers(0, 60), st.lists(steps, max_size=40))
 def test_odd_offsets_get_the_units_that_the_broker_gives_them(first: int, moves: list[tuple[int, int]]) -> None:
-    """Offsets that leap, go back or begin late: the same units and the same first file."""
+    """For offsets that jump, go back or start late, units and first file are the broker's."""
     queue = ConsumeQueue("T", 0, "/q", QueueShape(10, 4096), lambda _: None)
     image = QueueImage(10, 4096)
     files: dict[int, bytes] = {}
@@ -38,8 +38,8 @@ def test_odd_offsets_get_the_units_that_the_broker_gives_them(first: int, moves:
 
 
 @pytest.mark.parametrize("spare", [-1, 0, 1])
-def test_lost_records_get_fillers_if_the_hole_has_room_for_them(spare: int) -> None:
-    """A byte less, and offsets were left out by a queue that went on otherwise: as many as are there count."""
+def test_lost_records_get_fillers_if_the_hole_has_space_for_them(spare: int) -> None:
+    """If the hole is one byte smaller, the offsets were skipped by an otherwise continuous queue and get no fillers."""
     queue = ConsumeQueue("T", 0, "/q", QueueShape(10, 4096), lambda _: None)
     image = QueueImage(10, 4096)
     for phy, offset in ((0, 0), (100 + 2 * OVERHEAD_V1 + spare, 3)):

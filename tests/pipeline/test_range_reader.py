@@ -1,4 +1,4 @@
-"""Queues in which some offsets are no messages: each message is a row once, however many requests are under way."""
+"""Queues in which some offsets have no message: each message is one row, however many requests are in flight."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SETTINGS = ReadSettings.of(Options({"namesrv": "127.0.0.1:9", "topics": "T"}))
 QUEUE = MessageQueue(topic="T", broker_name="b", queue_id=0)
 HOST = pack_host("10.0.0.1", 10911)
 MOST = 32
-"""Messages of one reply."""
+"""Number of messages in one reply."""
 
 
 def record(offset: int) -> bytes:
@@ -39,7 +39,7 @@ def record(offset: int) -> bytes:
 
 
 class GappyReader(RangeReader):
-    """Asks a broker that has only some offsets, and gives as many messages as it is asked for wherever they are."""
+    """Reads from a broker that has only some offsets, and that returns ``count`` messages wherever they are."""
 
     def __init__(self, client: Client, there: list[int], span: Range) -> None:
         super().__init__(client, SETTINGS, span)
@@ -87,7 +87,7 @@ def test_each_message_is_read_once(there: list[int], begin: int) -> None:
 
 
 def test_what_is_no_message_is_not_passed_over() -> None:
-    """The decoder gets to see it, and says so."""
+    """The decoder gets the bytes and raises an error."""
     data = record(1) + record(2) + record(3)
     assert _between(data, 1, 4) == data
     assert _between(data, 2, 3) == record(2)

@@ -36,25 +36,25 @@ if not importlib.util.find_spec("pyarrow"):
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Registers this room's marks; the other ones are the project's."""
+    """Register the marks of this folder; the project registers all others."""
     config.addinivalue_line("markers", "one_pyspark: depends on no version of PySpark; run with the newest one only")
     config.addinivalue_line("markers", "oldest_pyspark: needs what there is for the oldest PySpark only")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All but the few tests without Spark are partners' tests, with time limits of their own."""
+    """Mark all tests except the few without Spark as partner tests, with their own time limits."""
     for item in items:
         if HERE in item.path.parents and item.path.name not in WITHOUT_SPARK:
             item.add_marker(pytest.mark.partners)
-            # PySpark leaves sockets to the JVM for the collector to close, in whatever test that happens.
+            # PySpark leaves sockets to the JVM open; the garbage collector closes them during any later test.
             item.add_marker(pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"))
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(TEST_TIMEOUT, func_only=True))
 
 
 def demand_spark() -> None:
-    """Skips where Spark cannot run; with CI=true that is a failure."""
+    """Skip the tests if Spark cannot run; with CI=true that is a failure."""
     if MISSING:
         text = "missing: " + "; ".join(MISSING)
         if os.environ.get("CI") == "true":
@@ -64,7 +64,7 @@ def demand_spark() -> None:
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A name server and two brokers that most tests share; topics and groups keep them apart."""
+    """A name server and two brokers shared by most tests, which use separate topics and groups."""
     properties = {"enablePropertyFilter": "true"}
     with running_cluster(tmp_path_factory.mktemp("cluster"), brokers=2, properties=properties) as running:
         yield running
@@ -72,7 +72,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """One session: two cores, little memory, nothing that listens beyond loopback."""
+    """One session with two cores and little memory; it listens on loopback addresses only."""
     demand_spark()
     from tests.spark.session import spark_session  # noqa: PLC0415 - PySpark may be missing
 

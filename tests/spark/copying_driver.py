@@ -1,9 +1,9 @@
-"""A program that copies a topic into another, for tests that kill it.
+"""A program that copies a topic to another, for tests that kill it.
 
 Arguments: NAMESRV SOURCE TARGET DIRECTORY.
 
-It runs until it is killed. A query that fails, or cannot be planned (the Python worker that did it was killed), is
-started again, as whoever operates it would do.
+It runs until it is killed. A query that fails, or that cannot be planned because its Python worker was killed, is
+restarted, as an operator would do.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A program that archives stores as Delta tables, one after the other, and prints what is in the archive then.
+"""A program that archives stores as Delta tables, one after the other, and prints the content of the archive.
 
-Arguments: JARS (separated by commas) DIRECTORY TARGET STORE... A program of its own, since a session takes its jars and
-extensions when it starts, and the other tests' session has none.
+Arguments: JARS (separated by commas) DIRECTORY TARGET STORE... It is a separate program because a session loads its
+jars and extensions when it starts, and the other tests' session has none.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Small commit logs, made with the encoder of protocol/."""
+"""Small commit logs, written with the encoder of protocol/."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ START = 1_700_000_000_000
 
 @dataclass
 class Sent:
-    """A message as it is given to the log; ``phy`` and ``size`` once it is there."""
+    """A message for the log; ``phy`` and ``size`` are set when it is appended."""
 
     topic: str = "Orders"
     body: bytes = b"body"
@@ -46,16 +46,16 @@ class LogWriter:
         self.sent: list[Sent] = []
 
     def put(self, message: Sent) -> Sent:
-        """Append one; its queue offset is the next of its queue unless it has one."""
+        """Append a message; if it has no queue offset it gets the next one of its queue."""
         key = message.topic, message.queue_id
         if message.queue_offset < 0:
             message.queue_offset = self.offsets.get(key, 0)
         self.offsets[key] = message.queue_offset + 1
         start = max(self.files)
         record = self._encode(message, self.at)
-        room = start + self.file_size - self.at
-        if len(record) + BLANK_SIZE > room:
-            self.files[start] += BLANK.pack(room, MAGIC_BLANK)
+        space = start + self.file_size - self.at
+        if len(record) + BLANK_SIZE > space:
+            self.files[start] += BLANK.pack(space, MAGIC_BLANK)
             self.at = start + self.file_size
             self.files[self.at] = bytearray()
             record = self._encode(message, self.at)
@@ -92,7 +92,7 @@ class LogWriter:
         )
 
     def write(self) -> Path:
-        """The files, each of full size."""
+        """Write the log files, each of full size."""
         directory = self.root / "commitlog"
         directory.mkdir(parents=True, exist_ok=True)
         for start, data in self.files.items():
@@ -100,7 +100,7 @@ class LogWriter:
         return self.root
 
     def write_queues(self, units_per_file: int = 10) -> Path:
-        """Consume queues for the records, one unit each, at their offsets."""
+        """Write consume queues with one unit for each record, at its offset."""
         size = units_per_file * 20
         files: dict[tuple[str, int, int], bytearray] = {}
         for message in self.sent:

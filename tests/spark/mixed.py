@@ -1,4 +1,4 @@
-"""Messages of all kinds, and what the broker makes of a log of them."""
+"""Messages of all kinds, and the queues and index that the broker builds from a log of them."""
 
 import random
 import shutil
@@ -15,7 +15,7 @@ SIZES = f"maxHashSlotNum={SLOTS}\nmaxIndexNum={ENTRIES}\n"
 
 
 def mixed(count: int, seed: int = 1) -> list[Sent]:
-    """Messages of all kinds: keys, none, delayed, transactions, long topics, IPv6."""
+    """Messages with and without keys, delayed ones, transactions, long topics, IPv6 hosts."""
     chance = random.Random(seed)
     sent = []
     for number in range(count):
@@ -49,7 +49,7 @@ def queue_files(root: Path) -> dict[str, bytes]:
 
 
 def entries(root: Path) -> list[list[bytes]]:
-    """The slots and entries of each index file; a broker names its files by its own clock."""
+    """The slots and entries of each index file, without the names, which contain the broker's clock."""
     found = []
     for path in sorted((root / "index").iterdir()):
         data = path.read_bytes()
@@ -65,7 +65,7 @@ def entries(root: Path) -> list[list[bytes]]:
 
 
 def by_broker(root: Path, tmp_path: Path, more: str = "") -> Path:
-    """A copy of the log, with queues and index that the broker's own recovery made."""
+    """A copy of the log, with queues and index built by the broker's own recovery."""
     copy = tmp_path / "broker"
     shutil.copytree(root / "commitlog", copy / "commitlog")
     if (root / "topics.dropped").exists():

@@ -12,12 +12,12 @@ from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).parents[2]
 QUICK_JAVA = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData"
-"""A JVM that lives for a minute does not earn what its second compiler and its collector's threads cost."""
+"""Options for short-lived JVMs, which the second compiler and parallel collector would only slow down."""
 
 
 @contextmanager
 def spark_session(directory: Path, *, master: str = "local[2]", **settings: str) -> Iterator[SparkSession]:
-    """Spark in this process: two cores, 1 GiB, all files under ``directory``; workers run this Python."""
+    """Start Spark for this process: two cores, 1 GiB, all files in ``directory``; workers run this Python."""
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     builder = SparkSession.builder.master(master).appName("trimq-tests")

@@ -1,4 +1,4 @@
-"""The source without a JVM: what Spark's workers would call, called here."""
+"""The source without a JVM: these helpers call the functions that Spark's workers call."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def batch_reader(cluster: Cluster, **options: object) -> Any:
 
 
 def columns_of(source: TopicDataSource) -> StructType:
-    """All columns, as Spark would pass them on; their types do not matter here."""
+    """All columns as Spark would pass them; the types do not matter here."""
     names = COLUMNS if " properties " in source.schema() else COLUMNS[:-1]
     return StructType([StructField(name, StringType()) for name in names])
 
@@ -55,13 +55,13 @@ def stream(cluster: Cluster, **options: object) -> Any:
 def write(
     cluster: Cluster, rows: list[dict[str, Any]], *, task: str = "query/0/0", again: bool = False, **options: object
 ) -> tuple[int, int]:
-    """Sends rows as a task of a sink does: how many were sent, and how many were there."""
+    """Write rows like a task of a sink; return how many were sent and how many were already stored."""
     settings = WriteSettings.of(Options(options_of(cluster, **options)))
     return deliver([pa.RecordBatch.from_pylist(rows)] if rows else [], settings, Identity(task, again))
 
 
 def shown(admin: Admin, topic: str, count: int) -> None:
-    """Waits until a topic's queues have ``count`` messages: Apache's broker answers a send before it dispatches it."""
+    """Wait until a topic's queues have ``count`` messages: Apache's broker answers a send before it dispatches it."""
     deadline = time.monotonic() + 60
     while (found := sum(offset.max_offset for offset in admin.topic_stats(topic).values())) != count:
         assert found < count, f"{topic} has more messages than were sent: {found}"
@@ -70,6 +70,6 @@ def shown(admin: Admin, topic: str, count: int) -> None:
 
 
 def open_sockets() -> int:
-    """Sockets of this process."""
-    # A socket's link leads nowhere, which resolve() does not mind.
+    """The number of open sockets in this process."""
+    # A socket's link has no target, which resolve() accepts.
     return sum("socket:" in str(entry.resolve()) for entry in Path("/proc/self/fd").iterdir())

@@ -1,4 +1,4 @@
-"""Archives: every record once, whatever is killed when."""
+"""Archives: every record once, whichever process is killed at whichever moment."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def archived(spark: SparkSession, target: Path) -> list[bytes]:
 
 
 def everything(spark: SparkSession, target: Path) -> list[bytes]:
-    """As a reader that knows nothing of batches sees it."""
+    """The bodies that a reader without knowledge of batches finds."""
     table = spark.read.option("basePath", str(target)).parquet(f"{target}/topic=*/day=*")
     return [bytes(row.body) for row in table.orderBy("commitLogOffset").collect()]
 
@@ -67,7 +67,7 @@ def test_by_topic_and_day_a_little_more_each_time(spark: SparkSession, tmp_path:
 
 @pytest.mark.one_pyspark
 def test_records_of_an_earlier_life_of_the_log_are_not_archived(tmp_path: Path) -> None:
-    """A broker cuts its log and does not erase: the next run ends where the log does, wherever the last one ended."""
+    """A broker truncates its log without erasing: a run ends where the log does, wherever the last one ended."""
     from trimq.pipeline.jobs.archive import ArchiveOptions, Batch, _range  # noqa: PLC0415 - PySpark may be missing
 
     earlier = LogWriter(tmp_path / "store", file_size=1 << 16)
@@ -83,8 +83,8 @@ def test_records_of_an_earlier_life_of_the_log_are_not_archived(tmp_path: Path) 
 
 
 @pytest.mark.one_pyspark
-def test_a_log_that_is_shorter_than_its_archive_is_told(tmp_path: Path) -> None:
-    """What it gets up to where the archive ends would be in no batch."""
+def test_a_log_that_is_shorter_than_its_archive_is_reported(tmp_path: Path) -> None:
+    """Records appended up to the archive's end would be in no batch."""
     from trimq.pipeline.jobs.archive import ArchiveError, ArchiveOptions, Batch, _range  # noqa: PLC0415 - as above
 
     writer = LogWriter(tmp_path / "store", file_size=1 << 12)
@@ -145,7 +145,7 @@ def test_files_have_bounded_sizes(spark: SparkSession, tmp_path: Path) -> None:
 
 
 class Killed(BaseException):
-    """Nothing may catch it."""
+    """Simulates a kill; no code under test may catch it."""
 
 
 @pytest.mark.one_pyspark
@@ -153,7 +153,7 @@ class Killed(BaseException):
 def test_a_run_that_ends_at_any_step_is_done_again(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed before each move, each write and each deletion of the second batch, and of the runs that clear up."""
+    """The run is killed before each move, write and deletion of the second batch, and so are the runs that clean up."""
     from trimq.pipeline.jobs.job_support import Target  # noqa: PLC0415 - PySpark may be missing
 
     writer = LogWriter(tmp_path / "store")
@@ -184,7 +184,7 @@ def test_a_run_that_ends_at_any_step_is_done_again(
             run(spark, root, target)
         except Killed:
             kills += 1
-            assert archived(spark, target) in (wanted[:10], wanted), "a batch is there as a whole or not at all"
+            assert archived(spark, target) in (wanted[:10], wanted), "a batch is complete or missing"
             continue
         break
     assert kills >= 5
@@ -196,7 +196,7 @@ def test_a_run_that_ends_at_any_step_is_done_again(
 @pytest.mark.one_pyspark
 @pytest.mark.timeout(600, func_only=True)
 def test_a_real_kill(spark: SparkSession, tmp_path: Path) -> None:
-    """kill -9 of a driver once its first file is there; the next run does it all."""
+    """kill -9 of a driver when its first file exists; the next run writes everything."""
     from tests.spark.session import QUICK_JAVA  # noqa: PLC0415 - PySpark may be missing
 
     writer = LogWriter(tmp_path / "store", file_size=1 << 20)
@@ -213,7 +213,7 @@ def test_a_real_kill(spark: SparkSession, tmp_path: Path) -> None:
             except subprocess.TimeoutExpired:
                 continue
     finally:
-        # the JVM and its Python workers are of the driver's session
+        # The JVM and its Python workers are in the driver's session.
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     run(spark, root, target)
@@ -222,7 +222,7 @@ def test_a_real_kill(spark: SparkSession, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["orc", "json"])
 def test_other_formats_are_sparks_business(spark: SparkSession, tmp_path: Path, kind: str) -> None:
-    """Killed before and after each step of the second batch, Spark's own write among them: all rows, each once."""
+    """The run is killed before and after each step of the second batch, even Spark's own write: all rows, each once."""
     from pyspark.sql import DataFrameWriter  # noqa: PLC0415 - PySpark may be missing
 
     from trimq.pipeline.jobs.archive import ArchiveError, read  # noqa: PLC0415 - as above
@@ -262,7 +262,7 @@ def test_other_formats_are_sparks_business(spark: SparkSession, tmp_path: Path, 
             break
     assert kills >= 6
     assert archived(spark, target) == bodies(writer)
-    assert len(list((target / "tables" / "broker=broker").iterdir())) == 2, "what killed runs left is gone"
+    assert len(list((target / "tables" / "broker=broker").iterdir())) == 2, "the files of killed runs are deleted"
     table = read(spark, str(target))
     assert table.where("topic = '%RETRY%g' and day = '2023-11-15'").count() == 4
     assert {row.properties["UNIQ_KEY"] for row in table.where("topic like 'T%'").collect()} == {
@@ -272,7 +272,7 @@ def test_other_formats_are_sparks_business(spark: SparkSession, tmp_path: Path, 
         run(spark, root, target)
 
 
-def test_a_log_that_was_deleted_too_early_is_told(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_log_that_was_deleted_too_early_is_reported(spark: SparkSession, tmp_path: Path) -> None:
     from trimq.pipeline.jobs.archive import ArchiveError  # noqa: PLC0415 - PySpark may be missing
 
     writer = LogWriter(tmp_path / "store", file_size=2048)

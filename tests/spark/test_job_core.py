@@ -1,4 +1,4 @@
-"""What the jobs make of records, without Spark: rows in, files out."""
+"""The jobs' processing of records without Spark: from rows to files."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.one_pyspark
 def dispatch_rows(
     root: Path, split_size: int, dropped: dict[str, Any] | None = None, *, tags: bool = True
 ) -> list[dict[str, Any]]:
-    """Each record's row, its first key counted from the beginning of the log."""
+    """Each record's row; first keys are numbered from the start of the log."""
     files, reading = StoreFiles(str(root)), StoreOptions(path=str(root), split_size=split_size)
     rows: list[dict[str, Any]] = []
     keys = 0
@@ -79,8 +79,8 @@ def test_files_are_those_of_the_broker(tmp_path: Path) -> None:
         ({**row, "file": row["queueOffset"] // units} for row in rows if row["queued"]),
         key=lambda row: (row["topic"], row["queueId"], row["queueOffset"]),
     )
-    told = write_queue_files(out, QUEUE_FILE, iter(pa.Table.from_pylist(queued).to_batches(max_chunksize=37)))
-    assert all(row["regular"] for batch in told for row in batch.to_pylist())
+    written = write_queue_files(out, QUEUE_FILE, iter(pa.Table.from_pylist(queued).to_batches(max_chunksize=37)))
+    assert all(row["regular"] for batch in written for row in batch.to_pylist())
     capacity = ENTRIES - 1
     total = sum(len(row["hashes"]) for row in rows)
     found = []
@@ -105,7 +105,7 @@ def test_files_are_those_of_the_broker(tmp_path: Path) -> None:
 
 
 def test_a_deleted_topics_records_have_no_units(tmp_path: Path) -> None:
-    """As the broker reads its own note: by place in the log and by time; a later life of the topic has units."""
+    """As in the broker, log offset and time decide; records of the topic after its next creation have units."""
     root = LogWriter(tmp_path / "store").put_all(mixed(200)).write()
     rows = dispatch_rows(root, 3000)
     later = next(row["phy"] for row in rows[150:] if row["topic"] == "A")
@@ -121,7 +121,7 @@ def test_a_deleted_topics_records_have_no_units(tmp_path: Path) -> None:
     ]
     gone = {(row["topic"], row["queued"]) for row in left if row["topic"] in "AB"}
     assert gone == {(topic, queued) for topic in "AB" for queued in (True, False)}
-    assert [row["hashes"] for row in left] == [row["hashes"] for row in rows], "the index is by place alone"
+    assert [row["hashes"] for row in left] == [row["hashes"] for row in rows], "for the index only the offset counts"
     (root / "topics.dropped").write_bytes(b"{")
     assert dropped_topics(StoreFiles(str(root))) == {}
 
@@ -131,7 +131,7 @@ def test_nothing_to_sync_needs_no_directory(tmp_path: Path) -> None:
 
 
 def test_a_queue_with_gaps_is_written_file_by_file(tmp_path: Path) -> None:
-    """A queue of any size goes through one task: what is full is on the disk before the next rows are asked for."""
+    """One task can write a queue of any size: full files are on disk before the next rows are requested."""
     names = ("topic", "queueId", "phy", "size", "tagsCode", "queueOffset")
     directory = tmp_path / "consumequeue"
 
@@ -145,8 +145,8 @@ def test_a_queue_with_gaps_is_written_file_by_file(tmp_path: Path) -> None:
             units = [(topic, 0, n * 1000, 100, 7, n % 50 + (n % 50 > 20)) for n in range(number, number + 5)]
             yield pa.RecordBatch.from_pylist([dict(zip(names, unit, strict=True)) for unit in units])
 
-    told = pa.Table.from_batches(write_whole_queues(Target(str(tmp_path)), 10 * UNIT_SIZE, 1 << 20, rows()))
-    assert told.select(["topic", "file", "units"]).to_pylist() == [
+    written = pa.Table.from_batches(write_whole_queues(Target(str(tmp_path)), 10 * UNIT_SIZE, 1 << 20, rows()))
+    assert written.select(["topic", "file", "units"]).to_pylist() == [
         {"topic": topic, "file": file, "units": 10 if file < 5 else 1} for topic in "TU" for file in range(6)
     ]
     for topic, base in (("T", 0), ("U", 50)):

@@ -1,4 +1,4 @@
-"""Archives as Delta tables, a table format with a log of its own, where there is a release of it for this Spark."""
+"""Archives as Delta tables, a table format with its own log, if a release for this version of Spark exists."""
 
 import json
 import os
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.oldest_pyspark
 @pytest.mark.timeout(600, func_only=True)
 def test_batches_are_delta_tables(tmp_path: Path) -> None:
-    """A first batch, nothing new, and a batch of another day; each table has a log that Delta wrote."""
+    """Runs a first batch, one without new records, and one of another day; each table has a log written by Delta."""
     demand_spark()
     jars = delta_jars()
     writer = LogWriter(tmp_path / "first").put_all(some(60))
@@ -39,10 +39,10 @@ def test_batches_are_delta_tables(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told["rows"] == [60, None, 8]
-    assert told["bodies"] == [one.body.decode() for one in writer.sent]
-    assert ["T1", "2023-11-15"] in told["places"]
-    assert len(told["tables"]) == 2
-    for name in told["tables"]:
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["rows"] == [60, None, 8]
+    assert result["bodies"] == [one.body.decode() for one in writer.sent]
+    assert ["T1", "2023-11-15"] in result["places"]
+    assert len(result["tables"]) == 2
+    for name in result["tables"]:
         assert list((target / name / "_delta_log").glob("*.json")), name

@@ -1,4 +1,4 @@
-"""The examples of docs/pipeline-jobs.md, as they stand there: STORE, TARGET, TOPIC and HOST:9876 are given."""
+"""The examples of docs/pipeline-jobs.md, with values for STORE, TARGET, TOPIC and HOST:9876."""
 
 from __future__ import annotations
 
@@ -44,25 +44,25 @@ def test_the_commands_of_the_page(
     messages = [*some(40, topic="Orders"), *prices]
     root = str(LogWriter(tmp_path / "store").put_all(messages).write())
     admin.create_topic("FromThePage", queues=2)
-    # rebuild: into the store itself, as the page allows, so that audit finds what it looks for.
+    # Rebuild into the store itself, as the page allows, so that audit finds the queues and index.
     given = {
         "rebuild": {"TARGET": root},
         "archive": {"TARGET": str(tmp_path / "archive")},
         "compact": {"TARGET": str(tmp_path / "compact")},
         "replay": {"HOST:9876": cluster.namesrv, "TOPIC": "FromThePage"},
     }
-    told = {}
+    outputs = {}
     for line in example("python -m trimq.pipeline rebuild").splitlines():
         python, m, module, job, *arguments = shlex.split(line)
         assert (python, m, module) == ("python", "-m", "trimq.pipeline")
         values = {"STORE": root, **given.get(job, {})}
         done = CliRunner().invoke(main, [job, *(values.get(argument, argument) for argument in arguments)])
         assert done.exit_code == 0, (line, done.output, done.exception)
-        told[job] = done.output
-    assert set(told) == set(main.commands)
-    assert told["rebuild"].startswith("44 records read")
-    assert told["replay"] == "40 messages sent\n"
-    assert told["compact"] == "1 keys\n"
-    assert "44 rows" in told["archive"]
+        outputs[job] = done.output
+    assert set(outputs) == set(main.commands)
+    assert outputs["rebuild"].startswith("44 records read")
+    assert outputs["replay"] == "40 messages sent\n"
+    assert outputs["compact"] == "1 keys\n"
+    assert "44 rows" in outputs["archive"]
     assert (tmp_path / "audit.html").exists()
     assert (tmp_path / "stats.html").exists()

@@ -1,4 +1,4 @@
-"""Audit, figures, compaction, replay; and the commands."""
+"""Audit, statistics, compaction, replay, and the commands."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_audit_finds_each_fault_and_nothing_else(spark: SparkSession, tmp_path: 
     found = {fault.kind: fault.count for fault in report.faults}
     assert found["damaged record"] == 1
     assert found["queue unit is not the record's"] == 1
-    # the damaged record's unit leads to none any more
+    # The unit of the damaged record no longer points to a record.
     assert found["queue unit without record"] == 2
     assert found["offsets without a record"] == 1
     assert found["key that a query does not find"] >= 1
@@ -82,7 +82,7 @@ def test_audit_finds_each_fault_and_nothing_else(spark: SparkSession, tmp_path: 
 
 
 def test_audit_finds_that_files_are_gone(spark: SparkSession, tmp_path: Path) -> None:
-    """Issue 19.4: with its newest log file gone a store was called sound, a sixth of its records being all it had."""
+    """Issue 19.4: an audit called a store sound that lacked its newest log file and five sixths of its records."""
     writer = LogWriter(tmp_path / "store", file_size=16_384).put_all(some(150))
     root = built(spark, writer.write())
     newest = root / "commitlog" / offset_name(max(writer.files))
@@ -112,7 +112,7 @@ def test_audit_finds_that_files_are_gone(spark: SparkSession, tmp_path: Path) ->
 
 
 def test_audit_takes_an_earlier_due_time_for_sound_and_a_later_one_not(spark: SparkSession, tmp_path: Path) -> None:
-    """A message that was stored after the clock had been set back is due before its record's time says."""
+    """A message stored after the clock was set back is due earlier than its record's store time suggests."""
     delayed = "SCHEDULE_TOPIC_XXXX"
     writer = LogWriter(tmp_path / "store", file_size=16_384)
     for number in range(3):
@@ -222,27 +222,27 @@ def test_replay_lets_no_more_through_than_allowed() -> None:
 
 @pytest.mark.parametrize("name", ["rebuild", "audit", "stats", "archive", "replay", "compact"])
 def test_every_job_is_a_command_with_help(name: str) -> None:
-    told = CliRunner().invoke(main, [name, "--help"])
-    assert told.exit_code == 0
-    assert "STORE" in told.output
+    result = CliRunner().invoke(main, [name, "--help"])
+    assert result.exit_code == 0
+    assert "STORE" in result.output
 
 
 def test_commands(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(spark), "stop", lambda _: None)
     root = str(LogWriter(tmp_path / "store").put_all(some(20)).write())
-    told = CliRunner().invoke(main, ["stats", root, "--json", "--page", str(tmp_path / "page.html")])
-    assert told.exit_code == 0, (told.output, told.exception)
-    assert sum(row["messages"] for row in json.loads(told.stdout)["tables"]["topics"]) == 20
+    result = CliRunner().invoke(main, ["stats", root, "--json", "--page", str(tmp_path / "page.html")])
+    assert result.exit_code == 0, (result.output, result.exception)
+    assert sum(row["messages"] for row in json.loads(result.stdout)["tables"]["topics"]) == 20
     assert (tmp_path / "page.html").exists()
     sizes = ["--slots", "64", "--entries", "100"]
-    told = CliRunner().invoke(main, ["rebuild", root, str(tmp_path / "out"), *sizes])
-    assert (told.exit_code, told.output[:15]) == (0, "20 records read")
-    told = CliRunner().invoke(main, ["rebuild", root, str(tmp_path / "out"), *sizes])
-    assert told.exit_code == 2
-    told = CliRunner().invoke(main, ["audit", root, *sizes])
-    assert told.exit_code == 1
-    assert "record without queue unit: 20" in told.output
-    told = CliRunner().invoke(main, ["compact", root, str(tmp_path / "compact"), "--key", "uniqId"])
-    assert told.output == "20 keys\n"
-    told = CliRunner().invoke(main, ["stats", str(tmp_path / "nowhere")])
-    assert told.exit_code == 2, told.output
+    result = CliRunner().invoke(main, ["rebuild", root, str(tmp_path / "out"), *sizes])
+    assert (result.exit_code, result.output[:15]) == (0, "20 records read")
+    result = CliRunner().invoke(main, ["rebuild", root, str(tmp_path / "out"), *sizes])
+    assert result.exit_code == 2
+    result = CliRunner().invoke(main, ["audit", root, *sizes])
+    assert result.exit_code == 1
+    assert "record without queue unit: 20" in result.output
+    result = CliRunner().invoke(main, ["compact", root, str(tmp_path / "compact"), "--key", "uniqId"])
+    assert result.output == "20 keys\n"
+    result = CliRunner().invoke(main, ["stats", str(tmp_path / "nowhere")])
+    assert result.exit_code == 2, result.output

@@ -1,4 +1,4 @@
-"""Queues and index made on Spark are those that the broker makes of the same log."""
+"""Queues and index built on Spark equal those that the broker builds from the same log."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_queues_and_index_are_byte_for_byte_the_brokers(spark: SparkSession, tmp
 
 
 def test_an_index_without_tags_is_the_brokers_too_and_is_sound(spark: SparkSession, tmp_path: Path) -> None:
-    """With --no-index-tags and indexTagEnable=false; no check that knows of tags takes it for damage."""
+    """With --no-index-tags and indexTagEnable=false; checks that know about tags do not report damage."""
     from trimq.pipeline.jobs.audit import audit  # noqa: PLC0415 - PySpark may be missing
 
     root = LogWriter(tmp_path / "store", file_size=16_384).put_all(mixed(200)).write()
@@ -87,13 +87,13 @@ def test_queues_that_begin_late_have_gaps_or_a_second_life(spark: SparkSession, 
     root = writer.write()
     report = by_spark(spark, root)
     assert report.irregular == 2
-    # damaged records side by side are one stretch
+    # Adjacent damaged records are one stretch.
     assert [phy for phy, _, _ in report.damages] == [writer.sent[40].phy, writer.sent[45].phy]
     assert queue_files(root) == queue_files(by_broker(root, tmp_path))
 
 
 def test_deleted_topics_stay_deleted(spark: SparkSession, tmp_path: Path) -> None:
-    """The broker's own note of what it has deleted; the first queue of Again is of its earlier life."""
+    """The broker's own list of deleted topics is used; the first queue of Again is from before its deletion."""
     writer = LogWriter(tmp_path / "store", file_size=16_384)
     writer.put_all([Sent(topic=topic, time=START + n) for n in range(30) for topic in ("Gone", "Kept", "Again")])
     end = writer.at
@@ -126,7 +126,7 @@ def java(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JavaClient]:
 @pytest.mark.one_pyspark
 @pytest.mark.parametrize("peer", ["trimq", "apache"])
 def test_brokers_open_the_result(spark: SparkSession, tmp_path: Path, java: JavaClient, peer: Peer) -> None:
-    """A broker's log, with everything else taken away: messages and keys are found after a rebuild, and it goes on."""
+    """Only the log of a broker is left: after a rebuild messages and keys are found, and new messages are stored."""
     from trimq.pipeline.jobs.rebuild import RebuildOptions, rebuild  # noqa: PLC0415 - PySpark may be missing
 
     store = tmp_path / "store"
@@ -154,7 +154,7 @@ def test_brokers_open_the_result(spark: SparkSession, tmp_path: Path, java: Java
         place = {"topic": "Rebuilt", "broker": "broker-a", "queue": 0}
         offsets = producer.ask("offsets", **place)
         assert (offsets["min"], offsets["max"]) == (0, 60)
-        # No seek: beside a pull under way this client may lose it, with either broker. A new group starts at the first.
+        # No seek: this client may lose it if a pull is in flight, with either broker. A new group starts at the first.
         reader.ask("assign", queues=[place])
         assert [one["body"] for one in reader.poll(60)] == texts
         found = wait_until(lambda: producer.query_key("Rebuilt", "key17"), "a key")

@@ -1,4 +1,4 @@
-"""What these tests say where there is no Java runtime: elsewhere they are skipped, CI must not pass without them."""
+"""Without a Java runtime these tests are skipped; in CI, which must not pass without them, they fail."""
 
 import os
 import subprocess

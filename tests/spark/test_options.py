@@ -41,7 +41,7 @@ def test_names_are_compared_without_case_and_blanks_are_nothing() -> None:
     assert options.choice("mode", ("Fast", "careful"), "Fast") == "Fast"
 
 
-def test_an_error_survives_the_way_between_sparks_processes() -> None:
+def test_an_error_survives_the_transfer_between_sparks_processes() -> None:
     error = pickle.loads(pickle.dumps(OptionError("topics", None, "names of topics")))
     assert isinstance(error, OptionError)
     assert str(error) == "option topics is not given: expected names of topics"

@@ -1,4 +1,4 @@
-"""README.md names a test for each peculiarity of PySpark; those tests are there."""
+"""The tests that README.md names for the peculiarities of PySpark exist."""
 
 import re
 from pathlib import Path

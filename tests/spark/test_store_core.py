@@ -1,4 +1,4 @@
-"""Reading stores without Spark: every record once, whatever the splits, and nothing that is none."""
+"""Reading stores without Spark: every record once, whatever the splits, and no row that is not a record."""
 
 import datetime as dt
 import sys
@@ -38,7 +38,7 @@ EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
 TIMES = ["bornTimestamp", "storeTimestamp"]
-"""What is no date of Python's where a record was damaged there."""
+"""Columns whose values in damaged records Python's datetime may be unable to represent."""
 
 
 def rows(path: Path | str, *, times: bool = True, **options: Any) -> list[dict[str, Any]]:
@@ -73,7 +73,7 @@ def address(host: tuple[str, int]) -> str:
 
 
 def expected(message: StoredMessage, body: bytes) -> dict[str, Any]:
-    """A row as the record's decoder of protocol/ has it."""
+    """The row that corresponds to a record as decoded by protocol/."""
     return {
         "topic": message.topic,
         "brokerName": None,
@@ -150,10 +150,10 @@ def test_each_record_is_a_row_as_the_decoder_has_it(
     st.sampled_from([0, 300, 1500]),
 )
 @example([(40, 1, 1)], 0)
-def test_damage_is_told_and_everything_else_is_read_once(
+def test_damage_is_reported_and_everything_else_is_read_once(
     tmp_path_factory: pytest.TempPathFactory, wounds: list[tuple[int, int, int]], split: int
 ) -> None:
-    """Rows and damaged places together cover the log: no byte twice, no sound record lost."""
+    """Rows and damaged places together cover the log: no byte twice, no valid record lost."""
     writer = LogWriter(tmp_path_factory.mktemp("store"), file_size=4096)
     writer.put_all(some(110))
     written = {start: bytes(data) for start, data in writer.files.items()}
@@ -170,16 +170,16 @@ def test_damage_is_told_and_everything_else_is_read_once(
         if writer.files[start][place] == written[start][place]:
             sound.append(message.body)
     found = rows(root, splitSize=split, times=False)
-    told = damaged(root, splitSize=split)
+    reported = damaged(root, splitSize=split)
     assert [body for body in bodies(found) if body in sound] == sound
     covered = sorted(
         [(message.phy, message.size) for message in writer.sent if message.body in bodies(found)]
-        + [(damage.phy, damage.length) for damage in told]
+        + [(damage.phy, damage.length) for damage in reported]
     )
     for (phy, length), (following, _) in pairwise(covered):
         assert phy + length <= following
     assert rows(root, splitSize=0, times=False) == found
-    assert damaged(root, splitSize=0) == told
+    assert damaged(root, splitSize=0) == reported
 
 
 @examples(max_examples=40, deadline=None)
@@ -191,12 +191,12 @@ def test_damage_is_told_and_everything_else_is_read_once(
 def test_many_records_of_one_size(
     tmp_path_factory: pytest.TempPathFactory, runs: list[tuple[int, int]], wounds: list[tuple[int, int]], split: int
 ) -> None:
-    """Those are not looked for one by one: runs of them, one after the other, over the ends of files, and damaged."""
+    """Records of one size are found in runs: several runs, across the ends of files, and with damage."""
     writer = LogWriter(tmp_path_factory.mktemp("store"), file_size=4096)
     lengths = [length for length, count in runs for _ in range(count)]
     writer.put_all([Sent(body=b"%05d" % n * length, time=START + n) for n, length in enumerate(lengths)])
     hurt = {number % len(lengths) for number, _ in wounds}
-    for number, place in wounds:  # in its size, its magic, its body
+    for number, place in wounds:  # bytes of the size, the magic or the body
         at = writer.sent[number % len(lengths)].phy + place
         writer.files[at // 4096 * 4096][at % 4096] ^= 0x41
     root = writer.write()
@@ -205,7 +205,7 @@ def test_many_records_of_one_size(
 
 
 def test_a_split_begins_nowhere_within_a_body_that_looks_like_a_record(tmp_path: Path) -> None:
-    """A body that holds records which say that they lie just there: only what follows them tells."""
+    """The body contains records with correct offsets; only the bytes behind them show that they are no records."""
     writer = LogWriter(tmp_path / "store", file_size=1 << 16)
     inner = LogWriter(tmp_path / "inner", file_size=1 << 16)
     writer.put_all(some(20))
@@ -222,7 +222,7 @@ def test_a_split_begins_nowhere_within_a_body_that_looks_like_a_record(tmp_path:
 
 
 def test_bytes_of_an_earlier_life_behind_the_end_are_no_rows(tmp_path: Path) -> None:
-    """Another broker cut the log and did not erase: what lines up behind the new end is older than what is in front."""
+    """Another broker truncated the log without erasing: the records behind the new end are older than those before."""
     writer = LogWriter(tmp_path / "store")
     writer.put_all(some(30))
     old_tail = writer.sent[20:]
@@ -237,7 +237,7 @@ def test_bytes_of_an_earlier_life_behind_the_end_are_no_rows(tmp_path: Path) -> 
 
 
 def test_a_body_that_reaches_to_the_end_of_its_file_is_damage(tmp_path: Path) -> None:
-    """One byte is left behind it where the length of a long topic takes two."""
+    """One byte is left behind the body, but the length of a long topic takes two."""
     writer = LogWriter(tmp_path / "store")
     writer.put_all([Sent(topic="x" * 200, body=b"%d" % number) for number in range(3)])
     writer.file_size = writer.at
@@ -248,8 +248,8 @@ def test_a_body_that_reaches_to_the_end_of_its_file_is_damage(tmp_path: Path) ->
     writer.files[0][length : length + 4] = (damaged_one.size - 89).to_bytes(4, "big")
     root = writer.write()
     assert bodies(rows(root)) == [b"0", b"1", b"next file"]
-    (told,) = damaged(root)
-    assert (told.phy, told.length) == (damaged_one.phy, damaged_one.size)
+    (reported,) = damaged(root)
+    assert (reported.phy, reported.length) == (damaged_one.phy, damaged_one.size)
 
 
 def test_a_clock_that_was_set_back_hides_nothing(tmp_path: Path) -> None:
@@ -282,7 +282,7 @@ def test_topics_are_read_through_their_queues_and_nothing_else_is_touched(tmp_pa
         key = lambda row: row["commitLogOffset"]  # noqa: E731
         assert sorted(through, key=key) == sorted(scanned, key=key), options
         assert through
-    # with other topics' records in ruins, the wanted ones are still there and nobody complains
+    # If only other topics' records are damaged, the wanted ones are read and no damage is reported.
     keep = [one for one in writer.sent if one.topic == "T1"]
     for start, data in writer.files.items():
         blank = bytearray(len(data))
@@ -295,7 +295,7 @@ def test_topics_are_read_through_their_queues_and_nothing_else_is_touched(tmp_pa
 
 
 def test_a_part_of_a_queue_carries_the_files_that_it_touches(tmp_path: Path) -> None:
-    """The driver holds all parts; one whose units lead elsewhere is read too."""
+    """The driver has all parts; a part whose units point to other files is read too."""
     writer = LogWriter(tmp_path / "store", file_size=1024)
     writer.put_all([Sent(body=b"%06d" % n, time=START + n) for n in range(400)])
     writer.write()
@@ -343,7 +343,7 @@ def test_time_and_position_choose_what_is_read(tmp_path: Path) -> None:
 
 
 def test_a_store_behind_another_file_system(tmp_path: Path) -> None:
-    """Remote files are read by ranges; the result is the same."""
+    """Remote files are read in ranges; the result is the same."""
     writer = LogWriter(tmp_path / "store", file_size=4096)
     writer.put_all(some(150))
     writer.write()
@@ -384,9 +384,9 @@ def test_bodies_are_decompressed_and_those_that_cannot_be_are_damage(tmp_path: P
     packed = [Sent(body=zlib.compress(b"long " * 50), sys_flag=1), Sent(body=b"no zlib at all", sys_flag=1)]
     root = writer.put_all([Sent(body=b"plain"), *packed, Sent(body=b"last")]).write()
     assert bodies(rows(root)) == [b"plain", b"long " * 50, b"last"]
-    (told,) = damaged(root)
-    assert (told.phy, told.length) == (writer.sent[2].phy, writer.sent[2].size)
-    assert "decompressed" in told.why
+    (reported,) = damaged(root)
+    assert (reported.phy, reported.length) == (writer.sent[2].phy, writer.sent[2].size)
+    assert "decompressed" in reported.why
 
 
 def test_a_library_that_is_missing_is_no_fault_of_the_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -398,29 +398,29 @@ def test_a_library_that_is_missing_is_no_fault_of_the_records(tmp_path: Path, mo
 
 
 def test_libraries_for_compressed_bodies_come_with_the_extra() -> None:
-    """A topic has whatever its producers send."""
+    """Producers choose the compression, so a topic may need all of them."""
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
     assert set(extras["compression"]) <= set(extras["spark"])
 
 
-def test_missing_and_short_files_are_told(tmp_path: Path) -> None:
+def test_missing_and_short_files_are_reported(tmp_path: Path) -> None:
     writer = LogWriter(tmp_path / "store", file_size=2048)
     root = writer.put_all(some(100)).write()
     files = sorted((root / "commitlog").iterdir())
     files[1].unlink()
     short = files[3].read_bytes()
     files[3].write_bytes(short[:1000])
-    told = damaged(root)
-    assert ("files are missing", 2048) in [(one.why, one.phy) for one in told]
-    assert [one.length for one in told if one.why == "the file has 1000 bytes, the others have 2048"] == [1048]
+    reported = damaged(root)
+    assert ("files are missing", 2048) in [(one.why, one.phy) for one in reported]
+    assert [one.length for one in reported if one.why == "the file has 1000 bytes, the others have 2048"] == [1048]
     inside = {
         one.body for one in writer.sent if 2048 <= one.phy < 4096 or 3 * 2048 + 1000 < one.phy + one.size <= 4 * 2048
     }
     assert bodies(rows(root)) == [one.body for one in writer.sent if one.body not in inside]
 
 
-def test_no_store_is_told_with_what_was_looked_for(tmp_path: Path) -> None:
+def test_a_missing_store_is_reported_with_the_expected_folder(tmp_path: Path) -> None:
     with pytest.raises(StorePathError, match="commitlog"):
         rows(tmp_path)
     (tmp_path / "commitlog").mkdir()
@@ -435,7 +435,7 @@ def test_only_the_wanted_columns(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "text"),
     [
         ({"splitSize": "many"}, "splitSize"),
         ({"queues": "one"}, "queues"),
@@ -451,6 +451,6 @@ def test_only_the_wanted_columns(tmp_path: Path) -> None:
         ({"checkCrc": "perhaps"}, "true or false"),
     ],
 )
-def test_a_wrong_option_is_told(options: dict[str, str], told: str) -> None:
-    with pytest.raises(OptionError, match=told):
+def test_a_wrong_option_is_reported(options: dict[str, str], text: str) -> None:
+    with pytest.raises(OptionError, match=text):
         parse({"path": "/store", **options})

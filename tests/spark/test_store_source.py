@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def test_a_store_is_a_table_found_by_its_name(spark: SparkSession, tmp_path: Path) -> None:
-    """Nothing is registered: Spark looks for modules whose names begin with pyspark_."""
+    """The source is not registered: Spark searches for modules whose names start with pyspark_."""
     writer = LogWriter(tmp_path / "store").put_all(some(100))
     table = spark.read.format("rocketmq-store").option("splitSize", "2k").load(str(writer.write()))
     assert table.columns == list(COLUMNS)
@@ -77,7 +77,7 @@ def test_a_wrong_option_is_an_error_before_anything_is_read(spark: SparkSession,
 
 
 def test_a_query_after_one_with_conditions_sees_all_rows(spark: SparkSession, tmp_path: Path) -> None:
-    """Where Spark hands conditions to sources, it keeps what they left for the next query on the same table."""
+    """If Spark pushes conditions down to a source, it reuses the source's reader for the next query on the table."""
     writer = LogWriter(tmp_path / "store", file_size=4096).put_all(some(50))
     table = spark.read.format("rocketmq-store").load(str(writer.write()))
     assert table.where("topic = 'none'").count() == 0
@@ -86,7 +86,7 @@ def test_a_query_after_one_with_conditions_sees_all_rows(spark: SparkSession, tm
 
 
 def test_a_large_record_is_read_whole(spark: SparkSession, tmp_path: Path) -> None:
-    """Larger than what is decoded at once."""
+    """The record is larger than the block decoded in one step."""
     writer = LogWriter(tmp_path / "store", file_size=16 << 20)
     writer.put_all([Sent(body=b"a"), Sent(body=b"b" * (6 << 20)), Sent(body=b"c")])
     table = spark.read.format("rocketmq-store").load(str(writer.write()))

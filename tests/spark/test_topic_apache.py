@@ -1,4 +1,4 @@
-"""The same tables over Apache's broker: whoever has RocketMQ already needs nothing else of ours."""
+"""The same tables with Apache's broker: users of RocketMQ can use the Spark source without TriMQ's broker."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_topics_of_apaches_broker_are_tables_too(tmp_path: Path) -> None:
 @pytest.mark.one_pyspark
 @pytest.mark.timeout(300, func_only=True)
 def test_a_stream_knows_its_queues_of_apaches_broker_again(tmp_path: Path) -> None:
-    """What stands in the checkpoint of a queue is what Apache's broker says of it, too."""
+    """The state of a queue in the checkpoint agrees with the answers of Apache's broker too."""
     with broker_on_store("apache", tmp_path, tmp_path / "store", {}) as cluster, Admin(cluster.namesrv) as admin:
         topic = cluster.create_topic("SparkApacheAnew", 1)
         rows: list[dict[str, Any]] = [{"body": b"%04d" % n} for n in range(30)]

@@ -57,5 +57,5 @@ def test_a_topic_is_a_table_of_eighteen_columns(spark: SparkSession, cluster: Cl
     assert paid.properties["shop"] == "north"
     assert paid.properties["KEYS"] == "o-1 c-7"
     assert bytes(large.body) == b"x" * 5000
-    assert large.sysFlag & 1, "the body was compressed on its way, so that this shows its decompression"
+    assert large.sysFlag & 1, "the producer compressed the body, so the read has decompressed it"
     assert (large.tags, large.keys) == (None, [])

@@ -1,4 +1,4 @@
-"""The fast path through a range: whatever a broker answers, what was given out is what lies before ``at``, once."""
+"""The fast path of reading a range: whatever a broker answers, the messages before ``at`` were returned, each once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.one_pyspark
 END = 1000
 SPAN = Range(MessageQueue(topic="T", broker_name="b", queue_id=0), 20, END)
 Answer = Callable[[RemotingCommand, int, int], RemotingCommand]
-"""What a broker says to a request for so many messages from an offset on."""
+"""A broker's answer to a request for some number of messages from an offset on."""
 
 
 def found(request: RemotingCommand, at: int, count: int, *, first: int = 0) -> RemotingCommand:
@@ -40,7 +40,7 @@ def found(request: RemotingCommand, at: int, count: int, *, first: int = 0) -> R
 
 @contextmanager
 def broker(answer: Answer, *, reorder: random.Random | None = None) -> Iterator[str]:
-    """Serves one connection; with ``reorder`` replies wait for others and leave in any order."""
+    """Serve one connection; with ``reorder`` replies are held back and leave in random order."""
 
     def serve() -> None:
         connection, _ = server.accept()
@@ -67,7 +67,7 @@ def taken(address: str, span: Range = SPAN, buffers: list[int] | None = None) ->
     direct = DirectConnection(address, "g", span, 20)
     given: list[int] = []
     for view, pieces in direct.reply_batches():
-        assert direct.at == (given[-1] + 1 if given else span.begin), "what is before it has been given out"
+        assert direct.at == (given[-1] + 1 if given else span.begin), "the messages before it have been returned"
         if buffers is not None:
             buffers.append(len(view))
         given += [int(number) for begin, end in pieces for number in bytes(view[begin:end]).split(b",")]
@@ -79,7 +79,7 @@ def taken(address: str, span: Range = SPAN, buffers: list[int] | None = None) ->
 def test_replies_in_any_order_and_of_any_length(
     seed: int, batch_bytes: int, spare_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever fits the buffer: what is not given out yet moves to its front, or to a larger one."""
+    """For any size of the buffer: bytes not yet returned move to its front, or to a larger buffer."""
     monkeypatch.setattr(direct_connection, "REPLY_BATCH_BYTES", batch_bytes)
     monkeypatch.setattr(direct_connection, "_SPARE_BYTES", spare_bytes)
     chance = random.Random(seed)
@@ -107,8 +107,9 @@ def padded(request: RemotingCommand, at: int, sizes: list[int]) -> RemotingComma
 @pytest.mark.parametrize("stops_at", [None, 1500])
 @pytest.mark.usefixtures("small_buffer")
 def test_messages_that_become_larger_do_not_pile_up(stops_at: int | None, seed: int | None) -> None:
-    """The first reply tells that 64 messages fit one, and then each brings one: every part has to be asked for again
-    and again, and only the first of them can be given out.
+    """From the first reply 64 messages fit into one request, but later replies contain only one each.
+
+    So every part has to be requested repeatedly, and only the messages of the first part can be returned.
     """
     size, count = 2 << 10, 64
     span = SPAN._replace(begin=0, end=count * 40)
@@ -124,7 +125,7 @@ def test_messages_that_become_larger_do_not_pile_up(stops_at: int | None, seed: 
     with broker(answer, reorder=None if seed is None else random.Random(seed)) as place:
         given, at = taken(place, span, buffers)
     assert given == list(range(at))
-    # what was under way when messages became larger comes on top; a buffer is at most twice of what it has to hold
+    # Replies in flight when the messages became larger are added; a buffer is at most twice as large as its content.
     assert max(buffers) <= 2 * (
         direct_connection._MAX_BUFFERED
         + direct_connection.REPLY_BATCH_BYTES
@@ -132,7 +133,7 @@ def test_messages_that_become_larger_do_not_pile_up(stops_at: int | None, seed: 
     )
     if stops_at is None:
         assert at == span.end
-        assert max(asked[-100:]) <= 2, "replies tell how much a request is to ask for"
+        assert max(asked[-100:]) <= 2, "requests adapt to the size of the replies"
     else:
         assert count < at <= stops_at
         with broker(lambda request, at, most: padded(request, at, [size] * min(most, 8))) as place:
@@ -206,7 +207,7 @@ def test_what_is_not_expected_ends_the_connection_and_nothing_is_given_out_twice
     with broker(answer) as place:
         given, at = taken(place)
     assert given == list(range(20, at))
-    # who hangs up may take back what is on its way
+    # A peer that closes its connection may discard replies in flight.
     assert at == 20 + 32 * after or (fault is gone and at < 20 + 32 * after)
 
 
@@ -225,7 +226,7 @@ def test_bytes_that_are_no_frame_end_the_connection() -> None:
         thread.join(30)
 
 
-def test_nobody_listens() -> None:
+def test_no_broker_listens() -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
         port = server.getsockname()[1]
     assert taken(f"127.0.0.1:{port}") == ([], 20)
@@ -234,7 +235,7 @@ def test_nobody_listens() -> None:
 def test_a_range_is_read_to_its_end_where_the_connection_ends_and_where_not(
     cluster: Cluster, producer: Producer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bodies of very different sizes: brokers give as many as fit 256 KiB."""
+    """The bodies differ greatly in size; brokers return as many as fit into 256 KiB."""
     topic = cluster.create_topic("SparkDirectConnection", 1)
     chance = random.Random(1)
     sent: list[bytes] = []

@@ -1,4 +1,4 @@
-"""The fast path to brokers: what is not acknowledged is given back, whatever a broker answers, and nothing else."""
+"""The fast path of sending: exactly the requests without an acknowledgement are returned, whatever a broker answers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.one_pyspark
 
 REQUESTS = 12
 Answer = Callable[[RemotingCommand, int], RemotingCommand | None]
-"""What a broker says to its n-th request; None for nothing."""
+"""A broker's answer to its n-th request; None for no answer."""
 
 
 def stored(request: RemotingCommand, number: int) -> RemotingCommand:
@@ -36,7 +36,7 @@ def stored(request: RemotingCommand, number: int) -> RemotingCommand:
 
 
 def stored_at_length(request: RemotingCommand, number: int) -> RemotingCommand:
-    """As for many short rows, so long that no buffer takes it."""
+    """An answer as for many short rows, too long for any buffer."""
     reply = stored(request, number)
     reply.body = bytes(1 << 20)
     return reply
@@ -62,7 +62,7 @@ def small_buffers(monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 class FakeBroker:
-    """Serves one connection after the other; ``kept`` are the numbers of the requests that it said it has stored."""
+    """Serves one connection after the other; ``kept`` lists the numbers of the requests that it has acknowledged."""
 
     def __init__(self, answer: Answer, buffers: int | None = None) -> None:
         self.kept: list[int] = []
@@ -105,7 +105,7 @@ def request(number: int, size: int = 50_000) -> Request:
 
 
 def given(sender: DirectSender, count: int = REQUESTS) -> list[int]:
-    """Sends so many; the numbers of those that the sender gave back or never took."""
+    """Send ``count`` requests; return the numbers of those that the sender gave back or did not accept."""
     number = 0
     try:
         for number in range(count):
@@ -131,9 +131,9 @@ def gone(request: RemotingCommand, number: int) -> RemotingCommand:
     raise ConnectionError
 
 
-@pytest.mark.parametrize("room", [1, 200_000, 1 << 22])
-def test_everything_is_sent_and_acknowledged(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(direct_sender, "_UNDER_WAY", room)
+@pytest.mark.parametrize("limit", [1, 200_000, 1 << 22])
+def test_everything_is_sent_and_acknowledged(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(direct_sender, "_UNDER_WAY", limit)
     with FakeBroker(stored).running() as broker:
         sender = DirectSender("g", [(queue(0), broker.address), (queue(1), broker.address)], 20)
         assert given(sender) == []
@@ -141,13 +141,13 @@ def test_everything_is_sent_and_acknowledged(room: int, monkeypatch: pytest.Monk
     assert broker.kept == list(range(REQUESTS))
 
 
-@pytest.mark.parametrize("room", [1, 1 << 22])
+@pytest.mark.parametrize("limit", [1, 1 << 22])
 @pytest.mark.parametrize("after", [0, 1, 7, REQUESTS - 1])
 @pytest.mark.parametrize("fault", [refused, of_another_request, gone])
 def test_what_is_not_acknowledged_is_given_back(
-    fault: Answer, after: int, room: int, monkeypatch: pytest.MonkeyPatch
+    fault: Answer, after: int, limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(direct_sender, "_UNDER_WAY", room)
+    monkeypatch.setattr(direct_sender, "_UNDER_WAY", limit)
     with FakeBroker(lambda one, number: (fault if number == after else stored)(one, number)).running() as broker:
         sender = DirectSender("g", [(queue(0), broker.address)], 20)
         left = given(sender)
@@ -155,7 +155,7 @@ def test_what_is_not_acknowledged_is_given_back(
     assert set(left) >= set(range(REQUESTS)) - set(broker.kept), "nothing is lost"
     assert sender.stored == 10 * (REQUESTS - len(left))
     if fault is refused:
-        assert sorted([*left, *broker.kept]) == list(range(REQUESTS)), "what was stored behind it is not sent again"
+        assert sorted([*left, *broker.kept]) == list(range(REQUESTS)), "requests stored after it are not sent again"
 
 
 def test_a_broker_that_says_nothing() -> None:
@@ -187,10 +187,10 @@ def test_a_request_that_is_refused_while_another_gets_out(small_buffers: int) ->
     assert broker.kept[:3] == [0, 1, 2]
     assert sorted([*left, *broker.kept]) == list(range(REQUESTS)), "each once"
     assert sender.stored == 10 * len(broker.kept)
-    assert sender._connections[broker.address]._works, "no reply was waited for that cannot come"
+    assert sender._connections[broker.address]._works, "the sender did not wait for a reply that cannot come"
 
 
-def test_no_more_than_so_many_requests_are_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_than_so_many_requests_are_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(direct_sender, "_REQUESTS", 5)
     with FakeBroker(lambda one, number: None).running() as broker:
         sender = DirectSender("g", [(queue(0), broker.address)], 0.1)
@@ -209,7 +209,7 @@ def test_a_broker_that_does_not_read() -> None:
         assert given(DirectSender("g", [(queue(0), address)], 0.5)) == list(range(REQUESTS))
 
 
-def test_nobody_listens() -> None:
+def test_no_broker_listens() -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
     assert given(DirectSender("g", [(queue(0), address)], 20)) == list(range(REQUESTS))
@@ -246,31 +246,31 @@ def test_rows_are_all_there_once_with_the_direct_sender_and_where_it_ends(
     assert bodies(read(cluster, topics=topic)) == everything
 
 
-def test_nothing_is_under_way_in_the_background_while_the_direct_sender_works(
+def test_nothing_is_in_flight_in_the_background_while_the_direct_sender_works(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The loop does not run then: a reply would be read too late, and its rows sent twice."""
-    under_way = started = sent = 0
+    """The loop does not run during that time: a reply would be read too late, and its rows would be sent twice."""
+    in_flight = started = sent = 0
     real_start, real_send = delivery._Delivery._send, DirectSender.send
 
     async def start(self: delivery._Delivery, chunk: Chunk) -> None:
-        nonlocal under_way, started
+        nonlocal in_flight, started
         started += 1
-        under_way += 1
+        in_flight += 1
         await real_start(self, chunk)
-        under_way -= 1
+        in_flight -= 1
 
     def send(self: DirectSender, request: Request) -> None:
         nonlocal sent
         sent += 1
-        assert not under_way
+        assert not in_flight
         real_send(self, request)
 
     monkeypatch.setattr(delivery._Delivery, "_send", start)
     monkeypatch.setattr(DirectSender, "send", send)
     topic = cluster.create_topic("SparkDirectSenderAlone", 2)
     everything = [b"%05d" % number for number in range(780)]
-    # Fewer than a hundred rows are no matter for the direct sender.
+    # The direct sender is not used for fewer than a hundred rows.
     parts = [everything[:90], everything[90:390], everything[390:480], everything[480:]]
     batches = [pa.RecordBatch.from_pylist([{"body": body} for body in part]) for part in parts]
     settings = WriteSettings.of(Options(options_of(cluster, topic=topic, batchBytes=2000)))

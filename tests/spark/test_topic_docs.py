@@ -1,4 +1,4 @@
-"""docs/pipeline.md and its example, done as they stand there."""
+"""Runs the commands of docs/pipeline.md and its example unchanged."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PAGE = (ROOT / "docs" / "pipeline.md").read_text(encoding="utf-8")
 
 
 class Shell:
-    """Commands one after the other in one shell's folder and session; what they leave running is ended at the end."""
+    """Runs commands one after the other in one folder and session; ends the processes that they leave running."""
 
     def __init__(self, directory: Path, environment: dict[str, str]) -> None:
         self.directory = directory
@@ -91,9 +91,9 @@ def test_a_streaming_count_in_five_commands(tmp_path: Path) -> None:
     }
     install, broker, send, program, count = (text.replace("9876", str(name_server)) for text in commands)
     with shell_in(tmp_path, environment) as shell:
-        # The extra names all that is needed: nothing would be installed but TriMQ, a link to the checkout here.
-        told = shell.run(install.replace(" install ", " install --dry-run "), ROOT)
-        assert re.findall(r"^Would install (.*)$", told, re.MULTILINE) == [f"trimq-{version('trimq')}"]
+        # The extra names all requirements: pip would install only TriMQ, here a link to the checkout.
+        printed = shell.run(install.replace(" install ", " install --dry-run "), ROOT)
+        assert re.findall(r"^Would install (.*)$", printed, re.MULTILINE) == [f"trimq-{version('trimq')}"]
         shell.run(broker)
         wait_until(lambda: probe.accepts(f"127.0.0.1:{port}"), "the broker", 60)
         wait_until(lambda: probe.cluster(f"127.0.0.1:{name_server}"), "its registration", 60)

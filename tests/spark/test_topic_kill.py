@@ -1,6 +1,6 @@
-"""kill -9 of the driver, of Python workers and of the broker, at moments of chance, through many micro-batches.
+"""kill -9 of the driver, of Python workers and of the broker, at random moments during many micro-batches.
 
-What has gone in comes out: every message, once.
+Every message of the source topic is in the target topic once.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from trimq.pipeline.topics.stream import HAS_ADMISSION_CONTROL
 ROOT = Path(__file__).parents[2]
 PER_BATCH = 20
 LONG_KILLS = 3 if HAS_ADMISSION_CONTROL else 1
-"""Of each of the three; fewer with the oldest PySpark, since it is starting again that takes the time."""
+"""Kills of each of the three; fewer with the oldest PySpark, because restarts take most of the time."""
 PATIENCE = 300.0
-"""Seconds for anything to happen at all; a driver that starts again on a busy machine took 110 s to its first batch."""
+"""Time limit in seconds for each wait; on a busy machine a restarted driver took 110 s to its first batch."""
 
 
 def below(pid: int) -> dict[int, str]:
-    """Every process that was started by one, directly or not, with its command line."""
+    """All descendants of a process, with their command lines."""
     children: dict[int, list[int]] = {}
     commands: dict[int, str] = {}
     for entry in Path("/proc").iterdir():
@@ -57,7 +57,7 @@ def below(pid: int) -> dict[int, str]:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process that is none of ours runs; one that nobody has taken notice of since its end does not."""
+    """Whether a process that is not a child of this one runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
@@ -65,7 +65,7 @@ def is_running(pid: int) -> bool:
 
 
 class Scene:
-    """The copying program, its broker, and who may be killed."""
+    """The copying program and its broker, with methods that kill one of the processes."""
 
     def __init__(self, cluster: Cluster, admin: Admin, home: Path, chance: random.Random) -> None:
         self.cluster = cluster
@@ -86,26 +86,26 @@ class Scene:
         return sum(name.name.isdigit() for name in folder.iterdir()) if folder.exists() else 0
 
     def planned(self) -> int:
-        """Batches whose offsets are in the checkpoint."""
+        """The number of batches whose offsets are in the checkpoint."""
         return self._noted("offsets")
 
     def committed(self) -> int:
-        """Batches that have come to their end."""
+        """The number of completed batches."""
         return self._noted("commits")
 
     def written(self) -> int:
-        """Rows in the target, as far as the broker answers."""
+        """The number of rows in the target, 0 if the broker does not answer."""
         try:
             return sum(offset.max_offset for offset in self.admin.topic_stats(self.target).values())
         except RocketMQError:
             return 0
 
     def wait_for_more(self, count: Callable[[], int], than: int) -> None:
-        """Until the driver has got so far."""
+        """Wait until the driver's count exceeds ``than``."""
 
         def reached() -> bool:
             if not self.driver.running:
-                raise RuntimeError(f"the driver ended by itself:\n{self.driver.tail()}")
+                raise RuntimeError(f"the driver ended without a kill:\n{self.driver.tail()}")
             return count() > than
 
         wait_until(reached, f"{count.__name__} more than {than}", PATIENCE)
@@ -121,18 +121,18 @@ class Scene:
             self._kill_workers()
 
     def _kill_the_driver(self) -> None:
-        """The program and its JVM; its Python workers end when they notice."""
+        """Kill the program and its JVM; its Python workers end when they notice."""
         processes = below(self.driver.pid)
         for pid, command in processes.items():
             if Path(command.split(" ")[0]).name == "java":
                 os.kill(pid, signal.SIGKILL)
         self.driver.kill()
-        # Two runs of one task at the same time are where the guarantee ends, as docs/pipeline.md says.
+        # The guarantee does not cover two concurrent runs of one task, as documented in docs/pipeline.md.
         wait_until(lambda: not any(map(is_running, processes)), "the end of the driver's workers", PATIENCE)
         self.driver.start()
 
     def _kill_workers(self) -> None:
-        """Some or all that there are at the moment, at work or waiting for work."""
+        """Kill some or all of the current workers, busy or idle."""
 
         def workers() -> list[int]:
             daemons = [pid for pid, command in below(self.driver.pid).items() if "pyspark.daemon" in command]
@@ -168,7 +168,7 @@ def test_batches_survive_kills_of_everyone(tmp_path: Path, batches: int, kills: 
                 producer.send_batch([Message(scene.source, b"%06d" % (sent + n)) for n in range(PER_BATCH)])
                 sent += PER_BATCH
                 if number in plan:
-                    # Before these rows are in a batch, when their batch is planned, written in part, committed.
+                    # Before these rows are in a batch, when their batch is planned, partly written, or committed.
                     moment = chance.choice(("sent", "planned", "written", "committed"))
                     if moment == "planned":
                         scene.wait_for_more(scene.planned, planned)

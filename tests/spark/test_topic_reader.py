@@ -1,4 +1,4 @@
-"""Reading topics: the options, ranges and missing offsets, as Spark's workers see them, without a JVM."""
+"""Reading topics without a JVM, as Spark's workers do: options, ranges and missing offsets."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_every_message_is_read_once(cluster: Cluster, numbers: str) -> None:
     assert len(set(bodies(rows))) == 400
     for broker in ("broker-a", "broker-b"):
         offsets = [row["queueOffset"] for row in rows if (row["brokerName"], row["queueId"]) == (broker, 1)]
-        assert offsets == list(range(100)), "the rows of a queue come in its order"
+        assert offsets == list(range(100)), "the rows of a queue are in its order"
 
 
 def test_partitions_are_at_least_as_many_as_asked_for(cluster: Cluster, numbers: str) -> None:
@@ -118,7 +118,7 @@ def test_properties_can_be_left_out(cluster: Cluster, numbers: str) -> None:
 
 
 def test_batches_have_the_schema_that_was_asked_for_to_the_letter(cluster: Cluster, numbers: str) -> None:
-    """Spark compares it from 4.2 on; in a schema that a user writes everything may be null."""
+    """Spark compares the schemas from 4.2 on; in a schema written by a user every column is nullable."""
     source = TopicDataSource(options_of(cluster, topics=numbers))
     reader = source.reader(StructType([StructField("queueOffset", LongType()), StructField("body", BinaryType())]))
     batches: list[Any] = [batch for partition in reader.partitions() for batch in reader.read(partition)]
@@ -213,7 +213,7 @@ def test_nothing_stays_behind_when_a_task_ends(cluster: Cluster, numbers: str) -
         rows = reader.read(partitions[0])
         next(rows)
         rows.close()
-    # The tests' own producer may open or close one meanwhile; what stays behind does so in every round.
+    # The tests' own producer may open or close a thread during the test; a leak would add one in every round.
     assert threading.active_count() < threads + ROUNDS
     assert open_sockets() < connections + ROUNDS
 
@@ -240,7 +240,7 @@ def test_a_trimmed_queue_is_noticed(tmp_path: Path) -> None:
                 admin.clean_expired_queues(small.broker.address)
                 return int(admin.topic_stats(topic)[queue_of(topic)].min_offset)
 
-            wait_until(lambda: begin() > 0, "the begin of the queue to be deleted", 60)
+            wait_until(lambda: begin() > 0, "the first messages of the queue are deleted", 60)
             first = begin()
         assert first < 60
         start = json.dumps({topic: {"broker-a": {"0": 0}}})

@@ -1,4 +1,4 @@
-"""Records that lie in pieces of a buffer: whatever their sizes and the pieces' order, each is a row, in that order."""
+"""Records in pieces of a buffer: whatever their sizes and the order of the pieces, each is a row, in that order."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def record(offset: int, size: int, topic: bytes = b"T") -> bytes:
 
 
 def laid_out(sizes: Sequence[Sequence[int]], chance: random.Random) -> tuple[bytes, list[tuple[int, int]], list[bytes]]:
-    """A buffer with something in front of each piece, the pieces, and the bodies of their records."""
+    """A buffer with other bytes in front of each piece, the pieces, and the bodies of their records."""
     buffer, pieces, offset, bodies = b"", [], 100, []
     for piece in sizes:
         buffer += chance.randbytes(chance.randrange(1, 300))
@@ -68,7 +68,7 @@ def test_pieces_are_rows_in_their_order(sizes: list[list[int]], seed: int) -> No
 
 
 @pytest.mark.parametrize("missing", [1, 60, 109])
-def test_a_piece_that_is_cut_short_is_told(missing: int) -> None:
+def test_a_piece_that_is_cut_short_is_reported(missing: int) -> None:
     buffer, pieces, _ = laid_out([[7] * 3, [9] * 3], random.Random(1))
     for number, (begin, end) in enumerate(pieces):
         cut = [*pieces]
@@ -79,8 +79,8 @@ def test_a_piece_that_is_cut_short_is_told(missing: int) -> None:
 
 @pytest.mark.parametrize("topic", [b"T", b"T" * 200])
 @pytest.mark.parametrize("short", range(4))
-def test_a_body_that_reaches_to_the_end_is_told(topic: bytes, short: int) -> None:
-    """Whatever a damaged length leaves behind the body, nothing is read behind the last record."""
+def test_a_body_that_reaches_to_the_end_is_reported(topic: bytes, short: int) -> None:
+    """Whatever number of bytes a damaged length leaves behind the body, no byte behind the last record is read."""
     first, last = record(0, 300, topic), bytearray(record(1, 300, topic))
     last[84:88] = (len(last) - 88 - short).to_bytes(4, "big")
     buffer = bytes(first + last)

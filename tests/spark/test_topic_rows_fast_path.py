@@ -1,4 +1,4 @@
-"""Rows without properties of their own go out in requests that are made as a whole; what is in them is the same."""
+"""Rows without properties of their own are encoded in whole requests, with the same content as one by one."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_text_bodies_and_no_tags() -> None:
 
 
 @pytest.mark.parametrize("missing", [None, b""])
-def test_a_row_without_a_body_is_told(missing: bytes | None) -> None:
+def test_a_row_without_a_body_is_reported(missing: bytes | None) -> None:
     bodies = [b"x"] * 150
     batch = pa.RecordBatch.from_arrays([pa.array([*bodies, missing, *bodies], pa.binary())], ["body"])
     with pytest.raises(RowError, match="null or empty"):

@@ -1,4 +1,4 @@
-"""The Arrow types are those that Spark makes of the schema: it compares them to the letter from 4.2 on."""
+"""The Arrow types are exactly those that Spark derives from the schema: it compares them from 4.2 on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writing to topics without a JVM: rows, order, and a task that runs again."""
+"""Writing to topics without a JVM: rows, order, and repeated tasks."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_task_that_runs_again_stores_nothing_twice(cluster: Cluster) -> None:
     options: dict[str, Any] = {"topic": topic, "idempotent": True, "batchBytes": 600}
     first = write(cluster, rows(60), **options)
     assert first == (60, 0)
-    assert write(cluster, rows(60), **options) == (0, 60), "Spark does not say so when a driver runs a batch again"
+    assert write(cluster, rows(60), **options) == (0, 60), "Spark does not mark a batch that the driver repeats"
     assert write(cluster, rows(60), again=True, **options) == (0, 60)
     assert write(cluster, rows(60), task="query/1/0", **options) == (60, 0), "the next batch has ids of its own"
     assert len(read(cluster, topics=topic)) == 120
@@ -165,7 +165,7 @@ def test_all_columns_are_taken_and_overwriting_is_not(cluster: Cluster) -> None:
 
 
 def test_rows_come_as_arrow_batches_where_pyspark_has_that(cluster: Cluster) -> None:
-    """Row by row Spark hands over a tenth as many."""
+    """Row by row Spark passes only a tenth as many rows in the same time."""
     options = Options(options_of(cluster, topic="T"))
     assert isinstance(batch_writer(options, schema(**BODY), overwrite=False), DataSourceArrowWriter)
     kind = getattr(datasource, "DataSourceStreamArrowWriter", datasource.DataSourceStreamWriter)

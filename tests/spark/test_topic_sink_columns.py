@@ -1,4 +1,4 @@
-"""Every column of a sink through a stream, in which PySpark 4.0 hands over rows one by one."""
+"""Every column of a sink in a stream, for which PySpark 4.0 passes rows one by one."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SCHEMA = StructType(
 
 
 def test_rows_that_come_one_by_one_keep_their_columns() -> None:
-    """A map comes as a dictionary; names of two letters look like pairs where it is taken for its names."""
+    """A map is passed as a dictionary; if code iterated over its names, names of two letters would look like pairs."""
     columns = Row(*SCHEMA.names)
     given = [
         columns(bytearray(b"one"), "paid", ["a", "b"], {"shop": "north", "no": "7"}, "customer-7", None),

@@ -1,4 +1,4 @@
-"""kill -9 of a writing task and of the broker, at moments of chance: with idempotent=true every row is there, once."""
+"""kill -9 of a writing task and of the broker at random moments: with idempotent=true every row is stored once."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_task_that_is_killed_and_run_again(cluster: Cluster, tmp_path: Path, s
             writing.start(piped=True)
             taken += chance.randrange(2, 8)
             feed(writing, taken)
-            # What is held back until its batch is full is a few rows.
+            # The task holds back a few rows until their batch is full.
             goal = 100 * taken - 99
             wait_until(lambda goal=goal: stored(cluster, topic) >= goal, "rows of this run", 60)  # type: ignore[misc]
             feed(writing, 5)

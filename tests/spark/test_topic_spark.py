@@ -1,4 +1,4 @@
-"""Topics in real Spark: streams, sinks, and the traps of PySpark's Python Data Source API."""
+"""Topics in real Spark: streams, sinks, and pitfalls of PySpark's Python Data Source API."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def send(producer: Producer, topic: str, count: int, first: int = 0) -> None:
 
 
 def patiently(run: Callable[[], T]) -> T:
-    """Runs a stream; once more where Spark gave up the process that plans it: it has ten seconds to start, always."""
+    """Run a stream, and once more if its planning process did not start within Spark's fixed limit of ten seconds."""
     for _ in range(4):
         try:
             return run()
@@ -83,7 +83,7 @@ def test_a_stream_reads_writes_and_goes_on_from_its_checkpoint(
     assert sum(int(progress["numInputRows"]) for progress in second.recentProgress) == 6
     found = sorted(bytes(row.body).decode() for row in table(spark, cluster, target).select("body").collect())
     assert found == sorted(f"broker-{name}/0/{number:04d}" for name in "ab" for number in range(13))
-    # The last batch of a run is not committed by Spark; what it began with is.
+    # Spark does not commit the last batch of a run, only the ones before it.
     committed = {
         queue: wrapper.consumer_offset for queue, wrapper in admin.consume_stats("flow", source).offsets.items()
     }
@@ -93,7 +93,7 @@ def test_a_stream_reads_writes_and_goes_on_from_its_checkpoint(
 def test_a_query_that_is_started_again_reads_a_new_queue_from_its_begin(
     spark: SparkSession, cluster: Cluster, producer: Producer, admin: Admin, tmp_path: Path
 ) -> None:
-    """Also where PySpark does not tell a source where a batch starts; else "latest" would leave messages out."""
+    """Also with versions of PySpark that do not pass the start of a batch; "latest" would skip messages there."""
     topic = cluster.create_topic("FlowGrown", 1)
     send(producer, topic, 4)
     frame = table_stream(spark, cluster, topic).select("body")
@@ -117,7 +117,7 @@ def test_a_query_that_is_started_again_reads_a_new_queue_from_its_begin(
 def test_a_topic_made_anew_ends_each_run_and_nothing_is_left_out(
     spark: SparkSession, cluster: Cluster, producer: Producer, admin: Admin, tmp_path: Path
 ) -> None:
-    """Issue 19.3. It was: a run with no row and no error, then one that began at 30 of 40 new messages."""
+    """Issue 19.3: there was a run without rows and errors, then one that started at message 30 of 40 new ones."""
     topic = cluster.create_topic("FlowAnew", 1)
     queue = MessageQueue(topic=topic, broker_name="broker-a", queue_id=0)
 
@@ -164,7 +164,7 @@ def test_a_running_stream_takes_what_comes_and_shows_it_to_the_group(
     pinned = tmp_path / "live" / "commits" / "0"
 
     def begun() -> StreamingQuery:
-        """A batch without rows pins where "latest" was: from then on nothing that comes is missed."""
+        """Wait for a batch without rows, which pins the position of "latest": later messages are not missed."""
         query = writer.start()
         wait_until(lambda: pinned.exists() or not query.isActive, "the first batch", 90)
         if not query.isActive:
@@ -182,7 +182,7 @@ def test_a_running_stream_takes_what_comes_and_shows_it_to_the_group(
 def test_a_failed_sink_is_run_again_with_the_same_rows_and_ids(
     spark: SparkSession, cluster: Cluster, producer: Producer, tmp_path: Path
 ) -> None:
-    """After a failure Spark runs the batch again: same query, batch, partition and order, another attempt."""
+    """After a failure Spark repeats the batch with the same query, batch, partitions and order, as another attempt."""
     from pyspark.sql import functions  # noqa: PLC0415 - PySpark may be missing
 
     source, target = cluster.create_topic("FlowAgainIn", 1), cluster.create_topic("FlowAgainOut", 2)
@@ -191,7 +191,7 @@ def test_a_failed_sink_is_run_again_with_the_same_rows_and_ids(
 
     def fails_once(body: bytes) -> bytes:
         if body.endswith(b"a/0/0399") and not failed.exists():
-            # Not before the other task, of the other broker's queue, has stored something.
+            # Fail only after the other task, which reads the other broker's queue, has stored rows.
             limit = time.monotonic() + 100
             while not stored.exists() and time.monotonic() < limit:
                 time.sleep(0.05)
@@ -199,21 +199,23 @@ def test_a_failed_sink_is_run_again_with_the_same_rows_and_ids(
             raise RuntimeError("on purpose")
         return bytes(body)
 
-    udf = functions.udf(fails_once, "binary", useArrow=False)  # from 4.3 on hints choose the kind
+    udf = functions.udf(
+        fails_once, "binary", useArrow=False
+    )  # from 4.3 on type hints would select another kind of function
     frame = table_stream(spark, cluster, source, startingOffsets="earliest").select(udf("body").alias("body"))
     sink = {"namesrv": cluster.namesrv, "topic": target, "idempotent": "true", "batchBytes": "4000"}
     writer = frame.writeStream.format("rocketmq").options(checkpointLocation=str(tmp_path / "again"), **sink)
 
     def fails() -> None:
         query = writer.trigger(availableNow=True).start()
-        wait_until(lambda: read(cluster, topics=target) or not query.isActive, "rows of the run that is to fail", 100)
+        wait_until(lambda: read(cluster, topics=target) or not query.isActive, "rows of the run that will fail", 100)
         if query.isActive:
             stored.touch()
         query.awaitTermination(120)
 
     with pytest.raises(Exception, match="on purpose"):
         patiently(fails)
-    assert read(cluster, topics=target), "what is there now would come twice"
+    assert read(cluster, topics=target), "the rows stored now would be duplicated"
     available_now(frame, tmp_path / "again", **sink)
     rows = table(spark, cluster, target).select("body").collect()
     assert len(rows) == 800
@@ -240,7 +242,7 @@ def test_a_schema_chooses_columns(spark: SparkSession, cluster: Cluster, produce
 
 
 def test_wrong_options_are_clean_errors_in_spark(spark: SparkSession, cluster: Cluster) -> None:
-    # Spark hands names over in small letters.
+    # Spark passes option names in lower case.
     with pytest.raises(Exception, match=r"(?i)option startingOffset = 'x': expected an option of the rocketmq source"):
         table(spark, cluster, "T", startingOffset="x").count()
     stream = table_stream(spark, cluster, "T", endingOffsets="latest").writeStream.format("noop")
@@ -249,14 +251,14 @@ def test_wrong_options_are_clean_errors_in_spark(spark: SparkSession, cluster: C
 
 
 def test_a_pushed_filter_does_not_break_reads(spark: SparkSession, cluster: Cluster, producer: Producer) -> None:
-    """A source that defines pushFilters fails while spark.sql.python.filterPushdown.enabled is off, its default."""
+    """A source that defines pushFilters fails if spark.sql.python.filterPushdown.enabled is off, as by default."""
     topic = cluster.create_topic("FlowFilter", 1)
     send(producer, topic, 5)
     assert table(spark, cluster, topic).where("queueOffset >= 3 and brokerName = 'broker-a'").count() == 2
 
 
 def test_workers_keep_no_thread_and_no_connection(spark: SparkSession, cluster: Cluster, producer: Producer) -> None:
-    """Python workers are used again: what one task leaves behind, the next one has."""
+    """Python workers are reused, so the next task would inherit what a task leaves open."""
     from pyspark.sql import functions  # noqa: PLC0415 - PySpark may be missing
 
     topic = cluster.create_topic("FlowThreads", 2)
@@ -280,7 +282,7 @@ def test_workers_keep_no_thread_and_no_connection(spark: SparkSession, cluster: 
 def test_progress_reports_have_rows_and_offsets_and_nothing_of_ours(
     spark: SparkSession, cluster: Cluster, producer: Producer, tmp_path: Path
 ) -> None:
-    """A Python source has no metrics of its own in Spark's reports; what is behind has to be told from the offsets."""
+    """A Python source has no metrics of its own in Spark's reports; its lag has to be computed from the offsets."""
     topic = cluster.create_topic("FlowReports", 1)
     send(producer, topic, 4)
     frame = table_stream(spark, cluster, topic, startingOffsets="earliest")
@@ -297,19 +299,19 @@ def test_progress_reports_have_rows_and_offsets_and_nothing_of_ours(
 
 
 def offsets_of(reported: Any) -> Any:
-    """PySpark's versions differ in whether an offset is a text or an object, and in how none is told."""
+    """Parse an offset, which is a text or an object depending on the version of PySpark, as is a missing one."""
     if reported in (None, "null", "None"):
         return {}
     return (json.loads(reported) if isinstance(reported, str) else reported)["q"]
 
 
 def test_both_sources_are_found_by_the_names_of_their_modules(spark: SparkSession, cluster: Cluster) -> None:
-    """Nothing here registers them: Spark imports what is called pyspark_* and takes its DefaultSource."""
+    """The test does not register them: Spark imports modules named pyspark_* and uses their DefaultSource."""
     with pytest.raises(Exception, match="option namesrv is not given"):
         spark.read.format("rocketmq").option("topics", "T").load().count()
     with pytest.raises(Exception, match="option"):
         spark.read.format("rocketmq-store").option("noSuchOption", "1").load("/nowhere").count()
-    # PySpark 4.0 refuses to register what it has found so.
+    # PySpark 4.0 refuses to register a source that it has found by its module.
     register(spark)
     with pytest.raises(Exception, match="option namesrv is not given"):
         spark.read.format("rocketmq").option("topics", "T").load().count()

@@ -1,4 +1,4 @@
-"""The stream reader without a JVM: offsets, limits, and what becomes of queues while a stream runs."""
+"""The stream reader without a JVM: offsets, limits, and queues that change while a stream runs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ROUNDS = 5
 
 
 class Clock:
-    """Each look is long after the one before it, so that nothing is taken from a cache."""
+    """A clock on which each reading is long after the one before it, so that every cache has expired."""
 
     def __init__(self) -> None:
         self.time = 0.0
@@ -84,10 +84,10 @@ def test_the_first_offsets_are_pinned_in_the_first_batch(cluster: Cluster, produ
     given = Options(options_of(cluster, topics=topic))
     first = Progress(ReadSettings.of(given, stream=True), now=Clock())
     end = first.end_after(START, None)
-    assert end != START, "a batch without rows, so that the place is in the checkpoint before anything else"
+    assert end != START, "a batch without rows puts the position into the checkpoint first"
     assert total(START, end) == 0
     send(producer, topic, 4)
-    # The driver dies before the first commit; the new one asks for the initial offset again, and latest has moved.
+    # The driver dies before the first commit; the new one requests the initial offset again, and latest has moved.
     second = Progress(ReadSettings.of(given, stream=True), now=Clock())
     assert second.ranges(START, end) == []
     following = second.end_after(end, None)
@@ -106,7 +106,7 @@ def test_the_initial_offset_is_the_same_as_often_as_spark_asks(cluster: Cluster,
 def test_a_restarted_query_of_the_old_signature_starts_at_its_checkpoint(
     cluster: Cluster, producer: Producer, admin: Admin
 ) -> None:
-    """Spark's calls after a restart, as seen with PySpark 4.0: first ``partitions`` with the last offset, twice."""
+    """Spark's calls after a restart, as observed with PySpark 4.0: first ``partitions`` with the last offset, twice."""
     topic = "SparkRestarted"
     cluster.create_topic(topic, 1)
     send(producer, topic, 3)
@@ -130,7 +130,7 @@ def test_a_restarted_query_of_the_old_signature_starts_at_its_checkpoint(
 
 
 def test_an_end_that_was_asked_for_before_the_checkpoint_was_known_is_refused(cluster: Cluster) -> None:
-    """What Spark's wrapper for Trigger.AvailableNow does; so said before Spark writes the end into the checkpoint."""
+    """Spark's wrapper for Trigger.AvailableNow does so; the error comes before Spark writes the end to a checkpoint."""
     topic = cluster.create_topic("SparkBlind", 1)
     given = Options(options_of(cluster, topics=topic))
     end = TopicStreamReader(given, dict.fromkeys(COLUMNS, False)).latestOffset()
@@ -168,7 +168,7 @@ def test_batches_are_limited_and_an_available_now_run_ends(cluster: Cluster, pro
             send(producer, topic, 30, queue=1)
         sizes.append(total(position, following))
         position = following
-    assert sizes == [5, 5, 5, 2], "what came after the begin of the run is left to the next one"
+    assert sizes == [5, 5, 5, 2], "messages sent after the start of the run are left to the next one"
 
 
 def test_ends_never_move_backwards(cluster: Cluster, producer: Producer) -> None:
@@ -200,7 +200,7 @@ def test_idle_polling_asks_the_brokers_rarely(cluster: Cluster, monkeypatch: pyt
     end = reader.end_after(START, None)
     for _ in range(65):
         end = reader.end_after(end, None)
-    assert len(asked) <= 12, "65 questions of Spark in a second are about five of ours"
+    assert len(asked) <= 12, "65 requests of Spark in a second cause about five requests to brokers"
 
 
 def test_new_queues_and_brokers_are_noticed_and_read_from_their_begin(
@@ -262,7 +262,7 @@ def test_a_run_that_ends_goes_on_without_a_topic_that_was_deleted(
     assert total(end, lenient.end_after(end, None)) == 3
 
 
-def test_what_was_trimmed_is_passed_over_at_once_and_told_once(cluster: Cluster) -> None:
+def test_trimmed_messages_are_skipped_immediately_and_reported_once(cluster: Cluster) -> None:
     topic = cluster.create_topic("SparkTrimmed", 1)
     queue = MessageQueue(topic=topic, broker_name="broker-a", queue_id=0)
     start = StreamOffset({queue: 0, MessageQueue(topic=topic, broker_name="broker-b", queue_id=0): 0})
@@ -277,7 +277,7 @@ def test_what_was_trimmed_is_passed_over_at_once_and_told_once(cluster: Cluster)
 
 
 def test_a_queue_that_was_trimmed_or_is_shorter_is_noticed(cluster: Cluster, producer: Producer) -> None:
-    """What becomes of queues that were made anew: tests/pipeline/test_lost_queues.py."""
+    """Queues that were deleted and created again: see tests/pipeline/test_lost_queues.py."""
     topic = cluster.create_topic("SparkShorter", 1)
     send(producer, topic, 9)
     queue = MessageQueue(topic=topic, broker_name="broker-a", queue_id=0)
@@ -330,7 +330,7 @@ def test_a_run_that_ends_waits_for_a_broker_that_is_away(lonely: Cluster, monkey
 
     async def wait(patience: Patience) -> None:
         waited.append(patience.seconds)
-        lonely.broker.start()  # by this thread: a process ends with the thread that started it
+        lonely.broker.start()  # in this thread: the process is killed when the thread that started it ends
         await to_thread.run_sync(send_more)
 
     monkeypatch.setattr(Patience, "wait", wait)
@@ -355,12 +355,12 @@ def test_a_broker_that_was_away_when_a_stream_began_brings_no_history(pair: Clus
         began = int(time.time() * 1000)
         options = {"startingOffsets": "latest"} if start == "latest" else {"startingTimestamp": str(began)}
         given = ReadSettings.of(Options(options_of(pair, topics=topic, **options)), stream=True)
-        # So that what a broker's slow clock is granted does not reach back to what this test has sent.
+        # The tolerance for a broker's slow clock must not reach back to the messages that this test has sent.
         end = Progress(given, now=Clock(), wall=lambda: began / 1000 + progress.CLOCKS).end_after(START, None)
         assert [queue.broker_name for queue in end.ends] == ["broker-a"]
         pair.brokers[1].start()
         send(producer, topic, 2, broker="broker-b")
-        # A restarted query, at another time: the place is in the checkpoint.
+        # A query restarted later takes the position from the checkpoint.
         restarted = Progress(given, now=Clock())
         following = restarted.end_after(StreamOffset.of(end.to_json()), None)
         late = MessageQueue(topic=topic, broker_name="broker-b", queue_id=0)
@@ -368,7 +368,7 @@ def test_a_broker_that_was_away_when_a_stream_began_brings_no_history(pair: Clus
         assert restarted.end_after(following, None) is following
 
 
-def test_a_queue_whose_progress_cannot_be_shown_holds_up_nobody(
+def test_a_queue_whose_progress_cannot_be_shown_holds_up_no_other(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queues = [MessageQueue(topic="T", broker_name=f"broker-{name}", queue_id=0) for name in "abc"]
@@ -379,16 +379,16 @@ def test_a_queue_whose_progress_cannot_be_shown_holds_up_nobody(
         for queue, _ in positions:
             tried[queue] += 1
             if queue.broker_name == "broker-a":
-                raise UnreachableError("nobody answers")
+                raise UnreachableError("no broker answers")
             if queue.topic == "Deleted":
-                raise TopicNotFoundError("nobody has it")
+                raise TopicNotFoundError("no broker has it")
 
     monkeypatch.setattr(places, "commit", commit)
     reader = progress_of(cluster, topics="T", group="spark-unshown")
     with capture_logs():
         for _ in range(int(progress.SHOWN_AGAIN)):
             reader.show(dict.fromkeys(queues, 7))
-        assert tried == Counter(queues), "what has worked is remembered, what has not is left in peace"
+        assert tried == Counter(queues), "neither successful nor failed commits are repeated soon"
         reader.show(dict.fromkeys(queues, 7))
     assert tried == Counter(queues) + Counter([queues[0], queues[3]])
 
@@ -415,12 +415,12 @@ def test_progress_is_shown_at_a_commit_and_at_the_start_of_the_next_batch(
     send(producer, topic, 2)
     monkeypatch.setattr(progress, "FRESH", 0.0)
     following = latest(end)
-    # The last batch of a run is never committed: the start of the next batch says the same.
+    # The last batch of a run is never committed: the start of the next batch shows the same progress.
     reader.partitions(following, following)
     assert lag() == 0
 
 
-def test_a_wrong_option_is_told_by_the_first_call_and_not_by_the_constructor(cluster: Cluster) -> None:
+def test_a_wrong_option_is_reported_by_the_first_call_and_not_by_the_constructor(cluster: Cluster) -> None:
     reader = stream(cluster, topics="T", endingOffsets="latest")
     for call in (reader.initialOffset, lambda: reader.commit(dict(INITIAL))):
         with pytest.raises(OptionError, match=r"option endingOffsets = 'latest': .*a stream has no end"):
@@ -428,7 +428,7 @@ def test_a_wrong_option_is_told_by_the_first_call_and_not_by_the_constructor(clu
 
 
 def test_nothing_is_open_between_sparks_calls(cluster: Cluster, producer: Producer) -> None:
-    """Spark ends the process of a stream reader without calling stop()."""
+    """Spark ends the process of a stream reader without calling ``stop``."""
     topic = cluster.create_topic("SparkUnstopped", 1)
     send(producer, topic, 5)
     threads, connections = threading.active_count(), open_sockets()
@@ -441,14 +441,14 @@ def test_nothing_is_open_between_sparks_calls(cluster: Cluster, producer: Produc
         end = reader.latestOffset(*limit)
         assert len(read_partitions(reader, reader.partitions(start, end))) == 5
         reader.commit(end)
-    # The tests' own producer may open or close one meanwhile; what a reader leaves open, each of them does.
+    # The tests' own producer may open or close a thread during the test; a leak would add one for each reader.
     assert threading.active_count() < threads + ROUNDS
     assert open_sockets() < connections + ROUNDS
-    assert type(readers[0]).stop is DataSourceStreamReader.stop, "nothing would call it"
+    assert type(readers[0]).stop is DataSourceStreamReader.stop, "Spark would not call an override"
 
 
 def test_reading_is_the_tasks_business(cluster: Cluster) -> None:
-    """PySpark's simple stream reader reads on the driver, and keeps in memory what it has read."""
+    """PySpark's simple stream reader would read on the driver and keep all rows in memory."""
     assert isinstance(stream(cluster, topics="T"), DataSourceStreamReader)
     assert TopicDataSource.simpleStreamReader is DataSource.simpleStreamReader
     assert len(signature(TopicDataSource.streamReader).parameters) == 2

@@ -1,4 +1,4 @@
-"""The fast path to texts that are laid out alike tells what the general way does, or is not taken."""
+"""The fast path for texts with a uniform layout gives the same columns as the general path, or is not taken."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HOST = pack_host("127.0.0.1", 10911)
 
 
 def rows_of(texts: list[bytes], topics: list[bytes], *, general: bool = False) -> Rows:
-    """Records with these properties, each with a body of another length."""
+    """Rows of records with these properties and bodies of different lengths."""
     log = b""
     for number, (text, topic) in enumerate(zip(texts, topics, strict=True)):
         log += encode_record(
@@ -48,7 +48,7 @@ def rows_of(texts: list[bytes], topics: list[bytes], *, general: bool = False) -
     return rows
 
 
-def told(rows: Rows) -> list[pa.Array]:
+def columns(rows: Rows) -> list[pa.Array]:
     arrays = [rows.column(name) for name in COLUMNS]
     for array in arrays:
         array.validate(full=True)
@@ -66,10 +66,10 @@ def told(rows: Rows) -> list[pa.Array]:
 @example([b"\x01v\x02n\x01\x02A\x01\x02"], [b"T"], b"", 16)
 @example([b"A\x01b\x01c\x02A\x01d", b"A\x01b\x01c\x02B\x01d"], [b"T"], b"TAGS\x01%04d\x02", 20)
 @example([b"KEYS\x01\xff\xfe\x02"], [b"T"], b"UNIQ_KEY\x01%04d\x02", 40)
-def test_it_tells_what_the_general_way_does(forms: list[bytes], topics: list[bytes], end: bytes, count: int) -> None:
+def test_it_gives_what_the_general_path_gives(forms: list[bytes], topics: list[bytes], end: bytes, count: int) -> None:
     texts = [forms[number % len(forms)] + (end % number if b"%" in end else end) for number in range(count)]
     names = [topics[number % len(topics)] for number in range(count)]
-    assert told(rows_of(texts, names)) == told(rows_of(texts, names, general=True))
+    assert columns(rows_of(texts, names)) == columns(rows_of(texts, names, general=True))
 
 
 def is_uniform(texts: list[bytes], topics: list[bytes] | None = None) -> bool:
@@ -101,7 +101,7 @@ def test_it_is_not_taken_where_one_record_differs(change: Callable[[bytes], byte
         assert changed[which] != texts[which]
         assert not is_uniform(changed)
         names = [b"Orders"] * 50
-        assert told(rows_of(changed, names)) == told(rows_of(changed, names, general=True))
+        assert columns(rows_of(changed, names)) == columns(rows_of(changed, names, general=True))
 
 
 @pytest.mark.parametrize("length", [0, 1, 1024, None])

@@ -1,6 +1,6 @@
-"""A task of the sink as a process of its own, for tests that kill it: NAMESRV TOPIC COUNT.
+"""A task of the sink as a separate process, for tests that kill it. Arguments: NAMESRV TOPIC COUNT.
 
-It takes a hundred rows for each line of its standard input, and all that are left where that ends.
+It writes a hundred rows for each line of its standard input, and all remaining rows at the end of the input.
 """
 
 from __future__ import annotations

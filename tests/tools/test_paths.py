@@ -1,4 +1,4 @@
-"""The list of places that a request passes through."""
+"""The tool that lists the places in the code through which a request passes."""
 
 import json
 import subprocess
@@ -87,7 +87,7 @@ def test_it_runs_a_broker() -> None:
         assert len(sends) == 5
         for kind in sends:
             appends = kinds[kind]["broker/store/log/commit_log.py"]["CommitLog.append"]
-            # without the native extension each send of a round has one of its own
+            # Without the native extension each send of a round is appended separately.
             assert appends == 1 or (kind == "sends of a round" and appends <= 64)
             assert kinds[kind]["broker/store/dispatch/dispatcher.py"]["StoreDispatcher.dispatch"] == appends
             assert kinds[kind]["broker/store/durability/write_path.py"]

@@ -1,15 +1,15 @@
-"""Mutations: small faults of the code, kept as diffs, that the tests have to find.
+"""Mutations: small faults in the code, stored as diffs, that the tests have to find.
 
-Each ``AREA/NN-SLUG.diff`` is what a maintainer could do by mistake. It starts with lines that say what breaks, and
-which tests have to fail:
+Each ``AREA/NN-SLUG.diff`` is a mistake that a maintainer could make. Its header names what breaks and which tests
+have to fail:
 
-    # What breaks: a failed sync is answered as if it had been done.
+    # What breaks: a failed sync is answered like one that succeeded.
     # Tests: tests/store/test_flush.py::test_a_failed_sync_acknowledges_nothing_and_is_not_repeated
     # Environment: spark-newest      (where the tests need PySpark)
-    # Survives: reason               (where no test can see it)
+    # Survives: reason               (where no test can detect it)
 
-``python -m tests.crash.mutations`` applies each to a copy of the tree and runs its tests there. Those of the area
-``native`` break the native extension, or what calls it: their tests run with an extension that is built of the copy.
+``python -m tests.crash.mutations`` applies each to a copy of the tree and runs its tests there. Mutations in the area
+``native`` break the native extension or its callers: their tests run with an extension built from the copy.
 """
 
 import os
@@ -35,11 +35,11 @@ _NOT_COPIED: Final = shutil.ignore_patterns(
 )
 _PASSED, _FAILED = 0, 1  # pytest's exit codes
 _EXTENSION: Final = Path("build") / "extension"
-"""Where the extension of a tree is, for processes that have this in PYTHONPATH."""
+"""Folder of a tree's own extension; processes that use it have this folder in PYTHONPATH."""
 
 
 class Outcome(Enum):
-    """What the tests made of a mutation."""
+    """Result of running a mutation's tests."""
 
     KILLED = "killed"
     TIMED_OUT = "killed: the tests did not end"
@@ -48,17 +48,17 @@ class Outcome(Enum):
 
     @property
     def is_killed(self) -> bool:
-        """True where the tests have noticed it."""
+        """True if the tests detected the mutation."""
         return self in {Outcome.KILLED, Outcome.TIMED_OUT}
 
 
 class MutationError(Exception):
-    """A diff without the lines that it needs, or tests that fail without any mutation."""
+    """A diff lacks a required header line, or tests fail without any mutation."""
 
 
 @dataclass(frozen=True)
 class Mutation:
-    """One diff. ``tests`` are pytest's targets; ``survives`` is the reason where no test can fail."""
+    """One diff. ``tests`` are pytest targets; ``survives`` is the reason why no test can fail, or empty."""
 
     path: Path
     what: str
@@ -68,7 +68,7 @@ class Mutation:
 
     @classmethod
     def read(cls, path: Path) -> "Mutation":
-        """The mutation in a file. Raises MutationError where a line of its head is missing."""
+        """Read a mutation from its file. Raises MutationError if a required header line is missing."""
         head = path.read_text(encoding="utf-8").partition("\n--- ")[0]
         found = {match[1]: match[2].strip() for match in map(_HEADER.fullmatch, head.splitlines()) if match}
         for key in ("What breaks", "Tests"):
@@ -84,12 +84,12 @@ class Mutation:
 
     @property
     def area(self) -> str:
-        """The part of the project that it breaks."""
+        """The part of the project that the mutation breaks."""
         return self.path.parent.name
 
     @property
     def is_native(self) -> bool:
-        """Its tests need the native extension; all others run without."""
+        """True if its tests need the native extension; all other tests run without it."""
         return self.area == "native"
 
     @property
@@ -99,12 +99,12 @@ class Mutation:
 
 
 def all_mutations(directory: Path = HERE) -> list[Mutation]:
-    """Those of a directory, in the order of their names."""
+    """All mutations in a directory, sorted by name."""
     return [Mutation.read(path) for path in sorted(directory.glob("*/*.diff"))]
 
 
 def applies(mutation: Mutation, root: Path = ROOT) -> str:
-    """Why a diff does not apply to the tree at ``root``; empty where it does."""
+    """The reason why a diff does not apply to the tree at ``root``; empty if it applies."""
     return _git_apply(mutation, root, "--check")
 
 
@@ -112,7 +112,8 @@ def _git_apply(mutation: Mutation, root: Path, *options: str) -> str:
     done = subprocess.run(
         ["git", "apply", "-p1", *options, str(mutation.path)],
         cwd=root,
-        env={**os.environ, "GIT_CEILING_DIRECTORIES": str(root.parent)},  # a copy is in no repository
+        # A copied tree is not a repository; without the ceiling git would search the folders above it for one.
+        env={**os.environ, "GIT_CEILING_DIRECTORIES": str(root.parent)},
         capture_output=True,
         text=True,
         check=False,
@@ -121,7 +122,7 @@ def _git_apply(mutation: Mutation, root: Path, *options: str) -> str:
 
 
 def interpreter(environment: str, root: Path = ROOT) -> str:
-    """The Python that a mutation's tests need. Raises MutationError where that environment was not made."""
+    """Path of the Python that a mutation's tests need. Raises MutationError if that environment does not exist."""
     if not environment:
         return sys.executable
     python = root / f".venv-{environment}" / "bin" / "python"
@@ -131,13 +132,16 @@ def interpreter(environment: str, root: Path = ROOT) -> str:
 
 
 def marks_for(environment: str) -> str:
-    """Which tests count: those with official clients take too long; in an environment of Spark all are its partners."""
+    """The marker expression that selects a mutation's tests.
+
+    Tests with official clients take too long and are excluded. In a Spark environment every test is a partner test.
+    """
     return "not oldest_pyspark" if environment else "not partners"
 
 
 @contextmanager
 def copied_tree(place: Path, root: Path = ROOT) -> Iterator[Path]:
-    """A copy of the tree below ``place``, without environments and caches."""
+    """Copy the tree below ``place``, without environments and caches; the copy is deleted at the end."""
     copy = place / "tree"
     shutil.copytree(root, copy, ignore=_NOT_COPIED, symlinks=True)
     try:
@@ -147,8 +151,9 @@ def copied_tree(place: Path, root: Path = ROOT) -> Iterator[Path]:
 
 
 def build_extension(tree: Path) -> str:
-    """Build the native extension of a tree, for tests in it. What was said where that fails; empty where it is done."""
+    """Build the native extension of a tree for the tests in it; return the build's errors, empty if it succeeded."""
     folder = tree / "build" / "wheel"
+    # A mutation run builds the extension dozens of times: build time matters here, the extension's speed does not.
     quickly = {"LTO": "off", "OPT_LEVEL": "1", "CODEGEN_UNITS": "16", "INCREMENTAL": "true"}
     done = subprocess.run(
         [tree / "native" / "make-wheel", folder, "--no-build-isolation"],
@@ -172,13 +177,16 @@ def build_extension(tree: Path) -> str:
 
 
 def environment_of(tree: Path, *, native: bool) -> dict[str, str]:
-    """Environment of a tree's processes: they use the extension that was built from it, or none at all."""
+    """Environment variables for a tree's processes: they use the extension built from this tree, or none at all."""
     path = os.pathsep.join(map(str, [tree, tree / _EXTENSION] if native else [tree]))
     return {**os.environ, "PYTHONPATH": path, "TRIMQ_NATIVE": "on" if native else "off"}
 
 
 def has_extension(tree: Path) -> bool:
-    """Whether processes of a tree use the extension that was built of it. Without one, its tests would be skipped."""
+    """Whether processes of a tree use the extension built from it.
+
+    Without an extension the tests of a native mutation would be skipped, and every such mutation would survive.
+    """
     code = "from trimq.protocol.native import NATIVE; print(NATIVE.is_on and NATIVE.extension.__file__)"
     environment = environment_of(tree, native=True)
     command = [sys.executable, "-B", "-c", code]
@@ -187,14 +195,14 @@ def has_extension(tree: Path) -> bool:
 
 
 def can_build_extension(root: Path = ROOT) -> bool:
-    """Whether a Rust is there that is new enough; if not, a line says so."""
+    """Whether a recent enough Rust toolchain is installed; prints a line if not."""
     return subprocess.run([root / "native" / "make-wheel", "--look"], check=False).returncode == 0
 
 
 def run_tests(
     python: str, tree: Path, tests: Sequence[str], timeout: float, marks: str, *, native: bool = False
 ) -> tuple[int | None, str]:
-    """pytest's exit code (None: it did not end in ``timeout`` seconds) and what it printed."""
+    """Run pytest; return its exit code (None: it did not end within ``timeout`` seconds) and its output."""
     command = [python, "-B", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", marks, *tests]
     process = subprocess.Popen(
         command,
@@ -208,13 +216,13 @@ def run_tests(
     try:
         printed, _ = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
+        os.killpg(process.pid, signal.SIGKILL)  # the tests may have started processes of their own
         return None, process.communicate()[0]
     return process.returncode, printed
 
 
 def try_mutation(mutation: Mutation, tree: Path, timeout: float = 600.0) -> tuple[Outcome, str]:
-    """Apply a mutation to ``tree``, run its tests, and take it back. The text is what was printed last."""
+    """Apply a mutation to ``tree``, run its tests, revert it; return the outcome and the last command's output."""
     why = _git_apply(mutation, tree)
     if why:
         return Outcome.BROKEN, why

@@ -1,4 +1,4 @@
-"""``python -m tests.crash.mutations``: apply every mutation and see that the tests find it."""
+"""``python -m tests.crash.mutations``: apply every mutation and check that the tests detect it."""
 
 import os
 import sys
@@ -28,12 +28,12 @@ _NEEDED = 0.9  # 36 of 40
 @click.command()
 @click.argument("names", nargs=-1)
 @click.option("--timeout", default=600.0, show_default=True, help="Seconds that the tests of one mutation may take.")
-@click.option("--verbose", is_flag=True, help="Print what pytest printed for those that were not killed.")
+@click.option("--verbose", is_flag=True, help="Print pytest's output for mutations that were not killed.")
 def main(names: tuple[str, ...], timeout: float, verbose: bool) -> None:
-    """Try all mutations, or those whose names (AREA/NN-SLUG) begin with one of NAMES."""
+    """Try all mutations, or those whose names (AREA/NN-SLUG) start with one of NAMES."""
     chosen = [one for one in all_mutations() if not names or one.name.startswith(names)]
     if not names and not os.environ.get("CI") and not can_build_extension():
-        click.echo("mutations of the native extension are left out")
+        click.echo("mutations of the native extension are skipped")
         chosen = [one for one in chosen if not one.is_native]
     if not chosen:
         raise click.UsageError("no such mutation")
@@ -47,11 +47,14 @@ def main(names: tuple[str, ...], timeout: float, verbose: bool) -> None:
 
 
 def _without_mutation(chosen: list[Mutation], tree: Path) -> None:
-    """Raises MutationError where a test fails in the tree as it is, or cannot run: it would tell of every mutation."""
+    """Run the chosen mutations' tests on the unchanged tree.
+
+    A test that already fails there would seem to kill every mutation. Raises MutationError if one fails or cannot run.
+    """
     if any(mutation.is_native for mutation in chosen):
         why = build_extension(tree)
         if why or not has_extension(tree):
-            raise MutationError(f"{why}\nthe native extension cannot be built, or is not what the tests would use")
+            raise MutationError(f"{why}\nthe native extension cannot be built, or the tests would use another one")
     for environment, native in sorted({(mutation.environment, mutation.is_native) for mutation in chosen}):
         own = [one for one in chosen if (one.environment, one.is_native) == (environment, native)]
         tests = sorted({test for one in own for test in one.tests})
@@ -69,15 +72,15 @@ def _try(mutation: Mutation, tree: Path, timeout: float, *, verbose: bool) -> Ou
 
 
 def _verdict(chosen: list[Mutation], outcomes: list[Outcome]) -> int:
-    """The exit code: 0 where enough are killed, and each of the others has its reason."""
+    """The exit code: 0 if enough mutations are killed and each survivor has a documented reason."""
     killed = sum(outcome.is_killed for outcome in outcomes)
     wrong = False
     for mutation, outcome in zip(chosen, outcomes, strict=True):
         if outcome is Outcome.SURVIVED:
-            click.echo(f"{mutation.name} survives: {mutation.survives or 'NO REASON IS GIVEN'}")
+            click.echo(f"{mutation.name} survives: {mutation.survives or 'NO REASON GIVEN'}")
             wrong |= not mutation.survives
         elif mutation.survives:
-            click.echo(f"{mutation.name} is said to survive, but {outcome.value}")
+            click.echo(f"{mutation.name} is documented to survive, but: {outcome.value}")
             wrong = True
         wrong |= outcome is Outcome.BROKEN
     click.echo(f"{killed} of {len(chosen)} mutations are killed")

@@ -1,8 +1,8 @@
-"""What the tests with official partners stand on: processes, servers, the partners' drivers."""
+"""Support code for the tests with official partners: processes, servers, the partners' drivers."""
 
 from __future__ import annotations
 
 import pytest
 
-#: Figures that a run tells at its end, whether it passed or not.
+#: Figures that a run prints at its end, whether it passed or not.
 REMARKS = pytest.StashKey[list[str]]()

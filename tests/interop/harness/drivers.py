@@ -1,4 +1,4 @@
-"""The official clients as the tests use them: processes that take requests as JSON lines, handles on what is open."""
+"""The official clients as the tests use them: driver processes that speak JSON lines, and handles on open clients."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def bodies(records: Sequence[Record]) -> list[str]:
 
 
 class PartnerError(Exception):
-    """The client raised an exception; codes are the response codes in its chain of causes."""
+    """The client raised an exception; ``codes`` are the response codes in its chain of causes."""
 
     def __init__(self, error: Mapping[str, Any]) -> None:
         super().__init__(f"{error.get('type')}: {error.get('message')}")
@@ -59,7 +59,7 @@ def _camel(name: str) -> str:
 
 
 class LineDriver:
-    """A partner process: requests and answers are JSON lines, matched by number, many at a time."""
+    """A partner process: requests and answers are JSON lines matched by number; many requests can be pending."""
 
     def __init__(self, process: Process) -> None:
         self.process = process
@@ -92,7 +92,7 @@ class LineDriver:
             waiting.set_exception(RuntimeError(f"{self.process.name} ended:\n{self.process.tail()}"))
 
     def begin(self, operation: str, **arguments: object) -> Future[Any]:
-        """Starts an operation; the answer comes as a future."""
+        """Start an operation and return its answer as a future."""
         number = next(self._ids)
         answer: Future[Any] = Future()
         request = {"id": number, "op": operation}
@@ -107,7 +107,7 @@ class LineDriver:
         return self.begin(operation, **arguments).result(CALL_TIMEOUT)
 
     def finish(self) -> None:
-        """Ends the process the way it expects: no more requests."""
+        """Close the driver's standard input, which ends the process in an orderly manner."""
         self._requests.close()
         self.process.wait_for_exit()
         self._reader.join(START_TIMEOUT)
@@ -131,14 +131,14 @@ class Producer:
         return sent
 
     def send_to(self, queue: tuple[str, int], topic: str, specs: Sequence[Record], mode: str = "sync") -> list[Record]:
-        """To one queue, given as broker name and number."""
+        """Send to one queue, given as broker name and queue id."""
         return self.send(topic, specs, mode, broker=queue[0], queue=queue[1])
 
     def ask(self, operation: str, **arguments: object) -> Any:
         return self.driver.call(f"producer.{operation}", name=self.name, **arguments)
 
     def query_key(self, topic: str, key: str) -> list[Record]:
-        """What the broker finds by a key; the client's "no message" is an empty list."""
+        """The messages that the broker finds by a key; the client's "no message" error becomes an empty list."""
         try:
             found: list[Record] = self.ask("queryKey", topic=topic, key=key)["messages"]
         except PartnerError as error:
@@ -150,13 +150,13 @@ class Producer:
 
 @dataclass(frozen=True)
 class Consumer:
-    """A push consumer inside a driver; it keeps what it received."""
+    """A push consumer inside a driver, which stores the received messages."""
 
     driver: LineDriver
     name: str
 
     def received(self, count: int, *, wait: float = RECEIVE_TIMEOUT, distinct: str | None = None) -> list[Record]:
-        """All that came so far, at least so many; fewer after the time is a failed test."""
+        """All messages received so far; AssertionError if there are fewer than ``count`` after ``wait`` seconds."""
         got: list[Record] = self.driver.call(
             "consumer.received", name=self.name, count=count, wait=int(wait * 1000), distinct=distinct
         )
@@ -166,7 +166,7 @@ class Consumer:
         return got
 
     def failures(self) -> list[Record]:
-        """The replies that it could not send."""
+        """The replies that the consumer could not send."""
         failed: list[Record] = self.driver.call("consumer.failures", name=self.name)
         return failed
 
@@ -174,12 +174,15 @@ class Consumer:
         return self.received(0, wait=0)
 
     def queues(self) -> set[tuple[str, str, int]]:
-        """The queues that it holds now, those of its retry topic left out."""
+        """The queues that the consumer holds now, without those of its retry topic."""
         held = self.driver.call("consumer.queues", name=self.name)
         return {(one["topic"], one["broker"], one["queue"]) for one in held if not one["topic"].startswith("%RETRY%")}
 
     def wait_for_position(self, topic: str, position: int) -> None:
-        """Until it would commit this sum of offsets: a message counts as received before it counts as done."""
+        """Wait until the offsets that the consumer would commit sum up to ``position``.
+
+        A message counts as received before it counts as processed.
+        """
         wait_until(
             lambda: self.driver.call("consumer.position", name=self.name, topic=topic) == position,
             f"offsets of {position} in all at consumer {self.name}",
@@ -201,7 +204,7 @@ class LiteConsumer:
         return self.driver.call(f"lite.{operation}", name=self.name, **arguments)
 
     def poll(self, count: int, wait: float = RECEIVE_TIMEOUT) -> list[Record]:
-        """At least so many messages, or a failed test."""
+        """Poll at least ``count`` messages; AssertionError if there are fewer after ``wait`` seconds."""
         got: list[Record] = self.ask("poll", count=count, wait=int(wait * 1000))
         if len(got) < count:
             raise AssertionError(f"{len(got)} of {count} messages after {wait:g} s: {bodies(got)}")
@@ -209,7 +212,7 @@ class LiteConsumer:
 
 
 class JavaClient(LineDriver):
-    """The Java client in a JVM of its own, with handles that close what a test opened."""
+    """The Java client in a JVM of its own; its context managers close the clients that a test opened."""
 
     version: str
     encoding: str
@@ -221,7 +224,7 @@ class JavaClient(LineDriver):
         try:
             yield Producer(self, name)
         finally:
-            # The client takes up to three seconds to close, and nothing here depends on it.
+            # The client takes up to three seconds to close, and no test depends on the end of it.
             self.begin("producer.close", name=name)
 
     @contextmanager
@@ -251,8 +254,8 @@ class JavaClient(LineDriver):
             self.call("lite.close", name=name)
 
 
-#: A driver shares two cores with a broker: little memory, no compiler that runs beside the test for long, and clients
-#: that look for changes every second where they would take 20.
+#: A driver shares two cores with a broker: little memory, no long background compilation, and clients that rebalance
+#: every second instead of every 20.
 JAVA_OPTIONS = (
     "-Xms64m",
     "-Xmx512m",
@@ -279,7 +282,7 @@ def _java(version: str, directory: Path, main: str, *options: str) -> list[str]:
 
 @contextmanager
 def java_client(version: str, encoding: str, directory: Path) -> Iterator[JavaClient]:
-    """A JVM with the client of one version, its headers in one encoding (JSON or ROCKETMQ)."""
+    """Start a JVM with one version of the client, which encodes its headers as JSON or ROCKETMQ."""
     directory.mkdir(parents=True, exist_ok=True)
     argv = _java(version, directory, "partners.Driver", f"-Drocketmq.serialize.type={encoding}")
     process = Process(f"java-{version}-{encoding}", argv, directory)
@@ -325,7 +328,7 @@ class Admin:
         self.commands: set[str] = set()
 
     def run(self, command: str, *words: str) -> str:
-        """The output of one command, with -n for the cluster's name servers; what it prints as errors comes last."""
+        """Run one command with -n for the cluster's name servers; return its output, followed by its error output."""
         self.commands.add(command)
         line = json.dumps([command, *words, "-n", self.cluster.namesrv]).encode() + b"\n"
         self._requests.write(line)
@@ -333,8 +336,8 @@ class Admin:
         answer = self._answers.readline()
         if not answer:
             raise RuntimeError(f"mqadmin ended at: {command} {' '.join(words)}\n{self.process.tail()}")
-        said = json.loads(answer)
-        return str(said["output"]) + str(said["errors"])
+        printed = json.loads(answer)
+        return str(printed["output"]) + str(printed["errors"])
 
     def finish(self) -> None:
         self._requests.close()

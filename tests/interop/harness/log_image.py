@@ -1,4 +1,4 @@
-"""A commit log as it lies on the disk, read by a decoder of the tests' own: what every broker has to serve from it."""
+"""A commit log read from disk by the tests' own decoder: the records that every broker has to serve from it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FRONT = struct.Struct(">IIIiiqqi")
 
 
 class Record(NamedTuple):
-    """One record and the fields that say where it is to be found."""
+    """One record, and the fields by which it has to be found."""
 
     data: bytes
     phy: int
@@ -29,12 +29,12 @@ class Record(NamedTuple):
 
     @property
     def in_queue(self) -> bool:
-        """Whether consumers get it: half and rolled back messages are in no queue."""
+        """Whether consumers get the record: half messages and rollback markers are in no queue."""
         return self.sys_flag & 12 in (0, 8)
 
     @property
     def keys(self) -> list[str]:
-        """What it is to be found by."""
+        """The keys by which a query has to find the record."""
         words = self.properties.get("KEYS", "").split(" ")
         return [key for key in (self.properties.get("UNIQ_KEY", ""), *words) if key]
 
@@ -53,13 +53,13 @@ def _decode(data: bytes) -> Record:
     at += width + topic_length
     (length,) = struct.unpack_from(">h", data, at)
     if at + 2 + length != len(data):
-        raise ValueError(f"the record at {phy} does not end where it says")
+        raise ValueError(f"the size of the record at {phy} does not match its fields")
     pairs = [pair.partition("\x01") for pair in data[at + 2 :].decode().split("\x02") if pair]
     return Record(data, phy, topic, queue, offset, sys_flag, stored, body, {name: value for name, _, value in pairs})
 
 
 def split(data: bytes) -> list[Record]:
-    """The records that stand one after the other in a reply."""
+    """Split a reply's body into its consecutive records."""
     records = []
     at = 0
     while at < len(data):
@@ -70,7 +70,7 @@ def split(data: bytes) -> list[Record]:
 
 
 class LogImage:
-    """The whole log: ``data`` from ``start`` on up to the end of its last record, and the records."""
+    """The whole log: ``data`` from offset ``start`` up to the end of the last record, and the records."""
 
     def __init__(self, store: Path, file_size: int) -> None:
         files = sorted((store / "commitlog").iterdir())
@@ -90,7 +90,7 @@ class LogImage:
             elif magic in (V1, V2):
                 found = _decode(raw[at : at + size])
                 if found.phy != self.start + at:
-                    raise ValueError(f"the record at {self.start + at} says that it is at {found.phy}")
+                    raise ValueError(f"the record at {self.start + at} contains the offset {found.phy}")
                 self.records.append(found)
                 at += size
             else:

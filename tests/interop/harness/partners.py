@@ -1,4 +1,4 @@
-"""The official clients: found, fetched and built once, outside the source tree."""
+"""Finds, fetches and builds the official clients, once and outside the source tree."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _HOW_TO_GET = {
 
 
 class BuildError(Exception):
-    """A partner could not be fetched or built; the text is what its build said."""
+    """A partner could not be fetched or built; the text contains the build's output."""
 
 
 def in_ci() -> bool:
@@ -34,7 +34,7 @@ def in_ci() -> bool:
 
 
 def tool(name: str, *, demanded: bool = True) -> str:
-    """Where a tool is. Without it the test is skipped, in CI it fails: there the partners are demanded."""
+    """The path of a tool. If it is missing the test is skipped; in CI, where partners are required, it fails."""
     found = shutil.which(name)
     if found is not None:
         return found
@@ -50,10 +50,10 @@ def cache() -> Path:
 
 
 def _built(name: str, sources: list[Path], salt: str, build: Callable[[Path], None]) -> Path:
-    """The directory that a build made of exactly these sources, from the cache where it is there.
+    """The directory built from exactly these sources, from the cache if possible.
 
-    A build goes to a directory of its own first and is moved into place when it is complete, so two test runs at the
-    same time do no harm.
+    A build writes to a temporary directory, which is renamed when it is complete, so that concurrent test runs do not
+    disturb each other.
     """
     digest = hashlib.sha256(salt.encode())
     for source in sorted(sources):
@@ -120,7 +120,7 @@ def apache_servers(version: str = "5.5.0") -> Path:
 
 
 def delta_jars() -> list[Path]:
-    """The jars of Delta Lake; what else they need, Spark has."""
+    """The jars of Delta Lake; Spark contains all their other dependencies."""
     mvn = tool("mvn")
     pom = HERE / "delta" / "pom.xml"
 

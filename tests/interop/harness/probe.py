@@ -1,4 +1,4 @@
-"""A small remoting client of the harness's own, so that it checks the servers with nothing that is under test."""
+"""A small remoting client of the harness's own, so that no code under test is used to check the servers."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Reply:
     body: bytes
 
     def json(self) -> Any:
-        """The body as JSON; Apache's older form has bare numbers as keys."""
+        """Decode the body as JSON; fastjson, which Apache's older versions use, writes numeric keys without quotes."""
         return json.loads(_BARE_KEY.sub(r'\1"\2":', self.body.decode()))
 
 
 class RefusedError(Exception):
-    """The server answered with a code that is not success."""
+    """The server answered with a code other than success."""
 
     def __init__(self, reply: Reply) -> None:
         super().__init__(f"code {reply.code}: {reply.remark}")
@@ -53,7 +53,7 @@ def _read(connection: socket.socket, size: int) -> bytes:
 
 
 def call(address: str, code: int, ext: dict[str, str] | None = None, body: bytes = b"", timeout: float = 10.0) -> Reply:
-    """One request over a connection of its own."""
+    """Send one request over a new connection and return the reply."""
     header = json.dumps(
         {"code": code, "language": "PYTHON", "version": 479, "opaque": 1, "flag": 0, "extFields": ext or {}}
     ).encode()
@@ -68,7 +68,7 @@ def call(address: str, code: int, ext: dict[str, str] | None = None, body: bytes
 
 
 def ask(address: str, code: int, ext: dict[str, str] | None = None, body: bytes = b"") -> Reply:
-    """As call, where anything but success is an error."""
+    """Like ``call``. Raises RefusedError for any code other than success."""
     reply = call(address, code, ext, body)
     if reply.code != 0:
         raise RefusedError(reply)
@@ -76,7 +76,7 @@ def ask(address: str, code: int, ext: dict[str, str] | None = None, body: bytes 
 
 
 def accepts(address: str) -> bool:
-    """Whether somebody listens there."""
+    """Whether a server listens at the address."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host, int(port)), timeout=1.0):
@@ -86,7 +86,7 @@ def accepts(address: str) -> bool:
 
 
 def create_topic(broker: str, topic: str, queues: int = 4, perm: int = 6) -> None:
-    """A topic on one broker; its route is at the name servers when this returns."""
+    """Create a topic on one broker; the name servers have its route when this returns."""
     ask(
         broker,
         CREATE_TOPIC,
@@ -104,18 +104,18 @@ def create_topic(broker: str, topic: str, queues: int = 4, perm: int = 6) -> Non
 
 
 def create_group(broker: str, group: str) -> None:
-    """A consumer group on one broker."""
+    """Create a consumer group on one broker."""
     ask(broker, CREATE_GROUP, body=json.dumps({"groupName": group}).encode())
 
 
 def commit_offset(broker: str, group: str, topic: str, queue: int, offset: int) -> None:
-    """A group's offset of one queue; the group has to be there."""
+    """Commit a group's offset of one queue; the group must exist."""
     place = {"consumerGroup": group, "topic": topic, "queueId": str(queue), "commitOffset": str(offset)}
     ask(broker, UPDATE_OFFSET, place)
 
 
 def cluster(name_server: str) -> dict[str, Any]:
-    """The brokers that a name server knows: name to broker data."""
+    """The brokers that a name server knows, by name; empty if it cannot be reached."""
     try:
         reply = call(name_server, CLUSTER_INFO)
     except OSError:
@@ -125,12 +125,12 @@ def cluster(name_server: str) -> dict[str, Any]:
 
 
 def has_route(name_server: str, topic: str) -> bool:
-    """Whether clients would find the topic."""
+    """Whether the name server has a route for the topic."""
     return call(name_server, ROUTE, {"topic": topic}).code == 0
 
 
 def committed_offset(broker: str, group: str, topic: str, queue: int) -> int | None:
-    """A group's stored offset of one queue, None where it has none."""
+    """A group's stored offset of one queue, or None."""
     reply = call(
         broker,
         QUERY_OFFSET,

@@ -1,4 +1,4 @@
-"""Child processes: each in a session of its own, ended by its id, with a log that a failed test shows."""
+"""Child processes: each in a session of its own, ended by its process id, with a log that a failed test shows."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from tests.interop.harness.waiting import wait_until
 TAIL_BYTES = 64 * 1024
 TAIL_LINES = 60
 
-#: RocketMQ's logging library tells its whole configuration each time it starts.
+#: Prefix of lines in which RocketMQ's logging library prints its configuration at each start; reports omit them.
 _CHATTER = " |-"
 
-#: Every process that was started and not ended yet, and those that a test of this moment ended; for reports.
+#: The processes whose logs a failed test shows: all running ones, and those that the current test has ended.
 started: list[Process] = []
 
 
 def _ends_with_the_tests() -> list[str]:
-    """What to put before a command, so that it is not left over when the test run itself is killed."""
+    """A command prefix that makes the kernel kill the process when the test run itself is killed."""
     setpriv = shutil.which("setpriv")
     return [setpriv, "--pdeathsig", "KILL", "--"] if setpriv else []
 
@@ -39,15 +39,15 @@ class Process:
         self.argv = [*_ends_with_the_tests(), *argv]
         self.directory = directory
         self.log = directory / f"{name}.log"
-        # The brokers under test read TRIMQ_ variables; those of the test run are not meant for them, but for the one
-        # that says whether all of it runs with the native extension.
+        # Brokers read TRIMQ_ variables. Those of the test run are not meant for the brokers under test, except the
+        # one that selects the native extension.
         inherited = {key: value for key, value in os.environ.items() if not key.startswith(("TRIMQ_", "ROCKETMQ_"))}
         native = {key: value for key, value in os.environ.items() if key == "TRIMQ_NATIVE"}
         self._environment = {**inherited, **native, **(environment or {})}
         self._child: subprocess.Popen[bytes] | None = None
 
     def start(self, *, piped: bool = False) -> subprocess.Popen[bytes]:
-        """Starts it; piped gives standard input and output to the caller and leaves standard error to the log."""
+        """Start the process; with ``piped`` the caller gets standard input and output, only errors go to the log."""
         if self.running:
             raise RuntimeError(f"{self.name} is running already, pid {self.pid}")
         with self.log.open("ab") as log:
@@ -79,12 +79,12 @@ class Process:
         return self._child is not None and self._child.poll() is None
 
     def kill(self) -> None:
-        """SIGKILL, and gone when this returns."""
+        """Send SIGKILL; the process has ended when this returns."""
         self._signal(signal.SIGKILL)
         self.child.wait()
 
     def stop(self, timeout: float = 30.0) -> int:
-        """SIGTERM, then SIGKILL where that was not enough; the exit status."""
+        """Send SIGTERM, and SIGKILL if the process has not ended after ``timeout`` seconds; return the exit status."""
         self._signal(signal.SIGTERM)
         try:
             return self.child.wait(timeout)
@@ -101,7 +101,7 @@ class Process:
             os.kill(self.pid, number)
 
     def tail(self) -> str:
-        """The end of its log."""
+        """The end of the process's log."""
         if not self.log.exists():
             return ""
         with self.log.open("rb") as log:
@@ -116,7 +116,7 @@ class Process:
 
 @contextmanager
 def ended_afterwards(process: Process, *, gracefully: bool = True) -> Iterator[Process]:
-    """Stops the process at the end, whatever happened, and takes it out of the reports."""
+    """Stop the process at the end, also after an error, and remove it from the reports."""
     try:
         yield process
     finally:

@@ -1,4 +1,4 @@
-"""Name servers and brokers under test: ours, or Apache's own to see that a test is true of the original."""
+"""Name servers and brokers under test: TriMQ's, or Apache's to verify that a test holds for the original."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.ports import broker_port, free_port
 
 Peer = Literal["trimq", "apache"]
 
-#: What our broker refuses until it has it. A later issue takes its line out and with that turns the tests round.
+#: Features that TriMQ's broker refuses for now. Removing a name makes the tests expect the feature instead.
 NOT_YET = frozenset({"transactions", "request_reply", "timer_messages", "pop", "replication"})
 
-#: Small files, so that the tests roll them, and delay levels of seconds. Same sizes for both peers: they can take turns
-#: on one store directory.
+#: Small files, so that they roll over during the tests, and delay levels of seconds. Both peers use the same sizes, so
+#: that they can take turns on one store directory.
 BROKER_DEFAULTS = {
     "brokerClusterName": "DefaultCluster",
     "brokerId": "0",
@@ -33,7 +33,7 @@ BROKER_DEFAULTS = {
     "maxIndexNum": "200000",
 }
 
-#: Two cold cores make Apache's broker refuse what waited for 200 ms; that is not what is tested.
+#: With its defaults Apache's broker refuses requests that waited for 200 ms, which a cold start on two cores can cause.
 APACHE_PATIENCE = {"waitTimeMillsInSendQueue": "20000", "waitTimeMillsInPullQueue": "20000"}
 
 APACHE_BROKER_MEMORY = ("-Xms512m", "-Xmx512m", "-XX:MaxDirectMemorySize=512m")
@@ -47,7 +47,7 @@ APACHE_OPENINGS = (
 
 
 def chosen_peer() -> Peer:
-    """Whose servers the tests run: TRIMQ_INTEROP_SERVER=trimq (default) or apache."""
+    """The peer whose servers the tests run: TRIMQ_INTEROP_SERVER=trimq (default) or apache."""
     chosen = os.environ.get("TRIMQ_INTEROP_SERVER", "trimq")
     if chosen == "trimq":
         return "trimq"
@@ -57,7 +57,7 @@ def chosen_peer() -> Peer:
 
 
 def supports(peer: Peer, feature: str) -> bool:
-    """Whether a peer has a feature, or refuses it clearly."""
+    """Whether a peer has a feature; if not, it has to refuse it clearly."""
     return peer == "apache" or feature not in NOT_YET
 
 
@@ -113,14 +113,14 @@ class NameServer:
         return f"127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        """Started, and answering when this returns."""
+        """Start the name server; it answers when this returns."""
         self.process.start()
         _wait_for(self.process, self.address)
 
 
 @dataclass
 class Broker:
-    """One broker process on a store directory, which may be another broker's from before."""
+    """One broker process on a store directory, which another broker may have used before."""
 
     peer: Peer
     directory: Path
@@ -217,7 +217,7 @@ class Cluster:
 
 
 def _run(stack: ExitStack, server: NameServer | Broker) -> None:
-    """Starts it until the stack closes. Apache's broker takes 20 s to stop, so it is killed where nobody looks."""
+    """Start a server and end it when the stack closes. Apache's broker is killed, because its stop takes 20 s."""
     stack.enter_context(ended_afterwards(server.process, gracefully=server.peer == "trimq"))
     server.start()
 
@@ -226,7 +226,7 @@ def _run(stack: ExitStack, server: NameServer | Broker) -> None:
 def running_cluster(
     directory: Path, *, brokers: int = 1, name_servers: int = 1, properties: Mapping[str, str] | None = None
 ) -> Iterator[Cluster]:
-    """Name servers and masters (broker-a, broker-b, ...) of the chosen peer, started here and ended afterwards."""
+    """Run name servers and masters (broker-a, broker-b, ...) of the chosen peer, and end them afterwards."""
     peer = chosen_peer()
     with ExitStack() as stack:
         servers = [NameServer(peer, directory / f"namesrv-{number}") for number in range(name_servers)]
@@ -245,9 +245,9 @@ def running_cluster(
 def broker_on_store(
     peer: Peer, directory: Path, store: Path, properties: Mapping[str, str] | None = None
 ) -> Iterator[Cluster]:
-    """A broker of either peer, with our name server, on a store that another may have written.
+    """Run a broker of either peer, with TriMQ's name server, on a store that another broker may have written.
 
-    File sizes, names and delay levels are the same for both peers, so they can take turns.
+    File sizes, names and delay levels are the same for both peers, so that they can take turns.
     """
     with ExitStack() as stack:
         server = NameServer("trimq", directory / "namesrv")

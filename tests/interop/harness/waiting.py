@@ -1,4 +1,4 @@
-"""Waiting for a condition, never for a time."""
+"""Waiting for a condition instead of for a fixed time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ POLL_INTERVAL = 0.05
 
 
 def wait_until(condition: Callable[[], T], what: str, timeout: float = 30.0) -> T:
-    """The first true value of a condition; TimeoutError says what was waited for and what it was last."""
+    """Return the first true value of a condition. Raises TimeoutError with ``what`` and the last value."""
     deadline = time.monotonic() + timeout
     while True:
         value = condition()

@@ -1,7 +1,7 @@
-"""Requests of one client over one connection that stays open: sends, pulls and queries with every field given by hand.
+"""A client with one open connection: sends, pulls and queries for which the test chooses every field.
 
-The official clients refuse or hide what the store tests need (long retry topics, chosen queues, half messages that
-nobody ends, IPv6); this says it as bytes, and uses nothing that is under test.
+The official clients refuse or hide cases that the store tests need (long retry topics, chosen queues, half messages
+that stay open, IPv6). This client encodes its own requests and uses no code under test.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _NO_TOPIC = 17
 
 
 class Sent(NamedTuple):
-    """Where a message went; ``key`` is its unique key."""
+    """A stored message and its offsets; ``key`` is its unique key."""
 
     topic: str
     queue: int
@@ -52,7 +52,7 @@ class Sent(NamedTuple):
 
 
 class RefusedError(Exception):
-    """Code and remark of an answer that is no success."""
+    """The broker answered with a code other than success; the text has code and remark."""
 
 
 def encode_properties(properties: Mapping[str, str]) -> str:
@@ -73,7 +73,7 @@ def _batch_entry(body: bytes, properties: str) -> bytes:
 
 
 class Wire:
-    """One connection to a broker; the answers come in the order of the requests, for there is one at a time."""
+    """One connection to a broker, with at most one pending request."""
 
     def __init__(self, host: str, port: int) -> None:
         self._socket = socket.create_connection((host, port), timeout=TIMEOUT)
@@ -93,7 +93,7 @@ class Wire:
         return bytes(data)
 
     def call(self, code: int, ext: Mapping[str, object], body: bytes = b"") -> Reply:
-        """One request and its answer; requests of the broker's own that come in between are passed over."""
+        """Send a request and return its answer; requests that the broker sends in between are skipped."""
         opaque = next(self._opaque)
         fields = {key: value if isinstance(value, str) else json.dumps(value) for key, value in ext.items()}
         command = {"code": code, "language": "PYTHON", "version": 479, "opaque": opaque, "flag": 0, "extFields": fields}
@@ -108,7 +108,7 @@ class Wire:
                 return Reply(reply["code"], reply.get("remark") or "", reply.get("extFields") or {}, rest[length:])
 
     def ask(self, code: int, ext: Mapping[str, object], body: bytes = b"") -> Reply:
-        """As call, where anything but success is an error."""
+        """Like ``call``. Raises RefusedError for any code other than success."""
         reply = self.call(code, ext, body)
         if reply.code != _SUCCESS:
             raise RefusedError(f"request {code} {ext}: {reply.code} {reply.remark}")
@@ -119,7 +119,7 @@ class Wire:
     def send(
         self, topic: str, queue: int, body: bytes, properties: Mapping[str, str], *, sys_flag: int = 0, flag: int = 0
     ) -> Sent:
-        """One message to one queue."""
+        """Send one message to one queue."""
         header = {
             "producerGroup": properties.get("PGROUP", "exchange"),
             "topic": topic,
@@ -137,7 +137,7 @@ class Wire:
         return _sent(topic, body, properties, self.ask(SEND, header, body))
 
     def send_batch(self, topic: str, queue: int, messages: Sequence[tuple[bytes, Mapping[str, str]]]) -> list[Sent]:
-        """Many messages in one request."""
+        """Send several messages in one request."""
         header = {
             "a": "exchange",
             "b": topic,
@@ -177,7 +177,7 @@ class Wire:
         )
 
     def send_back(self, sent: Sent, group: str, level: int) -> None:
-        """Give a message back for another try."""
+        """Send a message back for a retry."""
         self.ask(
             SEND_BACK,
             {
@@ -194,7 +194,7 @@ class Wire:
     # -- reading
 
     def pull(self, topic: str, queue: int, offset: int, count: int, group: str = "exchange_reader") -> bytes | None:
-        """The records of one pull, None where there are none at that offset."""
+        """The records of one pull, or None if there are none at that offset."""
         reply = self.call(
             PULL,
             {
@@ -249,7 +249,7 @@ def _sent(topic: str, body: bytes, properties: Mapping[str, str], reply: Reply) 
 
 @contextlib.contextmanager
 def connected(host: str, port: int) -> Iterator[Wire]:
-    """A connection that is closed afterwards."""
+    """Open a connection and close it afterwards."""
     wire = Wire(host, port)
     try:
         yield wire

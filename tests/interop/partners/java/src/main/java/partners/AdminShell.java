@@ -14,13 +14,13 @@ import org.apache.rocketmq.tools.command.MQAdminStartup;
 
 /**
  * mqadmin, many commands in one JVM: a JSON array of words a line in, {"output": ..., "errors": ...} a line out.
- * A command line that mqadmin cannot parse ends the process, as it does there; the test sees that and says so.
+ * A command line that mqadmin cannot parse ends the process, as in mqadmin; the test then fails and names the command.
  */
 public final class AdminShell {
     private AdminShell() {
     }
 
-    /** mqadmin keeps its commands, and some of them a client that starts once only: each line gets new ones. */
+    /** Some of mqadmin's commands hold a client that can be started only once, so each line gets new commands. */
     private static void forgetCommands() throws IllegalAccessException {
         for (Field field : MQAdminStartup.class.getDeclaredFields()) {
             if (field.getType() == List.class) {

@@ -8,7 +8,7 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 
-/** The arguments of one request, with defaults for those that are left out. */
+/** The arguments of one request, with defaults for missing ones. */
 final class Args {
     private final JsonObject json;
 

@@ -20,13 +20,13 @@ import java.util.concurrent.Executors;
 /**
  * Drives the official client for the tests: one JSON request a line on standard input, one JSON answer a line on
  * standard output. A request is {"id": 1, "op": "send", ...arguments}; the answer is {"id": 1, "result": ...} or
- * {"id": 1, "error": {...}}. Each request runs on a thread of its own, so that a scenario can wait for messages while
- * another sends. One process serves many scenarios: the start of a JVM is what costs time.
+ * {"id": 1, "error": {...}}. Each request runs on its own thread, so that one scenario can wait for messages while
+ * another sends. One process serves many scenarios, because starting a JVM is slow.
  */
 public final class Driver {
     static final Gson GSON = new GsonBuilder().disableHtmlEscaping().serializeNulls().create();
 
-    /** What one request does; the name of the operation is the key in the table. */
+    /** The implementation of one operation; the table of operations has its name as key. */
     interface Operation {
         Object run(Args args) throws Exception;
     }
@@ -77,7 +77,7 @@ public final class Driver {
         }
     }
 
-    /** A failure as the tests look at it: its class, its text, and the response code where the client carries one. */
+    /** A failure as the tests need it: its class, its text, and the response codes in the client's exceptions. */
     static Map<String, Object> describe(Throwable failure) {
         Map<String, Object> told = new LinkedHashMap<>();
         told.put("type", failure.getClass().getSimpleName());

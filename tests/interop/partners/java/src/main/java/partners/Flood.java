@@ -28,9 +28,9 @@ import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
 
 /**
- * Producers and a consumer at full speed, while a test kills the broker under them. Each queue has one thread that
- * sends numbered messages one after another and never repeats a number, so a queue must hold its numbers in rising
- * order, each once, and every acknowledged number at the very offset that was acknowledged.
+ * Producers and a consumer at full speed, while a test kills the broker. Each queue has one sending thread, which sends
+ * numbered messages one after another and never repeats a number. So a queue must contain each number at most once and
+ * in rising order, and every acknowledged number at the acknowledged offset.
  */
 final class Flood {
     private static final int WRONG_SHOWN = 10;
@@ -53,8 +53,8 @@ final class Flood {
         });
     }
 
-    /** The numbers sent to one queue, and what came back. */
-    private static final class Lane {
+    /** The numbers sent to one queue, with the acknowledged offsets and the delivered numbers. */
+    private static final class SendStream {
         final MessageQueue queue;
         final BitSet delivered = new BitSet();
         long[] acknowledged = new long[1 << 16];
@@ -63,7 +63,7 @@ final class Flood {
         int outOfOrder;
         int again;
 
-        Lane(MessageQueue queue) {
+        SendStream(MessageQueue queue) {
             this.queue = queue;
             Arrays.fill(acknowledged, -1);
         }
@@ -77,7 +77,7 @@ final class Flood {
             acknowledged[number] = offset;
         }
 
-        /** A number may come again after a kill; the first time it comes, it comes after all smaller ones. */
+        /** A number may be delivered again after a kill; its first delivery must follow those of all smaller ones. */
         synchronized void deliver(int number) {
             if (delivered.get(number)) {
                 again++;
@@ -109,7 +109,7 @@ final class Flood {
         private final boolean keys;
         private final DefaultMQProducer producer;
         private final DefaultMQPushConsumer consumer;
-        private final Map<MessageQueue, Lane> lanes = new LinkedHashMap<>();
+        private final Map<MessageQueue, SendStream> sendStreams = new LinkedHashMap<>();
         private final ExecutorService threads = Executors.newCachedThreadPool();
         private final List<Future<?>> senders = new ArrayList<>();
         private final AtomicLong accepted = new AtomicLong();
@@ -144,13 +144,13 @@ final class Flood {
                 for (MessageExt message : batch) {
                     MessageQueue from =
                         new MessageQueue(message.getTopic(), message.getBrokerName(), message.getQueueId());
-                    lanes.get(from).deliver(number(message));
+                    sendStreams.get(from).deliver(number(message));
                 }
                 consumed.addAndGet(batch.size());
                 return ConsumeOrderlyStatus.SUCCESS;
             });
             for (MessageQueue queue : producer.fetchPublishMessageQueues(topic)) {
-                lanes.put(queue, new Lane(queue));
+                sendStreams.put(queue, new SendStream(queue));
             }
         }
 
@@ -172,22 +172,22 @@ final class Flood {
 
         void start() throws Exception {
             consumer.start();
-            for (Lane lane : lanes.values()) {
-                senders.add(threads.submit(() -> send(lane)));
+            for (SendStream stream : sendStreams.values()) {
+                senders.add(threads.submit(() -> send(stream)));
             }
         }
 
-        private void send(Lane lane) {
+        private void send(SendStream stream) {
             while (running) {
-                int number = lane.next++;
+                int number = stream.next++;
                 Message message = new Message(topic, body(number));
                 if (keys) {
-                    message.setKeys("k" + lane.queue.getQueueId() + "_" + number);
+                    message.setKeys("k" + stream.queue.getQueueId() + "_" + number);
                 }
                 try {
-                    SendResult result = producer.send(message, lane.queue);
+                    SendResult result = producer.send(message, stream.queue);
                     if (result.getSendStatus() == SendStatus.SEND_OK) {
-                        lane.acknowledge(number, result.getQueueOffset());
+                        stream.acknowledge(number, result.getQueueOffset());
                         accepted.incrementAndGet();
                         continue;
                     }
@@ -200,7 +200,7 @@ final class Flood {
             }
         }
 
-        /** A broker that is down refuses at once; asking without a break would starve it of the processor. */
+        /** Sends to a stopped broker fail immediately; without a pause the retries would slow down its start. */
         private static void pause() {
             try {
                 TimeUnit.MILLISECONDS.sleep(100);
@@ -218,7 +218,7 @@ final class Flood {
             return shown;
         }
 
-        /** Ends the producers and waits until the consumer has had everything that was acknowledged. */
+        /** Ends the producers and waits until the consumer has received all acknowledged messages. */
         Map<String, Object> stop(long wait) throws Exception {
             running = false;
             for (Future<?> sender : senders) {
@@ -232,16 +232,16 @@ final class Flood {
             }
             Map<String, Object> shown = progress();
             shown.put("undelivered", missing);
-            shown.put("outOfOrder", lanes.values().stream().mapToInt(lane -> lane.outOfOrder).sum());
-            shown.put("again", lanes.values().stream().mapToInt(lane -> lane.again).sum());
+            shown.put("outOfOrder", sendStreams.values().stream().mapToInt(stream -> stream.outOfOrder).sum());
+            shown.put("again", sendStreams.values().stream().mapToInt(stream -> stream.again).sum());
             return shown;
         }
 
         private int undelivered() {
-            return lanes.values().stream().mapToInt(Lane::undelivered).sum();
+            return sendStreams.values().stream().mapToInt(SendStream::undelivered).sum();
         }
 
-        /** Reads every queue from its beginning and compares it with what was acknowledged. */
+        /** Reads every queue from the start and compares it with the acknowledged numbers and offsets. */
         Map<String, Object> verify() throws Exception {
             DefaultMQPullConsumer reader = new DefaultMQPullConsumer(name + "_reader");
             reader.setNamesrvAddr(namesrv);
@@ -250,8 +250,8 @@ final class Flood {
             List<String> wrong = new ArrayList<>();
             long stored = 0;
             try {
-                for (Lane lane : lanes.values()) {
-                    stored += verify(reader, lane, wrong);
+                for (SendStream stream : sendStreams.values()) {
+                    stored += verify(reader, stream, wrong);
                 }
             } finally {
                 reader.shutdown();
@@ -264,42 +264,42 @@ final class Flood {
             return shown;
         }
 
-        private long verify(DefaultMQPullConsumer reader, Lane lane, List<String> wrong) throws Exception {
-            long end = reader.maxOffset(lane.queue);
-            long offset = reader.minOffset(lane.queue);
+        private long verify(DefaultMQPullConsumer reader, SendStream stream, List<String> wrong) throws Exception {
+            long end = reader.maxOffset(stream.queue);
+            long offset = reader.minOffset(stream.queue);
             int last = -1;
             BitSet right = new BitSet();
             if (offset != 0) {
-                wrong.add(lane.queue + " starts at " + offset);
+                wrong.add(stream.queue + " starts at " + offset);
             }
             while (offset < end) {
-                PullResult pulled = reader.pull(lane.queue, "*", offset, 32);
+                PullResult pulled = reader.pull(stream.queue, "*", offset, 32);
                 if (pulled.getPullStatus() != PullStatus.FOUND) {
-                    wrong.add(lane.queue + " at " + offset + " of " + end + ": " + pulled.getPullStatus());
+                    wrong.add(stream.queue + " at " + offset + " of " + end + ": " + pulled.getPullStatus());
                     break;
                 }
                 for (MessageExt message : pulled.getMsgFoundList()) {
                     int number = number(message);
                     if (message.getQueueOffset() != offset) {
-                        wrong.add(lane.queue + " has offset " + message.getQueueOffset() + " where " + offset + " is due");
+                        wrong.add(stream.queue + " has offset " + message.getQueueOffset() + " instead of " + offset);
                     }
                     if (number <= last) {
-                        wrong.add(lane.queue + " at " + offset + ": " + number + " after " + last);
+                        wrong.add(stream.queue + " at " + offset + ": " + number + " after " + last);
                     }
                     if (!Arrays.equals(message.getBody(), body(number))) {
-                        wrong.add(lane.queue + " at " + offset + ": not the body that was sent");
+                        wrong.add(stream.queue + " at " + offset + ": not the body that was sent");
                     }
-                    if (number < lane.acknowledged.length && lane.acknowledged[number] == offset) {
+                    if (number < stream.acknowledged.length && stream.acknowledged[number] == offset) {
                         right.set(number);
                     }
                     last = number;
                     offset++;
                 }
             }
-            for (int number = 0; number < lane.next && number < lane.acknowledged.length; number++) {
-                if (lane.acknowledged[number] >= 0 && !right.get(number)) {
-                    wrong.add(lane.queue + ": " + number + " was acknowledged at " + lane.acknowledged[number]
-                        + " and is not there");
+            for (int number = 0; number < stream.next && number < stream.acknowledged.length; number++) {
+                if (stream.acknowledged[number] >= 0 && !right.get(number)) {
+                    wrong.add(stream.queue + ": " + number + " was acknowledged at " + stream.acknowledged[number]
+                        + " and is missing");
                 }
             }
             return end;

@@ -86,7 +86,7 @@ final class LiteConsumers {
         return null;
     }
 
-    /** Polls until there are enough messages or the time is up. */
+    /** Polls until it has enough messages or the time is over. */
     private Object poll(Args args) {
         DefaultLitePullConsumer consumer = named(args);
         int count = args.number("count", 1);

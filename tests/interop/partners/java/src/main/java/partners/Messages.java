@@ -14,7 +14,7 @@ import org.apache.rocketmq.common.message.MessageConst;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
 
-/** Messages, queues and send results between the client's classes and JSON. */
+/** Converts messages, queues and send results between the client's classes and JSON. */
 final class Messages {
     private static final int WHOLE_BODY = 256;
 
@@ -43,7 +43,7 @@ final class Messages {
         if (spec.has("wait")) {
             message.setWaitStoreMsgOK(spec.flag("wait"));
         }
-        // The accessor lets reserved names through, which is what a test of them needs.
+        // MessageAccessor accepts reserved names too, which some tests need.
         spec.texts("properties").forEach((name, value) -> MessageAccessor.putProperty(message, name, value));
         return message;
     }

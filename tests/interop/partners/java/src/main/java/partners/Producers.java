@@ -22,7 +22,7 @@ import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
 
-/** Producers by name: every way to send, transactions, request and reply, and what a producer can ask about. */
+/** Producers by name: all kinds of sends, transactions, request and reply, and a producer's queries. */
 final class Producers {
     /** Ordered sends go to the queue that their "order" argument picks, the same one every time. */
     private static final MessageQueueSelector BY_ORDER =
@@ -221,7 +221,7 @@ final class Producers {
         return shown;
     }
 
-    /** A message's own properties say how its local transaction ends and what a later check answers. */
+    /** A message's properties select the result of its local transaction and the answer to a later check. */
     private static final class ByProperty implements TransactionListener {
         private final List<Map<String, Object>> checked;
 

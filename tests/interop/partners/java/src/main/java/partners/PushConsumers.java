@@ -22,7 +22,7 @@ import org.apache.rocketmq.client.utils.MessageUtil;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.MessageExt;
 
-/** Push consumers by name: each keeps what it received until the test asks for it. */
+/** Push consumers by name: each stores the received messages until the test requests them. */
 final class PushConsumers {
     private final Map<String, Receiver> consumers = new ConcurrentHashMap<>();
 
@@ -121,7 +121,7 @@ final class PushConsumers {
             }
         }
 
-        /** Keeps a batch; false where the test wants it to fail (until it has been tried failUntil times). */
+        /** Stores a batch; false if the test wants it to fail (until it has been tried failUntil times). */
         private boolean take(List<MessageExt> batch) {
             boolean good = true;
             for (MessageExt message : batch) {
@@ -150,7 +150,7 @@ final class PushConsumers {
             }
         }
 
-        /** All messages so far, once there are enough of them (of different values of a field, where one is named). */
+        /** Waits for enough messages (with different values of a field, if one is named); returns all received. */
         List<Map<String, Object>> received(int count, long wait, String distinct) throws InterruptedException {
             long deadline = System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(wait);
             synchronized (messages) {
@@ -174,7 +174,7 @@ final class PushConsumers {
             return values.size();
         }
 
-        /** The sum of the offsets behind the messages that are done, as this client will commit them. */
+        /** The sum of the offsets that this client will commit, those behind the processed messages. */
         long position(String topic) {
             DefaultMQPushConsumerImpl running = consumer.getDefaultMQPushConsumerImpl();
             return running.getRebalanceImpl().getProcessQueueTable().keySet().stream()
