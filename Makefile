@@ -8,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # compileall follows no links: the folders, not trimq/.
-ROOMS := protocol remoting namesrv client broker pipeline
+PACKAGES := protocol remoting namesrv client broker pipeline
 SOURCES := trimq pyspark_rocketmq.py pyspark_rocketmq_store.py bench tools tests
 SPARK ?= oldest newest
 # Tests mostly wait, for time and for other processes. With more workers than cores, these processes are late.
@@ -130,7 +130,7 @@ native: $(VENV)/.run-stamp ## build and install the native extension, which make
 	@TRIMQ_NATIVE=on $(BIN)/python -c 'from trimq.protocol.native import NATIVE; print(NATIVE.status); raise SystemExit(not NATIVE.is_on)'
 
 # Byte code is written even if PYTHONDONTWRITEBYTECODE is set: without it a start takes twice as long.
-compile = $(BIN)/python -m compileall -q trimq/__init__.py $(ROOMS)
+compile = $(BIN)/python -m compileall -q trimq/__init__.py $(PACKAGES)
 
 # -- using it -----------------------------------------------------------------------------------------------------
 
@@ -227,7 +227,7 @@ test-clients: $(VENV)/.dev-stamp $(call extension,$(VENV)) ## run the tests with
 
 # Tests that depend on no version of PySpark run with the newest only; those of Delta Lake, which does not support it, do not.
 test-spark: $(SPARK:%=.venv-spark-%/.stamp) $(foreach which,$(SPARK),$(call extension,.venv-spark-$(which))) ## run the tests with real Spark (JDK); SPARK=newest for one PySpark only
-	@for which in $(SPARK); do .venv-spark-$$which/bin/python -m compileall -q trimq/__init__.py $(ROOMS) &&  \
+	@for which in $(SPARK); do .venv-spark-$$which/bin/python -m compileall -q trimq/__init__.py $(PACKAGES) &&  \
 		.venv-spark-$$which/bin/python -c 'import pyspark; print("PySpark", pyspark.__version__)' && \
 		case $$which in newest) marks="not oldest_pyspark" ;; *) marks="not one_pyspark" ;; esac && \
 		.venv-spark-$$which/bin/python -m pytest tests/spark -m "$$marks $(common)" -o faulthandler_timeout=0 $(ARGS) || exit; done

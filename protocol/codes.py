@@ -250,7 +250,7 @@ HELP: Final[dict[int, str]] = {
         "Done."
     ),
     1: (
-        "The server failed while it handled the request, or the request was not acceptable in its present state. The remark says which."
+        "The server failed while it handled the request, or the request was not acceptable in its present state. The remark states which."
     ),
     2: (
         "Too much work is waiting on this server. Nothing was stored. Try again later or on another broker."
@@ -274,7 +274,7 @@ HELP: Final[dict[int, str]] = {
         "The message breaks a limit (body or properties too large, empty body, a kind of message that is not supported). It was not stored. Retrying cannot help; the remark names the limit."
     ),
     14: (
-        "The store does not take messages now: its disk is over a limit, a sync failed, or it is shutting down. Nothing was stored. The remark says which."
+        "The store does not take messages now: its disk is over a limit, a sync failed, or it is shutting down. Nothing was stored. The remark states which."
     ),
     15: (
         "The client's version is not supported for this request."

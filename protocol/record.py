@@ -238,7 +238,7 @@ def check_record(view: Any, at: int, *, physical_offset: int | None = None, chec
     if check_crc and head.body_end > head.body_at:
         actual = crc32(memoryview(view)[head.body_at : head.body_end])
         if actual != head.body_crc:
-            why = f"body CRC {actual:#010x}, the record says {head.body_crc:#010x}"
+            why = f"body CRC {actual:#010x}, the record has {head.body_crc:#010x}"
             return RecordCheck(RecordState.DAMAGED, head.size, head, why)
     return RecordCheck(RecordState.RECORD, head.size, head, "")
 

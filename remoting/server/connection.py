@@ -212,7 +212,7 @@ class Connection:
             return
         put_off.lot.unpark_all()
         self._owner.resumed(self, put_off)
-        # Replaced before the calls: a callback may find the connection over its mark again, and register anew.
+        # Replaced before the calls: a callback may find the connection over its mark again, and register again.
         callbacks, put_off.callbacks = put_off.callbacks, {}
         for callback in callbacks.values():
             try:
@@ -259,7 +259,7 @@ class Connection:
             out.on_sent(release)
 
     def _send(self, command: RemotingCommand) -> None:
-        """Queue ``command`` in its own encoding. Raises FrameError where it is too long for a frame."""
+        """Queue ``command`` in its own encoding. Raises FrameError if it is too long for a frame."""
         body = command.body
         if type(body) is bytes and len(body) >= _LARGE_BODY:
             self.reply_with((encode_head(command, len(body)), body))

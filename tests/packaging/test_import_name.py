@@ -130,7 +130,7 @@ def test_the_lists_of_folders_agree() -> None:
     wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
     assert wheel["sources"] == {folder: f"trimq/{folder}" for folder in FOLDERS}
     assert sorted(name for name in wheel["only-include"] if "." not in name) == FOLDERS
-    assert re.search(r"^ROOMS := (.*)$", MAKEFILE, re.MULTILINE)[1].split() == sorted(FOLDERS, key=MAKEFILE.index)  # type: ignore[index]
+    assert re.search(r"^PACKAGES := (.*)$", MAKEFILE, re.MULTILINE)[1].split() == sorted(FOLDERS, key=MAKEFILE.index)  # type: ignore[index]
     for folder in FOLDERS:
         assert (ROOT / "trimq" / folder).readlink() == Path(f"../{folder}")
 
@@ -139,7 +139,7 @@ def test_make_compiles_every_module_under_the_name_by_which_it_is_imported(tmp_p
     """compileall does not follow links: for trimq/ alone it would compile only its ``__init__``."""
     tree = copied(tmp_path)
     command = re.search(r"^compile = \$\(BIN\)/python (.*)$", MAKEFILE, re.MULTILINE)[1]  # type: ignore[index]
-    words = shlex.split(command.replace("$(ROOMS)", re.search(r"^ROOMS := (.*)$", MAKEFILE, re.MULTILINE)[1]))  # type: ignore[index]
+    words = shlex.split(command.replace("$(PACKAGES)", re.search(r"^PACKAGES := (.*)$", MAKEFILE, re.MULTILINE)[1]))  # type: ignore[index]
     subprocess.run([sys.executable, *words], cwd=tree, check=True, timeout=60)
     modules = [tree / "trimq" / "__init__.py"]
     for folder in FOLDERS:

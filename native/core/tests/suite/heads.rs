@@ -1,4 +1,4 @@
-//! Records that units tell of, usual and spoilt ones, against what the layout says of each.
+//! Records that units refer to, ordinary and damaged ones, compared with the layout.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -54,8 +54,8 @@ fn made(ones: &[One], start: i64, queue: i32, first: i64, topic: &[u8]) -> (Vec<
     (log, units)
 }
 
-/// Which bytes of a record say what it is: a change of any other one is nothing that a head can tell.
-fn tells(at: usize, one: &One, topic: &[u8]) -> bool {
+/// Whether the check of a head covers this byte of a record: a change of any other byte is not detected.
+fn is_checked(at: usize, one: &One, topic: &[u8]) -> bool {
     let behind = 88 + one.body;
     at < 8
         || (12..16).contains(&at)
@@ -92,7 +92,7 @@ proptest! {
         let begin = i64::from_be_bytes(units[20 * number..20 * number + 8].try_into().unwrap()) as usize - 50;
         let at = at.index(88 + one.body + topic.len() + 2 + one.text);
         log[begin + at] ^= 1 << bit;
-        let seen = tells(at, one, topic) || (at == 39 && (bit == 4 || bit == 5));
+        let seen = is_checked(at, one, topic) || (at == 39 && (bit == 4 || bit == 5));
         prop_assert_eq!(are_messages(&log, 50, &units, 9, &Place { queue_id: 3, magic: MAGIC, topic }), !seen);
     }
 

@@ -45,7 +45,7 @@ struct File {
     known: Vec<Entry>,
     /// Written behind the counted ones, and not counted.
     lost: Vec<Entry>,
-    /// Numbers in slots that nobody may believe.
+    /// Invalid numbers in slots, which must not be used.
     stale: Vec<(usize, i32)>,
     spare: usize,
     new: Vec<Entry>,

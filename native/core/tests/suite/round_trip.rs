@@ -49,11 +49,11 @@ pub struct Expected {
     pub units: HashMap<(String, i32), Vec<Unit>>,
     pub hashes: Vec<i32>,
     pub keys: Vec<usize>,
-    /// For each span, what its replies tell.
+    /// For each span, the content of its replies.
     pub replies: Vec<Vec<Reply>>,
 }
 
-/// What a reply tells.
+/// The content of a reply.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Reply {
     pub binary: bool,
@@ -323,8 +323,8 @@ fn properties_over_their_limit_are_not_served() {
         let rules = usual_rules(false, 8, added);
         for (over, count) in [(0, 1), (1, 0)] {
             let mut send = plain("Orders", 1, b"body", "A");
-            let room = 32_767 - added.len() - send.text().len() - 3;
-            send.properties.push(("p".into(), "v".repeat(room + over)));
+            let space = 32_767 - added.len() - send.text().len() - 3;
+            send.properties.push(("p".into(), "v".repeat(space + over)));
             let buffer = laid_out(&[vec![send]], 310, 0);
             let round = Round::read(&buffer.bytes, 310, &buffer.spans, 9, &rules, &hosts, WIDE);
             assert_eq!(round.parts[0].count, count, "{added:?} {over}");
