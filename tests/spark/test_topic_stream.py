@@ -130,7 +130,7 @@ def test_a_restarted_query_of_the_old_signature_starts_at_its_checkpoint(
 
 
 def test_an_end_that_was_asked_for_before_the_checkpoint_was_known_is_refused(cluster: Cluster) -> None:
-    """Spark's wrapper for Trigger.AvailableNow does this; the error comes before Spark writes the end to a checkpoint."""
+    """Spark's wrapper for Trigger.AvailableNow does this; it is refused before the end is in the checkpoint."""
     topic = cluster.create_topic("SparkBlind", 1)
     given = Options(options_of(cluster, topics=topic))
     end = TopicStreamReader(given, dict.fromkeys(COLUMNS, False)).latestOffset()
