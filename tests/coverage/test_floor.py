@@ -68,7 +68,7 @@ def test_exceptions_that_are_none() -> None:
     gone = '\n[[exception]]\nfile = "broker/gone.py"\nlines = 1\nbranches = 1\nreason = "gone"\n'
     nothing = '\n[[exception]]\nfile = "broker/a.py"\nlines = 1\nbranches = 1\n'
     assert "asks for more" in too_low(Floors.parse(TEXT + more), "unit", GOOD)[0]
-    assert "not there" in too_low(Floors.parse(TEXT + gone), "unit", GOOD)[0]
+    assert "does not exist" in too_low(Floors.parse(TEXT + gone), "unit", GOOD)[0]
     assert "needs a reason" in too_low(Floors.parse(TEXT + nothing), "unit", GOOD)[0]
     with pytest.raises(ValueError, match="twice"):
         Floors.parse(TEXT + more + more)

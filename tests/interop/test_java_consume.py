@@ -175,7 +175,7 @@ def test_queries_by_key_and_id(cluster: Cluster, java: JavaClient) -> None:
         wait_until(lambda: len(producer.query_key(topic, "common")) == 5, "all messages in the index")
         assert sorted(bodies(producer.query_key(topic, "common"))) == bodies(specs)
         assert bodies(producer.query_key(topic, "own3")) == ["q3"]
-        assert producer.query_key(topic, "nobody") == []
+        assert producer.query_key(topic, "unused") == []
         assert producer.query_key(unique("Elsewhere"), "common") == []
         by_offset = producer.ask("viewId", topic=topic, msg_id=sent[2]["offsetMsgId"])
         by_unique = producer.ask("viewUnique", topic=topic, msg_id=sent[4]["msgId"])

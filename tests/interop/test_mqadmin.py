@@ -217,8 +217,8 @@ def test_connections(stage: Stage) -> None:
     assert line[-2:] == ["JAVA", "V5_5_0"]
     output = stage.run("producer", "-b", stage.broker)
     assert re.search(rf"producer group \({stage.producer_group}\) instance : clientId=\S+@", output)
-    assert stage.refusal("consumerConnection", "-g", unique("Nobody")) == 17
-    assert stage.refusal("producerConnection", "-g", unique("Nobody"), "-t", stage.topic) == 1
+    assert stage.refusal("consumerConnection", "-g", unique("Unknown")) == 17
+    assert stage.refusal("producerConnection", "-g", unique("Unknown"), "-t", stage.topic) == 1
 
 
 def test_consumer_progress_and_status(stage: Stage) -> None:

@@ -26,7 +26,7 @@ def spark_changed(directory: Path, base: str = "") -> bool:
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """A repository with commits of pipeline/, README.md and Spark's requirements; the branch work is at the last."""
+    """A repository with a commit each for pipeline/, README.md and requirements of Spark, and a branch at the last."""
 
     def git(*arguments: str) -> None:
         subprocess.run(["git", "-c", "user.name=t", "-c", "user.email=t@t", *arguments], cwd=tmp_path, check=True)

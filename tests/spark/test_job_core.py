@@ -79,8 +79,8 @@ def test_files_are_those_of_the_broker(tmp_path: Path) -> None:
         ({**row, "file": row["queueOffset"] // units} for row in rows if row["queued"]),
         key=lambda row: (row["topic"], row["queueId"], row["queueOffset"]),
     )
-    queues = write_queue_files(out, QUEUE_FILE, iter(pa.Table.from_pylist(queued).to_batches(max_chunksize=37)))
-    assert all(row["regular"] for batch in queues for row in batch.to_pylist())
+    finished = write_queue_files(out, QUEUE_FILE, iter(pa.Table.from_pylist(queued).to_batches(max_chunksize=37)))
+    assert all(row["regular"] for batch in finished for row in batch.to_pylist())
     capacity = ENTRIES - 1
     total = sum(len(row["hashes"]) for row in rows)
     found = []

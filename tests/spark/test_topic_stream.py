@@ -130,7 +130,7 @@ def test_a_restarted_query_of_the_old_signature_starts_at_its_checkpoint(
 
 
 def test_an_end_that_was_asked_for_before_the_checkpoint_was_known_is_refused(cluster: Cluster) -> None:
-    """Spark's wrapper for Trigger.AvailableNow does so; the error comes before Spark writes the end to a checkpoint."""
+    """Spark's wrapper for Trigger.AvailableNow does this; it is refused before the end is in the checkpoint."""
     topic = cluster.create_topic("SparkBlind", 1)
     given = Options(options_of(cluster, topics=topic))
     end = TopicStreamReader(given, dict.fromkeys(COLUMNS, False)).latestOffset()
@@ -179,7 +179,7 @@ def test_ends_never_move_backwards(cluster: Cluster, producer: Producer) -> None
     reader.remember(end)
     queue = next(iter(reader.bounds()))
     reader._bounds[queue] = reader._bounds[queue]._replace(end=2)
-    reader._queried_at = float("inf")
+    reader._asked = float("inf")
     assert reader.end_after(end, None) == end
     assert reader.end_after(StreamOffset({queue: 3}), None).ends[queue] == 5
 
@@ -269,11 +269,11 @@ def test_trimmed_messages_are_skipped_immediately_and_reported_once(cluster: Clu
     reader = progress_of(cluster, topics=topic, failOnDataLoss=False)
     reader.bounds(start)
     reader._bounds[queue] = Bounds(1_000_000, 1_000_500)
-    reader._queried_at = float("inf")
+    reader._asked = float("inf")
     with capture_logs() as logs:
         ends = [reader.end_after(start, 100).ends[queue] for _ in range(50)]
     assert set(ends) == {1_000_100}
-    assert [entry["event"] for entry in logs] == ["messages were deleted"]
+    assert [entry["event"] for entry in logs] == ["messages are not there any more"]
 
 
 def test_a_queue_that_was_trimmed_or_is_shorter_is_noticed(cluster: Cluster, producer: Producer) -> None:
@@ -286,7 +286,7 @@ def test_a_queue_that_was_trimmed_or_is_shorter_is_noticed(cluster: Cluster, pro
     with pytest.raises(DataLossError, match=rf"{topic}/broker-a/0 .* ends at 9, the stream has read it up to 12"):
         reader.end_after(position, None)
     reader._bounds[queue] = reader._bounds[queue]._replace(first=4)
-    reader._queried_at = float("inf")
+    reader._asked = float("inf")
     with pytest.raises(DataLossError, match=rf"{topic}/broker-a/0 begins at 4, the stream has read it up to 2"):
         reader.end_after(StreamOffset({**position.ends, queue: 2}), None)
     with pytest.raises(DataLossError, match=rf"{topic}/broker-a/0 ends at 3, the stream has read it up to 7"):

@@ -79,9 +79,9 @@ public final class Driver {
 
     /** A failure as the tests need it: its class, its text, and the response codes in the client's exceptions. */
     static Map<String, Object> describe(Throwable failure) {
-        Map<String, Object> told = new LinkedHashMap<>();
-        told.put("type", failure.getClass().getSimpleName());
-        told.put("message", String.valueOf(failure.getMessage()));
+        Map<String, Object> description = new LinkedHashMap<>();
+        description.put("type", failure.getClass().getSimpleName());
+        description.put("message", String.valueOf(failure.getMessage()));
         List<Integer> codes = new ArrayList<>();
         for (Throwable at = failure; at != null; at = at.getCause()) {
             try {
@@ -91,8 +91,8 @@ public final class Driver {
                 continue;
             }
         }
-        told.put("codes", codes);
-        return told;
+        description.put("codes", codes);
+        return description;
     }
 
     public static void main(String[] arguments) throws Exception {
