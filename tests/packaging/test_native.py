@@ -147,7 +147,7 @@ def lines(text: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("version", "missing"),
-    [(None, "cargo is not in PATH"), ("1.63.0", "Rust 1.63.0 is too old"), ("unknown", "rustc tells no version")],
+    [(None, "cargo is not in PATH"), ("1.63.0", "Rust 1.63.0 is too old"), ("unknown", "rustc reports no version")],
 )
 def test_without_rust_a_line_says_so_and_the_broker_starts(tree: Tree, version: str | None, missing: str) -> None:
     tree.rust(version)
@@ -232,7 +232,7 @@ def test_native_off_leaves_it_out_and_off(tree: Tree) -> None:
     assert "run TRIMQ_NATIVE=\n" in tree.calls.read_text(encoding="utf-8")
     done, printed = tree.make("run", "NATIVE=no", code=2)
     assert done == []
-    assert "NATIVE=no: on or off is expected" in printed
+    assert "NATIVE=no: expected on or off" in printed
 
 
 def test_make_native_without_rust_fails(tree: Tree) -> None:

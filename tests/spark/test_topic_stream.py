@@ -179,7 +179,7 @@ def test_ends_never_move_backwards(cluster: Cluster, producer: Producer) -> None
     reader.remember(end)
     queue = next(iter(reader.bounds()))
     reader._bounds[queue] = reader._bounds[queue]._replace(end=2)
-    reader._asked = float("inf")
+    reader._queried_at = float("inf")
     assert reader.end_after(end, None) == end
     assert reader.end_after(StreamOffset({queue: 3}), None).ends[queue] == 5
 
@@ -269,7 +269,7 @@ def test_trimmed_messages_are_skipped_immediately_and_reported_once(cluster: Clu
     reader = progress_of(cluster, topics=topic, failOnDataLoss=False)
     reader.bounds(start)
     reader._bounds[queue] = Bounds(1_000_000, 1_000_500)
-    reader._asked = float("inf")
+    reader._queried_at = float("inf")
     with capture_logs() as logs:
         ends = [reader.end_after(start, 100).ends[queue] for _ in range(50)]
     assert set(ends) == {1_000_100}
@@ -286,7 +286,7 @@ def test_a_queue_that_was_trimmed_or_is_shorter_is_noticed(cluster: Cluster, pro
     with pytest.raises(DataLossError, match=rf"{topic}/broker-a/0 .* ends at 9, the stream has read it up to 12"):
         reader.end_after(position, None)
     reader._bounds[queue] = reader._bounds[queue]._replace(first=4)
-    reader._asked = float("inf")
+    reader._queried_at = float("inf")
     with pytest.raises(DataLossError, match=rf"{topic}/broker-a/0 begins at 4, the stream has read it up to 2"):
         reader.end_after(StreamOffset({**position.ends, queue: 2}), None)
     with pytest.raises(DataLossError, match=rf"{topic}/broker-a/0 ends at 3, the stream has read it up to 7"):
