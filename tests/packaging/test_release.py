@@ -49,7 +49,7 @@ def test_a_release_needs_a_version_a_clean_tree_and_something_new(clone: Path) -
     git(clone, "tag", "v1.2.3")
     assert release(clone, "1.2.3") == (2, "release: the tag v1.2.3 exists already\n")
     (clone / "README.md").write_text("mine\n", encoding="utf-8")
-    assert release(clone, "1.2.4") == (2, "release: there are changes that are not committed (git status)\n")
+    assert release(clone, "1.2.4") == (2, "release: there are uncommitted changes (git status)\n")
     git(clone, "checkout", "README.md")
     git(clone, "rm", "--quiet", "changelog.d/*.*.md")
     git(clone, "commit", "--quiet", "--message", "nothing new")
