@@ -168,7 +168,7 @@ class Attempts:
         # A ready connection needs no await. Connecting, or waiting for a slot, counts towards the attempt's timeout.
         connection = self._client.ready(address)
         if connection is None:
-            connection = await self._client.with_room(address, prepared.code, self._timeout)
+            connection = await self._client.with_space(address, prepared.code, self._timeout)
             left = max(0.0, began + self._timeout - time.monotonic())
         call = connection.new_call()
         try:

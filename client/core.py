@@ -191,7 +191,7 @@ class Client(Lifecycle):
         except (RemotingTransportError, RuntimeError) as error:
             raise self._sdk_error(error) from None
 
-    async def with_room(self, address: str, code: int, timeout: float) -> ClientConnection:
+    async def with_space(self, address: str, code: int, timeout: float) -> ClientConnection:
         """Waits for a connection to ``address`` with a free slot for a request with ``code``.
 
         Raises UnreachableError if there is none within ``timeout`` seconds; nothing was sent then.

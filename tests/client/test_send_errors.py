@@ -113,7 +113,7 @@ class Scripted:
     def ready(self, _address: str) -> Connection | None:
         return None if self.steps[0] in ("not connected", "no room") else Connection()
 
-    async def with_room(self, address: str, code: int, timeout: float) -> Connection:
+    async def with_space(self, address: str, code: int, timeout: float) -> Connection:
         if self.steps.pop(0) == "not connected":
             raise transport_error(RemotingConnectError(address, ConnectionRefusedError()))
         raise transport_error(RemotingTimeoutError(address, code, timeout, written=False))
@@ -232,12 +232,12 @@ async def test_who_is_cancelled_while_it_connects_learns_that_nothing_was_sent()
             await producer.queues("T")
             connecting = anyio.Event()
 
-            async def with_room(*_: object) -> None:
+            async def with_space(*_: object) -> None:
                 connecting.set()
                 await anyio.sleep_forever()
 
             producer.client.ready = lambda _: None  # type: ignore[method-assign,assignment]
-            producer.client.with_room = with_room  # type: ignore[method-assign,assignment]
+            producer.client.with_space = with_space  # type: ignore[method-assign,assignment]
             group.start_soon(producer.send, message)
             await connecting.wait()
             group.cancel_scope.cancel()
