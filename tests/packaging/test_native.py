@@ -232,11 +232,7 @@ def test_native_off_leaves_it_out_and_off(tree: Tree) -> None:
     assert "run TRIMQ_NATIVE=\n" in tree.calls.read_text(encoding="utf-8")
     done, printed = tree.make("run", "NATIVE=no", code=2)
     assert done == []
-<<<<<<< HEAD
     assert "NATIVE=no: expected on or off" in printed
-=======
-    assert "NATIVE=no: expected on or off" in said
->>>>>>> proto23
 
 
 def test_make_native_without_rust_fails(tree: Tree) -> None:
@@ -247,21 +243,12 @@ def test_make_native_without_rust_fails(tree: Tree) -> None:
 
 @pytest.mark.parametrize(("target", "components"), [("test-native", "cargo"), ("check-native", "fmt clippy")])
 def test_checks_of_rust_are_left_out_without_it_but_not_in_ci(tree: Tree, target: str, components: str) -> None:
-<<<<<<< HEAD
     reason = f"native: cargo is not in PATH; for this, Rust {RUST} or later with {components} (https://rustup.rs)"
     printed = tree.make(target)[1]
     assert printed == f"{reason}\n{target}: skipped\n"
     printed = tree.make(target, code=2, CI="true")[1]
     assert reason in printed
     assert "skipped" not in printed
-=======
-    told = f"native: cargo is not in PATH; for this, Rust {RUST} or later with {components} (https://rustup.rs)"
-    said = tree.make(target)[1]
-    assert said == f"{told}\n{target}: skipped\n"
-    said = tree.make(target, code=2, CI="true")[1]
-    assert told in said
-    assert "skipped" not in said
->>>>>>> proto23
 
 
 def test_checks_of_rust_run_where_it_is(tree: Tree) -> None:
