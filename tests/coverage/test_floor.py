@@ -70,7 +70,7 @@ def test_exceptions_that_are_none() -> None:
     assert "asks for more" in too_low(Floors.parse(TEXT + more), "unit", GOOD)[0]
     assert "does not exist" in too_low(Floors.parse(TEXT + gone), "unit", GOOD)[0]
     assert "needs a reason" in too_low(Floors.parse(TEXT + nothing), "unit", GOOD)[0]
-    with pytest.raises(ValueError, match="twice"):
+    with pytest.raises(ValueError, match="has two exceptions"):
         Floors.parse(TEXT + more + more)
 
 
