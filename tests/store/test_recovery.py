@@ -199,7 +199,7 @@ async def test_the_first_files_of_a_queue_are_missing(files: int) -> None:
         disk.delete(f"/store/consumequeue/{TOPIC}/0/{200 * number:020d}")
     _forget_mark(disk)
     async with opened(disk) as store:
-        assert any("built anew" in note for note in _report(store).notes)
+        assert any("is rebuilt" in note for note in _report(store).notes)
         assert _report(store).units_rebuilt == 40
         await check_all(store, ONE)
 
