@@ -1,4 +1,4 @@
-"""A real broker and a client of frames for each test."""
+"""A real broker and a frame-level client for each test."""
 
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -25,7 +25,7 @@ async def client(broker: BrokerController) -> AsyncIterator[WireClient]:
 
 @pytest.fixture
 def fail_native(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Turns the native extension off as after a fault, until the test ends; where it is off, as if it had been on."""
+    """Turn the native extension off, as after a fault, until the test ends. If it is off already, pretend it was on."""
     for name in type(NATIVE).__slots__:
         monkeypatch.setattr(NATIVE, name, getattr(NATIVE, name))
 

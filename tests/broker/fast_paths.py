@@ -1,4 +1,4 @@
-"""What a broker's fast paths have served."""
+"""Records which requests a broker's fast paths have served."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -12,9 +12,9 @@ _served: WeakKeyDictionary[BrokerController, list[int]] = WeakKeyDictionary()
 
 
 def fast_paths(broker: BrokerController) -> list[int]:
-    """The codes of what was served since the first call for ``broker``, one for each request, by itself or with others.
+    """Return the codes of the requests served since the first call for ``broker``, one for each, alone or grouped.
 
-    A client has to be connected. It ends where the configuration or the features are changed.
+    A client must be connected. Recording ends when the configuration or the features change.
     """
     if broker not in _served:
         served = _served[broker] = []
@@ -27,7 +27,7 @@ def fast_paths(broker: BrokerController) -> list[int]:
 
 
 class _Counted:
-    """A GroupedServer that counts."""
+    """A GroupedServer that records the requests it serves."""
 
     def __init__(self, server: GroupedServer, code: int, served: list[int]) -> None:
         self._server, self._code, self._served = server, code, served

@@ -1,4 +1,4 @@
-"""Frames that no honest client sends: golden requests of every kind, and what can be done to them."""
+"""Frames that no honest client sends: valid requests of every kind, and mutations of them."""
 
 import json
 import random
@@ -25,7 +25,7 @@ def _json(value: Any) -> bytes:
 
 
 def golden_requests() -> list[tuple[int, dict[str, Any], bytes]]:
-    """(code, ext fields, body) of a good request of each kind. The broker has the topic Orders and the group G."""
+    """(code, ext fields, body) of a valid request of each kind. The broker has the topic Orders and the group G."""
     heartbeat = {
         "clientID": "c",
         "producerDataSet": [{"groupName": "P"}],
@@ -122,7 +122,7 @@ _VALUES: Final = (*_NUMBERS, "9" * 40, "", " ", "true", "null", "é" * 10, "\x01
 
 
 def mutated(rng: random.Random, golden: list[bytes]) -> bytes:
-    """One hostile frame. Its length word is right, unless lying about it is what it does."""
+    """One hostile frame. Its length word is correct unless the mutation is to the length word."""
     data = bytearray(rng.choice(golden))
     kind = rng.randrange(8)
     if kind == 0:
@@ -151,7 +151,7 @@ def mutated(rng: random.Random, golden: list[bytes]) -> bytes:
 
 
 def _other_value(rng: random.Random, data: bytes) -> bytes:
-    """A good frame but for one or two ext values, and sometimes its body."""
+    """A valid frame except for one or two ext values, and sometimes its body."""
     command = frame.decode(memoryview(data)[4:])
     ext: dict[str, Any] = dict(command.ext_fields())
     for name in rng.sample(sorted(ext), min(len(ext), rng.randrange(1, 3))):
@@ -167,7 +167,7 @@ def _other_value(rng: random.Random, data: bytes) -> bytes:
 
 
 def is_killer(data: bytes) -> bool:
-    """Whether a frame costs its connection: nothing behind it is served."""
+    """Whether the broker closes the connection because of this frame, so that no later frame is served."""
     (total,) = struct.unpack_from(">I", data)
     if total != len(data) - 4:
         return True
@@ -201,7 +201,7 @@ _headers = st.fixed_dictionaries(
 
 @st.composite
 def hostile_frames(draw: st.DrawFn) -> bytes:
-    """A frame with a header that is JSON, but not what was expected, or with one that is anything."""
+    """A frame whose header is JSON of an unexpected shape, or arbitrary bytes."""
     if draw(st.booleans()):
         header = json.dumps(draw(_headers)).encode("utf-8", "surrogatepass")
         kind = 0

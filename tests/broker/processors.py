@@ -1,4 +1,4 @@
-"""Fast paths made of a broker's context, for tests that call them without a connection's bytes."""
+"""Fast paths made from a broker's context, for tests that call them without a connection."""
 
 from trimq.broker.context import BrokerContext
 from trimq.broker.processors.pull.pull_fast_path import PullFastPath
@@ -6,7 +6,7 @@ from trimq.broker.processors.send.send_fast_path import SendFastPath
 
 
 def send_fast_path_of(context: BrokerContext) -> SendFastPath:
-    """They answer nothing to what has failed."""
+    """Its requests get no reply if they fail."""
     return SendFastPath(
         configuration=context.configuration,
         topics=context.topics,
@@ -18,7 +18,7 @@ def send_fast_path_of(context: BrokerContext) -> SendFastPath:
 
 
 def pull_fast_path_of(context: BrokerContext) -> PullFastPath:
-    """They know no filter."""
+    """It has no tag filters."""
     return PullFastPath(
         topics=context.topics,
         groups=context.groups,

@@ -1,4 +1,4 @@
-"""A client that looks at replies as bytes, and writes its headers in an order that takes one way or the other."""
+"""A client that reads replies as bytes, and orders its header fields for the fast path or for the full path."""
 
 import json
 import struct
@@ -8,7 +8,7 @@ import trio
 
 
 def json_frame(code: int, fields: dict[str, Any], *, fast: bool, body: bytes = b"") -> bytes:
-    """A request whose code stands in front, for the fast path, or behind another field."""
+    """A request whose code is the first header field, for the fast path, or comes after another field."""
     ext = ",".join(
         f'"{name}":{value if isinstance(value, int) else json.dumps(value)}' for name, value in fields.items()
     )
@@ -18,7 +18,7 @@ def json_frame(code: int, fields: dict[str, Any], *, fast: bool, body: bytes = b
 
 
 class Raw:
-    """A connection whose replies are looked at as bytes."""
+    """A connection whose replies are read as bytes."""
 
     def __init__(self, stream: trio.SocketStream) -> None:
         self._stream = stream

@@ -1,4 +1,4 @@
-"""Administration, as mqadmin asks for it."""
+"""Administration requests, as mqadmin sends them."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def body(reply: RemotingCommand) -> Any:
 
 
 def by_queue(table: dict[str, Any]) -> dict[int, Any]:
-    """A map whose keys are message queues, by queue id (trap 3: the keys are objects, not text)."""
+    """Return a map whose keys are message queues by queue id (trap 3: the keys are objects, not text)."""
     return {json.loads(key)["queueId"]: value for key, value in table.items()}
 
 
@@ -67,18 +67,18 @@ async def test_topic_life(tmp_path: Path) -> None:
 async def test_a_topic_that_a_send_makes_anew_while_it_is_deleted(
     broker: BrokerController, client: WireClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was acknowledged after the deletion belongs to the new topic."""
+    """A message acknowledged after the deletion belongs to the new topic."""
     await client.send("Orders", b"old")
     topics = broker.context.topics
     usual = topics.persisted
 
-    async def meanwhile() -> None:
+    async def send_first() -> None:
         monkeypatch.setattr(topics, "persisted", usual)
         async with WireClient.connect(broker.endpoint) as producer:
             assert (await producer.send("Orders", b"new")).code == ResponseCode.SUCCESS
         await usual()
 
-    monkeypatch.setattr(topics, "persisted", meanwhile)
+    monkeypatch.setattr(topics, "persisted", send_first)
     assert (await client.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "Orders"})).code == ResponseCode.SUCCESS
     assert [message.body for message in await client.pull_messages("Orders")] == [b"new"]
 
@@ -115,13 +115,13 @@ async def test_topics_that_stay(client: WireClient, topic: str) -> None:
 
 
 async def test_topic_shapes_of_the_original(client: WireClient) -> None:
-    """Trap 16: attributes may be the empty text."""
+    """Trap 16: attributes may be an empty string."""
     ext = NEW_TOPIC | {"attributes": "", "order": "false", "topicSysFlag": 0}
     assert (await client.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, ext)).code == 0
 
 
 async def test_booleans_may_be_missing(client: WireClient) -> None:
-    """Trap 17: absent is false, only the text true is true."""
+    """Trap 17: an absent value is false, only the string "true" is true."""
     ext = NEW_TOPIC | {"order": "TRUE"}
     assert (await client.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, ext)).code == 0
     assert body(await client.ask(RequestCode.GET_TOPIC_CONFIG, {"topic": "Orders"}))["order"] is True
@@ -162,7 +162,7 @@ async def test_cleaning(client: WireClient, code: int) -> None:
 
 
 async def test_queues_of_topics_that_are_not_there_are_cleaned(broker: BrokerController, client: WireClient) -> None:
-    """CLEAN_UNUSED_TOPIC (316): what is left of a topic whose deletion was cut short."""
+    """CLEAN_UNUSED_TOPIC (316) removes the queues that an interrupted deletion of a topic has left."""
     await client.send("Orders")
     await client.send("Left")
     store = broker.context.store
@@ -182,23 +182,23 @@ async def test_a_topic_that_a_send_makes_anew_while_others_are_cleaned(
         assert topics.delete(topic)
     usual = store.queues.deleted_topics.save
 
-    async def meanwhile() -> None:
+    async def send_first() -> None:
         assert set(store.queues.deleted_topics.topics) == {"Left"}
         async with WireClient.connect(broker.endpoint) as producer:
             assert (await producer.send("Made", b"new")).code == ResponseCode.SUCCESS
         await usual()
 
-    monkeypatch.setattr(store.queues.deleted_topics, "save", meanwhile)
+    monkeypatch.setattr(store.queues.deleted_topics, "save", send_first)
     assert (await client.ask(RequestCode.CLEAN_UNUSED_TOPIC)).code == ResponseCode.SUCCESS
     assert not store.has_queue("Left", 0)
     assert (await client.pull_messages("Made"))[-1].body == b"new"
 
 
 async def test_expired_files_and_then_empty_queues_go_by_hand(tmp_path: Path) -> None:
-    """DELETE_EXPIRED_COMMITLOG (329) whatever the hour is, then CLEAN_EXPIRED_CONSUMEQUEUE (306)."""
+    """DELETE_EXPIRED_COMMITLOG (329) at any hour, then CLEAN_EXPIRED_CONSUMEQUEUE (306)."""
     settings: dict[str, Any] = {"mappedFileSizeCommitLog": 65536, "deleteCommitLogFilesInterval": 1}
     async with running_broker(tmp_path, **settings) as broker, WireClient.connect(broker.endpoint) as client:
-        for unique in ("U1", "U2"):  # the second one goes the fast path, which remembers the queue
+        for unique in ("U1", "U2"):  # the second one takes the fast path, which remembers the queue
             await client.send("Old", properties={"UNIQ_KEY": unique})
         for _ in range(3):
             await client.send("Orders", b"x" * 40_000)
@@ -273,7 +273,7 @@ async def test_who_is_connected(client: WireClient) -> None:
     assert subscription["subscriptionData"]["tagsSet"] == ["a"]
 
 
-# how far groups are
+# progress of groups
 
 
 async def test_consume_stats(client: WireClient) -> None:
@@ -316,7 +316,7 @@ RESET = {"topic": "Orders", "group": "G", "timestamp": -1, "isForce": "true"}
 
 
 async def test_reset_is_handed_out_at_the_next_pull(client: WireClient) -> None:
-    """Trap 14: until then commits of running consumers are ignored."""
+    """Trap 14: until then the broker ignores commits of running consumers."""
     reset = RequestCode.INVOKE_BROKER_TO_RESET_OFFSET
     assert (await client.ask(reset, RESET)).code == ResponseCode.TOPIC_NOT_EXIST
     await client.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, NEW_TOPIC)
@@ -377,7 +377,7 @@ async def test_reset_wakes_a_held_pull(client: WireClient) -> None:
 async def test_deleting_a_topic_wakes_its_held_pulls_and_no_others(
     broker: BrokerController, client: WireClient
 ) -> None:
-    """Guards consumers of a deleted topic against waiting for the end of their long poll: they are told at once."""
+    """Guards consumers of a deleted topic against waiting until their long poll ends: they are notified immediately."""
     for topic in ("Orders", "Others"):
         await client.send(topic)
         await client.pull(topic)
@@ -388,8 +388,8 @@ async def test_deleting_a_topic_wakes_its_held_pulls_and_no_others(
         for topic, queue in (("Orders", 0), ("Orders", 1), ("Others", 0))
     ]
     offset = {"topic": "Orders", "queueId": 0}
-    await client.ask(RequestCode.GET_MAX_OFFSET, offset)  # answered behind them: they are held now
-    assert broker.context.long_polling.held == 2, "a queue without messages is asked for at offset 0 only"
+    await client.ask(RequestCode.GET_MAX_OFFSET, offset)  # answered after them: they are held now
+    assert broker.context.long_polling.held == 2, "a pull of a queue without messages is held at offset 0 only"
     assert (await client.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "Orders"})).code == ResponseCode.SUCCESS
     assert (await client.reply(opaque[0], timeout=3)).code == ResponseCode.TOPIC_NOT_EXIST
     assert broker.context.long_polling.held == 1
@@ -414,13 +414,13 @@ async def test_reset_by_the_clients(tmp_path: Path) -> None:
         assert (await client.ask(reset, RESET)).code == ResponseCode.CONSUMER_NOT_ONLINE
         await client.heartbeat("c1", consumers=[consumer("G", "Orders")])
         assert (await client.ask(reset, RESET)).code == ResponseCode.SUCCESS
-        told = await client.asked_for(RequestCode.RESET_CONSUMER_CLIENT_OFFSET)
-        assert told.is_oneway
-        assert told.ext_fields() == {"topic": "Orders", "group": "G", "timestamp": "-1"}
-        assert by_queue(lenient_json.loads(bytes(told.body))["offsetTable"]) == {0: 1, 1: 0}
+        request = await client.asked_for(RequestCode.RESET_CONSUMER_CLIENT_OFFSET)
+        assert request.is_oneway
+        assert request.ext_fields() == {"topic": "Orders", "group": "G", "timestamp": "-1"}
+        assert by_queue(lenient_json.loads(bytes(request.body))["offsetTable"]) == {0: 1, 1: 0}
 
 
-# passed on to clients
+# forwarded to clients
 
 
 async def test_running_info(broker: BrokerController, client: WireClient) -> None:
@@ -570,7 +570,7 @@ async def test_runtime_info(client: WireClient) -> None:
 async def test_more_units_of_a_queue_than_a_reply_shows_are_refused_and_not_left_out(
     client: WireClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guards 321 against a reply without a bound; the text of many units is put together from several reads."""
+    """Guards 321 against an unbounded reply. The text of many units is assembled from several reads."""
     monkeypatch.setattr(queue_admin, "_MOST_UNITS", 5)
     monkeypatch.setattr(queue_admin, "_UNITS_AT_ONCE", 2)
     for _ in range(6):
@@ -594,7 +594,7 @@ TABLES = st.recursive(TEXTS | st.integers(), lambda inner: st.dictionaries(TEXTS
 
 @given(TABLES)
 def test_the_inner_table_of_a_clients_answer_is_found_whatever_stands_in_it(table: object) -> None:
-    """Guards 223: the text is scanned in windows, and braces and quotes within strings do not count."""
+    """Guards 223: the text is scanned in windows, and braces and quotes within strings are ignored."""
     text = json.dumps({"k": table}).encode()
     before = b'{"a":1,"messageQueueTable":'
     for window in (1, 2, 7, 1000):

@@ -1,4 +1,4 @@
-"""Administration where something is in the way: what cannot be saved or read, clients that do not answer."""
+"""Administration in error cases: state that cannot be saved or read, clients that do not answer."""
 
 import json
 import socket
@@ -81,7 +81,7 @@ async def test_a_client_that_does_not_answer_or_is_too_old(client: WireClient, m
     assert reply.code == ResponseCode.CONSUME_MSG_TIMEOUT
     assert "c1 did not answer" in str(reply.remark)
     status = await client.ask(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, {"topic": "Orders", "group": "G"})
-    assert body(status)["consumerTable"] == {}  # who answers is in it
+    assert body(status)["consumerTable"] == {}  # it lists only clients that answer
     old = json.dumps({"clientID": "c2", "consumerDataSet": [consumer("H", "Orders")], "producerDataSet": []}).encode()
     await client.ask(RequestCode.HEART_BEAT, body=old, version=61)
     reply = await client.ask(RequestCode.GET_CONSUMER_RUNNING_INFO, ask | {"consumerGroup": "H", "clientId": "c2"})
@@ -101,7 +101,7 @@ async def test_a_group_that_is_behind_the_others_needs_no_correction(client: Wir
     assert found == {"correctionOffsets": {"0": 2**63 - 1}}
 
 
-async def test_offsets_of_a_topic_that_nobody_asked_for_are_not_copied(
+async def test_offsets_of_a_topic_that_was_not_requested_are_not_copied(
     broker: BrokerController, client: WireClient
 ) -> None:
     await client.send("Orders")
@@ -111,11 +111,11 @@ async def test_offsets_of_a_topic_that_nobody_asked_for_are_not_copied(
     assert broker.context.offsets.query("H", "Orders", 0) == -1
 
 
-# the address that a broker tells clients
+# the address that a broker gives to clients
 
 
-class NoWay:
-    """Where no network leads outside."""
+class NoRoute:
+    """A socket on a machine without a network."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         raise OSError(101, "Network is unreachable")
@@ -138,6 +138,6 @@ def test_a_machine_without_a_network_is_called_by_its_name(
             raise found
         return [(2, 1, 6, "", (one, 0)) for one in found]
 
-    monkeypatch.setattr(socket, "socket", NoWay)
+    monkeypatch.setattr(socket, "socket", NoRoute)
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
     assert addresses.first_address() == address

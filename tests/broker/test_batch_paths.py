@@ -1,4 +1,4 @@
-"""The fast path of a batch: the same records and replies as the full one, and nothing done where it passes over."""
+"""The fast path of a batch: the same records and replies as the full path, and no side effects where it declines."""
 
 import json
 import struct
@@ -35,29 +35,29 @@ def batch(text: str = TEXT, count: int = COUNT, body: bytes = b"body", start: in
 
 
 async def ask(
-    client: WireClient, ext: dict[str, str], body: bytes, *, short: bool, flag: int = 0
+    client: WireClient, ext: dict[str, str], body: bytes, *, fast: bool, flag: int = 0
 ) -> RemotingCommand | None:
-    return await ask_any(client, ext, short=short, code=320, flag=flag, body=body)
+    return await ask_any(client, ext, fast=fast, code=320, flag=flag, body=body)
 
 
 async def both(client: WireClient, ext: dict[str, str], body: bytes) -> list[tuple[int, str | None, dict[str, Any]]]:
-    """What a batch is answered on the fast path, and on the full one."""
+    """The replies to a batch on the fast path and on the full path."""
     replies = []
-    for short in (True, False):
-        reply = await ask(client, ext, body, short=short)
+    for fast in (True, False):
+        reply = await ask(client, ext, body, fast=fast)
         assert reply is not None
         replies.append((reply.code, reply.remark, reply.ext_fields()))
     return replies
 
 
 def taken(broker: BrokerController) -> bool:
-    """Whether a batch has come the fast path since it was asked for the first time."""
+    """Whether a batch has taken the fast path since the first call."""
     return RequestCode.SEND_BATCH_MESSAGE in fast_paths(broker)
 
 
 async def made(client: WireClient, broker: BrokerController) -> None:
-    """The topic is there, with its queue 1 empty."""
-    reply = await ask(client, fields(e="0"), batch(), short=False)
+    """The topic exists, with its queue 1 empty."""
+    reply = await ask(client, fields(e="0"), batch(), fast=False)
     assert reply is not None
     assert reply.code == 0
     assert not taken(broker)
@@ -65,10 +65,10 @@ async def made(client: WireClient, broker: BrokerController) -> None:
 
 @pytest.mark.parametrize("shared", ["", "WAIT\x01true\x02", "WAIT\x01true", "UNIQ_KEY\x01ABC1\x02TAGS\x01x"])
 @pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
-async def test_both_ways_store_and_answer_the_same(tmp_path: Path, flush: str, shared: str) -> None:
+async def test_both_paths_store_and_answer_the_same(tmp_path: Path, flush: str, shared: str) -> None:
     async with running_broker(tmp_path, flushDiskType=flush) as broker, WireClient.connect(broker.endpoint) as client:
         await made(client, broker)
-        assert (await ask(client, fields(), batch(start=100), short=False)) is not None
+        assert (await ask(client, fields(), batch(start=100), fast=False)) is not None
         assert not taken(broker)
         (code, _, first), (_, _, second) = await both(client, fields(i=shared, j="3"), batch())
         assert code == 0
@@ -89,7 +89,7 @@ async def test_both_ways_store_and_answer_the_same(tmp_path: Path, flush: str, s
         assert [message.queue_offset for message in messages] == list(range(COUNT, 3 * COUNT))
         hashes = await hashes_of(broker, messages)
         assert hashes[:COUNT] == hashes[COUNT:]
-        assert set(map(len, hashes)) == {3}  # with the tag's
+        assert set(map(len, hashes)) == {3}  # including the tag's hash
         assert [message.body for message in messages[:COUNT]] == [b"body%04d" % at for at in range(COUNT)]
         index = broker.context.store.index
         assert index is not None
@@ -97,7 +97,7 @@ async def test_both_ways_store_and_answer_the_same(tmp_path: Path, flush: str, s
         for key in ("k0003", f"7F0000010001AABBCCDD00000001{3:04X}"):
             found = broker.context.store.query_message("Orders", key, 32, 0, 1 << 62)
             assert found is not None
-            assert found.count == 3  # one in the batch that made the topic
+            assert found.count == 3  # one in the batch that created the topic
             found.release()
 
 
@@ -122,14 +122,14 @@ async def test_both_ways_store_and_answer_the_same(tmp_path: Path, flush: str, s
         ({}, batch(body=b"b" * (4 << 20) + b"b", count=16)[: 1 << 20], 13),
     ],
 )
-async def test_what_is_not_ordinary_is_left_to_the_long_way(
+async def test_what_is_not_ordinary_is_left_to_the_full_path(
     client: WireClient, broker: BrokerController, change: dict[str, str], body: bytes, code: int
 ) -> None:
     await made(client, broker)
     before = broker.context.store.max_phy_offset
-    short, long = await both(client, fields(**change), body)
-    assert short[:2] == long[:2]
-    assert short[0] == code
+    fast, full = await both(client, fields(**change), body)
+    assert fast[:2] == full[:2]
+    assert fast[0] == code
     assert not taken(broker)
     assert (broker.context.store.max_phy_offset > before) is (code == 0)
 
@@ -140,9 +140,9 @@ async def test_a_batch_that_is_larger_than_a_message_may_be_is_refused_by_both(
     await made(client, broker)
     assert (await client.ask(RequestCode.UPDATE_BROKER_CONFIG, body=b"maxMessageSize=3000")).code == 0
     before = broker.context.store.max_phy_offset
-    short, long = await both(client, fields(), batch(body=b"b" * 200))
-    assert short[:2] == long[:2]
-    assert short[0] != 0
+    fast, full = await both(client, fields(), batch(body=b"b" * 200))
+    assert fast[:2] == full[:2]
+    assert fast[0] != 0
     assert broker.context.store.max_phy_offset == before
     assert not taken(broker)
 
@@ -198,12 +198,12 @@ async def test_batches_of_one_layout_that_come_together_do_not_mix(tmp_path: Pat
 
 async def test_oneways_and_refusals(client: WireClient, broker: BrokerController) -> None:
     await made(client, broker)
-    await ask(client, fields(), batch(), short=True, flag=2)
-    assert len(await client.pull_messages("Orders", queueId=1)) == COUNT  # so it has been served
+    await ask(client, fields(), batch(), fast=True, flag=2)
+    assert len(await client.pull_messages("Orders", queueId=1)) == COUNT  # so the batch has been served
     broker.context.store.flags.set(Flag.DISK_FULL, "the disk is full")
-    short, long = await both(client, fields(), batch())
-    assert short[:2] == long[:2]
-    assert short[0] == 14
+    fast, full = await both(client, fields(), batch())
+    assert fast[:2] == full[:2]
+    assert fast[0] == 14
     broker.context.store.flags.clear(Flag.DISK_FULL)
     assert not taken(broker)
     assert broker.context.store.max_offset("Orders", 1) == COUNT
@@ -215,9 +215,9 @@ async def test_they_are_counted_as_any_others(client: WireClient, broker: Broker
     await made(client, broker)
     items = [broker.context.stats.items(name)["Orders"] for name in ("TOPIC_PUT_NUMS", "TOPIC_PUT_SIZE")]
     steps = []
-    for short in (True, False):
+    for fast in (True, False):
         before = [item.value for item in items]
-        assert (await ask(client, fields(), batch(), short=short)) is not None
+        assert (await ask(client, fields(), batch(), fast=fast)) is not None
         steps.append([item.value - value for item, value in zip(items, before, strict=True)])
     assert steps[0] == steps[1]
     assert steps[0][0] == COUNT
@@ -228,8 +228,8 @@ async def test_consumers_that_wait_hear_of_it(client: WireClient, broker: Broker
     async with WireClient.connect(broker.endpoint) as other:
         wait = pull_ext("Orders", queueId=1, sysFlag=6)
         opaque = await other.post(RequestCode.PULL_MESSAGE, wait)
-        assert (await other.pull("Orders", queueId=3)).code == 19  # the first one waits by now
-        assert (await ask(client, fields(), batch(), short=True)) is not None
+        assert (await other.pull("Orders", queueId=3)).code == 19  # the first pull is held by now
+        assert (await ask(client, fields(), batch(), fast=True)) is not None
         reply = await other.reply(opaque)
         assert reply.code == 0
         assert taken(broker)

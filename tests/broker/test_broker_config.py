@@ -142,7 +142,7 @@ def test_the_name_servers_configuration(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("schema", [BROKER, NAMESRV], ids=lambda schema: schema.program)
-def test_no_key_is_told_of_twice(schema: Schema) -> None:
+def test_no_key_is_reported_twice(schema: Schema) -> None:
     honoured = set(schema.options())
     assert not honoured & set(schema.inert)
     assert not honoured & set(schema.unsupported)

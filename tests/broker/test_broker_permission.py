@@ -1,4 +1,4 @@
-"""brokerPermission without the right to write: sends to order topics are refused, by every way that a send can take."""
+"""brokerPermission without the right to write: sends to order topics are refused on every path of a send."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,14 +32,14 @@ async def set_permission(client: WireClient, permission: int) -> None:
     assert reply.code == 0
 
 
-async def every_way(client: WireClient) -> list[RemotingCommand]:
-    """The replies to single sends and batches, each by the fast path and by the full one; the others are awaited."""
+async def every_path(client: WireClient) -> list[RemotingCommand]:
+    """The replies to single sends and batches, each on the fast path and on the full path."""
     text = properties_text({key: value.format(1) for key, value in USUAL.items()})
     replies = [await client.send(TOPIC, code=RequestCode.SEND_MESSAGE, v1=True)]
-    for short in (True, False):
+    for fast in (True, False):
         for reply in (
-            await ask(client, v2(text), short=short),
-            await ask_batch(client, fields(), batch(), short=short),
+            await ask(client, v2(text), fast=fast),
+            await ask_batch(client, fields(), batch(), fast=fast),
         ):
             assert reply is not None
             replies.append(reply)
@@ -50,12 +50,12 @@ async def every_way(client: WireClient) -> list[RemotingCommand]:
 async def test_order_topics_are_refused_and_others_pass(
     client: WireClient, broker: BrokerController, permission: int
 ) -> None:
-    # guards that the fast paths leave such sends to the full one, and that a change counts at once in both directions
+    # guards that the fast paths leave such sends to the full path, and that each change takes effect immediately
     make_topic(broker, order=True)
-    assert [reply.code for reply in await every_way(client)] == [0] * 5
+    assert [reply.code for reply in await every_path(client)] == [0] * 5
     stored = broker.context.store.max_phy_offset
     await set_permission(client, permission)
-    for reply in await every_way(client):
+    for reply in await every_path(client):
         assert reply.code == ResponseCode.NO_PERMISSION
         reason = f"this broker does not permit writing to the order topic Orders (brokerPermission={permission})"
         assert reply.remark == reason
@@ -63,16 +63,16 @@ async def test_order_topics_are_refused_and_others_pass(
     assert broker.context.store.max_phy_offset == stored
     config = broker.context.topics.table[TOPIC]
     broker.context.topics.put(msgspec.structs.replace(config, order=False))
-    assert [reply.code for reply in await every_way(client)] == [0] * 5
-    assert (await client.send("New")).code == 0  # and a new topic is none of order
+    assert [reply.code for reply in await every_path(client)] == [0] * 5
+    assert (await client.send("New")).code == 0  # a new topic is no order topic
     broker.context.topics.put(config)
     await set_permission(client, 6)
-    assert [reply.code for reply in await every_way(client)] == [0] * 5
+    assert [reply.code for reply in await every_path(client)] == [0] * 5
 
 
 @pytest.mark.skipif(not NATIVE.is_on, reason=f"the native extension is off: {NATIVE.reason}")
 async def test_many_sends_of_one_round_are_refused_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # guards the way of many sends at once
+    # guards the path of grouped sends
     served = 0
     original = GroupedSends.serve
 
@@ -86,7 +86,7 @@ async def test_many_sends_of_one_round_are_refused_too(tmp_path: Path, monkeypat
     async with running_broker(tmp_path) as broker, WireClient.connect(broker.endpoint) as client:
         make_topic(broker, order=True)
         side = Side(broker, client)
-        await side.burst([send_frame(1)], [1])  # makes the log's first file
+        await side.burst([send_frame(1)], [1])  # creates the log's first file
         numbers = range(1001, 1001 + MANY)
         replies = await side.burst(map(send_frame, numbers), numbers)
         assert {reply.code for reply in replies.values()} == {0}

@@ -175,7 +175,7 @@ def test_durability_in_words() -> None:
     assert "survives a power cut" in durability(sync)
 
 
-# guards: the refusal to begin with an empty log names the way out, and the way out works
+# guards: the refusal to start with an empty log names the option that permits it, and that option works
 def test_a_log_that_is_missing(tmp_path: Path) -> None:
     path = str(write_config(tmp_path))
     (tmp_path / "store").mkdir()

@@ -168,7 +168,7 @@ async def test_locks(client: WireClient) -> None:
 
 
 async def test_offset_of_a_new_group(client: WireClient) -> None:
-    """A young queue is read from its start; a group whose queue is not there gets QUERY_NOT_FOUND (trap 5)."""
+    """A young queue is read from its start; a group gets QUERY_NOT_FOUND for a queue that does not exist (trap 5)."""
     assert (await client.ask(RequestCode.QUERY_CONSUMER_OFFSET, OFFSET)).code == ResponseCode.QUERY_NOT_FOUND
     await client.send("Orders")
     reply = await client.ask(RequestCode.QUERY_CONSUMER_OFFSET, OFFSET)
@@ -212,7 +212,7 @@ async def test_commits(client: WireClient) -> None:
 async def test_commits_that_cannot_be(
     broker: BrokerController, client: WireClient, queue: int, offset: int, named: str
 ) -> None:
-    """Guards that no commit leaves a queue or an offset behind that no group can have, asked for or one-way."""
+    """Guards that no commit, one-way or not, stores an impossible queue or offset."""
     await client.heartbeat("c1", consumers=[consumer("G", "Orders")])
     await client.send("Orders")
     commit = OFFSET | {"queueId": queue, "commitOffset": offset}
@@ -226,7 +226,7 @@ async def test_commits_that_cannot_be(
 
 
 async def test_commits_in_queues_that_a_topic_had_before(broker: BrokerController, client: WireClient) -> None:
-    """Guards consumers that are still at work on a queue when its topic gets fewer; and those of retry topics."""
+    """Guards consumers still working on a queue when its topic gets fewer queues, and consumers of retry topics."""
     await client.heartbeat("c1", consumers=[consumer("G", "Orders")])
     await client.send("Orders", queue_id=3)
     config = broker.context.topics.table["Orders"]
@@ -242,7 +242,7 @@ async def test_commits_in_queues_that_a_topic_had_before(broker: BrokerControlle
 
 
 async def test_groups_are_bounded(tmp_path: Path) -> None:
-    """Guards the broker's memory and state files against names that a client makes up, by every way they come in."""
+    """Guards the broker's memory and state files against names that a client makes up, on every path they come in."""
     async with (
         running_broker(tmp_path, maxOffsetGroups=2, enableCreateSysGroup=False) as broker,
         WireClient.connect(broker.endpoint) as client,
@@ -271,7 +271,7 @@ async def test_groups_are_bounded(tmp_path: Path) -> None:
         assert "%RETRY%C" not in broker.context.topics.table
         assert groups.refused == 4
 
-        # a group that goes makes room for another one; its offsets, where they stay, do not
+        # a removed group makes space for another one; its offsets, if they are retained, do not
         await client.ask(RequestCode.DELETE_SUBSCRIPTIONGROUP, {"groupName": "B", "cleanOffset": "false"})
         assert "Orders@B" not in offsets.pull_offset_table
         assert (await client.pull("Orders", group="C")).code == ResponseCode.SUCCESS
@@ -354,7 +354,7 @@ async def test_query_by_key(client: WireClient) -> None:
 
 @pytest.mark.parametrize("how", ["short", "long", "batch"])
 async def test_only_spaces_stand_between_keys(client: WireClient, how: str) -> None:
-    """Live as after a start that builds the index from the log; an ideographic space is a character like any other."""
+    """Both live and after a start that rebuilds the index; an ideographic space is a character like any other."""
     keys = " k1  k2\u3000b \tc "
     if how == "batch":
         item = properties_text({"KEYS": keys}).encode()
@@ -435,7 +435,7 @@ async def test_sent_back_refusals(tmp_path: Path) -> None:
 
 
 class DiskThatWaits(RealDisk):
-    """Holds writes of topics.json while ``gate`` is set to an event that has not come."""
+    """Holds writes of topics.json while ``gate`` is an event that is not set."""
 
     gate: trio.Event | None = None
     waiting = 0
@@ -448,7 +448,7 @@ class DiskThatWaits(RealDisk):
 
 
 async def test_a_heartbeat_is_answered_when_the_retry_topic_is_on_disk(tmp_path: Path) -> None:
-    # guards the rule that a reply which rests on a new topic leaves after its file has been replaced
+    # guards the rule that a reply that depends on a new topic is sent after the topics file has been replaced
     disk = DiskThatWaits()
     async with running_broker(tmp_path, disk=disk) as broker, WireClient.connect(broker.endpoint) as client:
         disk.gate = trio.Event()
@@ -458,7 +458,9 @@ async def test_a_heartbeat_is_answered_when_the_retry_topic_is_on_disk(tmp_path:
             with trio.fail_after(10):
                 while not disk.waiting:
                     await trio.lowlevel.checkpoint()
-            await client.ask(RequestCode.GET_MAX_OFFSET, {"topic": "Orders", "queueId": 0})  # this one is quicker
+            await client.ask(
+                RequestCode.GET_MAX_OFFSET, {"topic": "Orders", "queueId": 0}
+            )  # this request is answered first
             assert "%RETRY%Fresh" in broker.context.topics.table
             assert opaque not in client.replies
         finally:

@@ -1,4 +1,4 @@
-"""The broker as a whole: name server in the process, addresses, restarts, clients that share a group."""
+"""The broker as a whole: name server in the process, addresses, restarts, clients sharing a group."""
 
 import json
 from functools import partial
@@ -22,7 +22,7 @@ def namesrv(broker: BrokerController) -> tuple[str, int]:
 
 
 async def test_topics_are_known_to_the_name_server_at_once(tmp_path: Path) -> None:
-    """Trap 15: an administrator reads back what it has just made."""
+    """Trap 15: an administrator reads back the topic it has just created."""
     async with (
         running_broker(tmp_path, embeddedNamesrvEnable=True, embeddedNamesrvPort=0) as broker,
         WireClient.connect(broker.endpoint) as client,
@@ -173,7 +173,7 @@ async def test_nothing_is_logged_of_single_messages(tmp_path: Path) -> None:
 
 
 async def test_what_goes_wrong_with_a_name_server_is_in_the_brokers_own_log(tmp_path: Path) -> None:
-    """Guards that the broker hands its log to the client side, which logs for the SDK with the standard library."""
+    """Guards that the broker passes its log to the client code, which logs with the standard library in the SDK."""
 
     async def nonsense(stream: trio.SocketStream) -> None:
         async with stream:

@@ -1,8 +1,8 @@
-"""Delays and retries of a broker whose clock was ahead for a while: nothing may come before its time.
+"""Delays and retries of a broker whose clock was ahead for a while: no message may be delivered early.
 
 One message stored while the clock is ahead gives all later records its store time until the clock has caught up. The
-time that a delayed message is due must not follow it: else the message comes at once, and one that is sent back uses
-up all of its tries.
+time that a delayed message is due must not follow it: otherwise the message is delivered immediately, and one that is
+sent back uses up all of its tries.
 """
 
 import shutil
@@ -36,7 +36,7 @@ POOL = ASYNC | {"transientStorePoolEnable": "true"}
 
 
 class CountingDisk(RealDisk):
-    """A disk that knows how many of its threads are at work: to trio a task that waits for one is merely blocked."""
+    """Counts the disk's active threads. To trio, a task that waits for a thread is merely blocked."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class CountingDisk(RealDisk):
 
 
 class Life:
-    """One broker after the other on one store, all with one clock."""
+    """A sequence of brokers on one store, all with one clock."""
 
     def __init__(self, directory: Path, changes: dict[str, Any]) -> None:
         self.directory = directory
@@ -68,26 +68,26 @@ class Life:
             WireClient.connect(broker.endpoint) as client,
         ):
             self._broker = broker
-            await self.settled()  # delays count from the first look at what was there
+            await self.settled()  # delays count from the first look at the stored messages
             yield client
 
     async def settled(self) -> None:
-        """Return when nothing goes on until the clock moves or a request comes."""
+        """Return when the broker is idle until the clock moves or a request comes."""
         await trio.testing.wait_all_tasks_blocked()
         while self.disk.active:
             await trio.testing.wait_all_tasks_blocked(0.001)
 
     async def kill(self) -> None:
-        """From here on the store is what a SIGKILL leaves now: for the next life."""
-        await self._broker.context.schedule.persist()  # else deliveries of the last seconds are made once more
-        await self.settled()  # no file is replaced while it is copied
+        """Make the store what a SIGKILL would leave now, for the next broker."""
+        await self._broker.context.schedule.persist()  # otherwise the deliveries of the last seconds are repeated
+        await self.settled()  # no file may be replaced while it is copied
         self._lives += 1
         before, self.directory = self.directory, self.directory.with_name(f"life{self._lives}")
         shutil.copytree(before, self.directory, ignore=shutil.ignore_patterns("*.tmp"))
 
     @property
     def delivered(self) -> int:
-        """Delayed messages that the present broker has delivered, readable or not yet."""
+        """The number of delayed messages that the current broker has delivered, readable or not yet."""
         return self._broker.context.schedule.delivered
 
     async def advance(self, seconds: float) -> None:
@@ -96,7 +96,7 @@ class Life:
         await self.settled()
 
     async def was_ahead(self, client: WireClient) -> None:
-        """The clock is an hour ahead, one message comes, the clock is set back."""
+        """Set the clock an hour ahead, send one message, set the clock back."""
         self.clock.set_wall_ms(self.clock.wall_ms() + HOUR)
         await sent(client, b"from the future")
         self.clock.set_wall_ms(self.clock.wall_ms() - HOUR)
@@ -107,7 +107,7 @@ async def sent(client: WireClient, body: bytes, properties: dict[str, str] | Non
 
 
 async def there(client: WireClient, topic: str, offset: int = 0, **more: Any) -> list[StoredMessage]:
-    """What a queue has now, once nothing is going on any more."""
+    """The messages of a queue, once the broker is idle."""
     await trio.testing.wait_all_tasks_blocked(0.005)
     reply = await client.pull(topic, offset, **more)
     return decode_messages(bytes(reply.body)) if reply.code == ResponseCode.SUCCESS else []
@@ -125,7 +125,7 @@ async def comes(client: WireClient, topic: str, offset: int, **more: Any) -> Sto
 async def test_a_delayed_message_waits_its_time_after_a_clock_that_was_ahead(
     tmp_path: Path, end: str, changes: dict[str, Any]
 ) -> None:
-    """Level 14 (10 minutes): one stored before a restart, one behind it; the restart is the hardest case for both."""
+    """Level 14 (10 minutes): one stored before a restart, one after it; the restart is the hardest case for both."""
     life = Life(tmp_path / "store", changes)
     async with life.running() as client:
         await life.was_ahead(client)
@@ -138,7 +138,7 @@ async def test_a_delayed_message_waits_its_time_after_a_clock_that_was_ahead(
         await sent(client, b"behind", {"DELAY": "14"})
         await life.advance(598.9)
         assert await there(client, "Orders", 1) == []
-        await life.advance(1.2 if end == "kill" else 0.2)  # after a kill: 10 minutes from the restart on
+        await life.advance(1.2 if end == "kill" else 0.2)  # after a kill: 10 minutes from the restart
         assert (await comes(client, "Orders", 1)).body == b"before"
         await life.advance(1)
         assert (await comes(client, "Orders", 2)).body == b"behind"
@@ -150,7 +150,7 @@ async def test_without_a_restart(tmp_path: Path, changes: dict[str, Any]) -> Non
     async with life.running() as client:
         await life.was_ahead(client)
         await sent(client, b"late", {"DELAY": "14"})
-        assert (await comes(client, PARKED, 0, queueId=13)).body == b"late"  # with the pool that takes a moment
+        assert (await comes(client, PARKED, 0, queueId=13)).body == b"late"  # with the pool this takes a moment
         await life.advance(599.9)
         assert len(await there(client, "Orders")) == 1
         assert life.delivered == 0
@@ -160,7 +160,7 @@ async def test_without_a_restart(tmp_path: Path, changes: dict[str, Any]) -> Non
 
 @pytest.mark.parametrize("end", ["", "stop", "kill"])
 async def test_a_message_that_is_sent_back_does_not_use_up_its_tries(tmp_path: Path, end: str) -> None:
-    """16 retries, each after its own delay; the broker is started again while the first and the sixth wait."""
+    """16 retries, each after its own delay; the broker is restarted while the first and the sixth wait."""
     life = Life(tmp_path / "store", ASYNC)
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(life.running())
@@ -184,7 +184,7 @@ async def test_a_message_that_is_sent_back_does_not_use_up_its_tries(tmp_path: P
 
 
 async def sent_back(client: WireClient, topic: str, offset: int) -> int:
-    """Send a message back for its next try; how many it has had."""
+    """Send a message back for its next try; return how many it has had."""
     found = await comes(client, topic, offset)
     ext = {"offset": found.commit_log_offset, "group": "G", "delayLevel": 0, "originTopic": "Orders"}
     assert (await client.ask(RequestCode.CONSUMER_SEND_MSG_BACK, ext)).code == ResponseCode.SUCCESS

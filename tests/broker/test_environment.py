@@ -65,7 +65,7 @@ def test_a_bad_value_names_its_variable() -> None:
 
 @pytest.mark.parametrize(("value", "good"), [("", True), ("on", True), (" off", True), ("OFF", False), ("0", False)])
 def test_the_switch_of_the_native_extension_is_on_or_off(value: str, good: bool) -> None:
-    # guards: what is meant to switch it off and does not, is told
+    # guards: a value meant to switch it off that does not is reported
     if good:
         assert load_broker(environment={"TRIMQ_NATIVE": value}).warnings == []
     else:

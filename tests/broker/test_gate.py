@@ -1,4 +1,4 @@
-"""The gate of a whole broker: nothing gets past a feature, whatever the code, the encoding, the way or the port."""
+"""The gate of a whole broker: no request bypasses a feature, whatever its code, encoding, path or port."""
 
 import json
 import struct
@@ -71,7 +71,7 @@ def batch(count: int) -> bytes:
 
 
 def requests(unique: str) -> Iterator[tuple[int, dict[str, Any], bytes]]:
-    """What is ordinary: each of them has a fast path."""
+    """Ordinary requests: each of them has a fast path."""
     properties = {"KEYS": "k1", "UNIQ_KEY": unique, "TAGS": "TagA", "WAIT": "true"}
     yield RequestCode.SEND_MESSAGE, _texts(send_ext(TOPIC, properties, v1=True)), b"one"
     yield RequestCode.SEND_MESSAGE_V2, _texts(send_ext(TOPIC, properties)), b"two"
@@ -88,7 +88,7 @@ def _texts(ext: dict[str, Any]) -> dict[str, str]:
 
 
 class Counting:
-    """Sees everything; ``seen`` counts requests by opaque, ``fails`` refuses them."""
+    """A feature that sees every request. ``seen`` counts requests by opaque, ``fails`` makes it refuse them."""
 
     def __init__(self, sees: Sees = Sees.HEADER, **more: Any) -> None:
         self.seen: Counter[int] = Counter()
@@ -102,7 +102,7 @@ class Counting:
 
 
 class Both:
-    """A broker, and clients that were connected from the beginning, to its main port and to that without pulls."""
+    """A broker, and clients connected from the beginning to its main port and to the port without pulls."""
 
     def __init__(self, broker: BrokerController, clients: list[WireClient]) -> None:
         self.broker = broker
@@ -114,7 +114,7 @@ class Both:
         return self._opaque
 
     async def ask(self, client: WireClient, form: Form, code: int, ext: dict[str, Any], body: bytes) -> RemotingCommand:
-        """By itself: not held for others, as it would be for a while behind a burst."""
+        """Send one request alone, so that it is not held to be grouped with others, as after a burst."""
         self.broker.reactor.intake.grouping.many = False
         opaque = self.next()
         await client.stream.send_all(form(code, opaque, ext, body))
@@ -135,7 +135,7 @@ class Both:
 
 @asynccontextmanager
 async def connected(broker: BrokerController, port: int) -> AsyncIterator[Both]:
-    """Clients of a broker that has the topic."""
+    """Clients of a broker on which the topic exists."""
     async with AsyncExitStack() as stack:
         clients = [
             await stack.enter_async_context(WireClient.connect(address))
@@ -149,7 +149,7 @@ async def connected(broker: BrokerController, port: int) -> AsyncIterator[Both]:
 
 @asynccontextmanager
 async def both(path: Path, **config: Any) -> AsyncIterator[Both]:
-    """The same of one that has messages."""
+    """Clients of a broker that has the topic and messages."""
     port = free_port()
     async with running_broker(path, fastListenPort=port, **config) as broker, connected(broker, port) as found:
         clients = found.clients
@@ -161,7 +161,7 @@ async def both(path: Path, **config: Any) -> AsyncIterator[Both]:
 
 
 async def burst(found: Both, client: WireClient, **form: Any) -> tuple[list[int], set[int]]:
-    """Many sends in one write: their opaques, and the codes of the replies. ``form``: see send_frame."""
+    """Write many sends in one piece; return their opaques and the codes of the replies. ``form``: see send_frame."""
     begin = 100_000 + found.next() * 100
     opaques = list(range(begin, begin + 2 * MANY))
     frames = [send_frame(number, opaque=opaque, **form) for number, opaque in enumerate(opaques)]
@@ -224,7 +224,7 @@ async def test_all_that_is_served_has_been_seen(tmp_path: Path, flush: str) -> N
 
 
 async def test_each_code_is_seen_once_in_each_form(tmp_path: Path) -> None:
-    """Those that nobody serves, too, and whatever becomes of a request without fields."""
+    """Including codes that are not served, and requests without fields."""
     async with both(tmp_path) as found:
         counting = Counting()
         found.broker.gate.register(counting.feature)
@@ -236,7 +236,7 @@ async def test_each_code_is_seen_once_in_each_form(tmp_path: Path) -> None:
 
 
 async def test_a_code_over_999_is_seen_like_others(tmp_path: Path) -> None:
-    """No front tells it from others, so that it has no other way than the full one."""
+    """The first bytes do not distinguish it from others, so it takes the full path only."""
     async with both(tmp_path) as found:
         code, served = 7777, []
 
@@ -262,7 +262,7 @@ async def test_a_code_over_999_is_seen_like_others(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
 async def test_one_way_requests_are_seen_too(tmp_path: Path, flush: str) -> None:
-    """Nobody is told that they were refused."""
+    """The client is not notified of the refusal."""
     async with both(tmp_path, flushDiskType=flush) as found:
         veto = Counting()
         veto.fails = True
@@ -279,7 +279,7 @@ async def test_one_way_requests_are_seen_too(tmp_path: Path, flush: str) -> None
             for form in ({}, {"v1": True}, {"binary": True}, {"v1": True, "binary": True}):
                 for count in (1, 2 * MANY):
                     await client.stream.send_all(frames(count, **form))
-                    refused = await found.ask(client, code_first, 310, {}, b"")  # what was before has been served
+                    refused = await found.ask(client, code_first, 310, {}, b"")  # the earlier requests have been served
                     assert refused.code == ResponseCode.NO_PERMISSION
             for body in (batch(2), batch(20)):
                 await client.stream.send_all(frames(1, properties={"WAIT": "true"}, code=320, batch="true", body=body))
@@ -306,7 +306,7 @@ async def test_a_feature_of_before_the_start_sees_the_first_request(tmp_path: Pa
         await nursery.start(broker.run)
         try:
             async with connected(broker, port) as found:
-                for queue_id in range(4):  # where nothing has been stored yet, everything goes the full path
+                for queue_id in range(4):  # while a queue is empty, every send takes the full path
                     ext = _texts(send_ext(TOPIC, batch="true", queue_id=queue_id))
                     assert (await found.ask(found.clients[0], code_first, 320, ext, batch(2))).code == 0
                 end = found.end()
@@ -327,7 +327,7 @@ async def test_a_feature_of_before_the_start_sees_the_first_request(tmp_path: Pa
                 await broker.stopped.wait()
 
 
-async def test_ways_are_open_again_when_the_feature_has_gone(tmp_path: Path) -> None:
+async def test_fast_paths_are_open_again_when_the_feature_is_removed(tmp_path: Path) -> None:
     async with both(tmp_path) as found:
         counting = Counting()
         found.broker.gate.register(counting.feature)
@@ -338,7 +338,7 @@ async def test_ways_are_open_again_when_the_feature_has_gone(tmp_path: Path) -> 
         assert set(served) == {10, 310, 11, 361, 12} | BATCHES
 
 
-async def test_a_configuration_that_no_fast_way_knows_closes_them_on_both_ports(tmp_path: Path) -> None:
+async def test_a_configuration_that_no_fast_path_knows_closes_them_on_both_ports(tmp_path: Path) -> None:
     async with both(tmp_path) as found:
         tables = {connection.table for connection in found.broker.reactor.connections.values()}
         assert len(tables) == 2
@@ -363,7 +363,7 @@ async def test_a_feature_of_one_code_closes_no_other(tmp_path: Path) -> None:
                 codes[code] = (await found.ask(client, code_first, code, ext, body)).code
             pulls = 0 if client is found.clients[0] else ResponseCode.REQUEST_CODE_NOT_SUPPORTED
             assert codes == {10: ResponseCode.NO_PERMISSION, 310: 0, 320: 0, 11: pulls, 361: pulls, 12: 0}
-            # frames of a closed code among grouped ones of an open one, and the other way round
+            # frames of a closed code among grouped frames of an open one, and vice versa
             frames = [send_frame(number, opaque=500 + number, v1=number % 2 == 1) for number in range(2 * MANY)]
             await client.stream.send_all(b"".join(frames))
             refused = [(await client.reply(500 + number)).code for number in range(2 * MANY)]
@@ -394,11 +394,11 @@ async def test_a_feature_sees_the_messages_with_its_property_and_no_others(tmp_p
         texts = [f"UNIQ_KEY\x01{number:032X}\x02{name}\x01true\x02".encode() for number in range(20)]
         body = encode_batch([(0, b"body", text) for text in texts])
         before = counting.seen.total()
-        for _ in range(3):  # the layout is known from the second one on
+        for _ in range(3):  # the layout is known from the second send on
             assert (await found.ask(client, code_first, 320, _texts(send_ext(TOPIC, batch="true")), body)).code == 0
         assert counting.seen.total() == before + 3
         if name == "colour":
-            frames = [send_frame(number, opaque=700 + number) for number in range(MANY)]  # they have a colour
+            frames = [send_frame(number, opaque=700 + number) for number in range(MANY)]  # these have a colour
             await client.stream.send_all(b"".join(frames))
             assert {(await client.reply(700 + number)).code for number in range(MANY)} == {0}
             assert counting.seen.total() == before + 3 + MANY
@@ -406,7 +406,7 @@ async def test_a_feature_sees_the_messages_with_its_property_and_no_others(tmp_p
 
 @pytest.mark.parametrize("place", [0, 1, 2])
 async def test_a_listener_that_raises_opens_nothing_on_either_port(tmp_path: Path, place: int) -> None:
-    """Sends have not been told of the property then; and the ports are opened by turns."""
+    """Sends have not been notified of the property at that point, and the ports are opened one after the other."""
     async with both(tmp_path) as found:
         gate = found.broker.gate
 
@@ -424,7 +424,7 @@ async def test_a_listener_that_raises_opens_nothing_on_either_port(tmp_path: Pat
                 _, codes = await burst(found, client, **form)
                 assert codes == {ResponseCode.NO_PERMISSION}
             for code, ext, body in requests("J0"):
-                if code not in SENDS:  # whose properties nobody can tell
+                if code not in SENDS:  # whose properties are not known
                     assert (await found.ask(client, code_first, code, ext, body)).code == ResponseCode.NO_PERMISSION
         assert found.end() == end
         gate.listeners.remove(listener)
@@ -465,7 +465,7 @@ async def test_a_prepared_pull_is_looked_at_when_its_client_is_not_admitted_any_
             while not _is_prepared(found.broker):
                 await trio.lowlevel.checkpoint()
         assert not veto.seen
-        for asks in (other, client):  # one that never was admitted, and one that is no longer
+        for asks in (other, client):  # a client that never was admitted, and one that no longer is
             if asks is client:
                 known.clear()
                 assert not gate.admit(connection)
@@ -505,7 +505,7 @@ async def test_identity_is_worked_out_once_for_a_connection(tmp_path: Path) -> N
         known.add(connection)
         assert gate.admit(connection)
         assert not await seen()
-        gate.changed()  # a user's rights are others
+        gate.changed()  # a user's rights have changed
         assert await seen()
         assert gate.admit(connection)
         assert not await seen()
@@ -514,7 +514,7 @@ async def test_identity_is_worked_out_once_for_a_connection(tmp_path: Path) -> N
 
 
 async def test_one_client_s_identity_is_not_another_s(tmp_path: Path) -> None:
-    """One that was never asked about, and one that is not known: by either port, before and after the known one."""
+    """A client that was never checked and an unknown one: on either port, before and after the known client."""
     async with both(tmp_path) as found, WireClient.connect(found.broker.endpoint) as other:
         (client, vip), gate = found.clients, found.broker.gate
         known = {found.connection(client)}
@@ -540,10 +540,10 @@ async def test_one_client_s_identity_is_not_another_s(tmp_path: Path) -> None:
 @pytest.mark.parametrize("binary", [False, True])
 @pytest.mark.parametrize("v1", [False, True])
 @pytest.mark.parametrize("sees", [Sees.IDENTITY, Sees.READINESS])
-async def test_sends_of_a_round_are_seen_where_the_way_is_not_open(
+async def test_sends_of_a_round_are_seen_where_the_path_is_not_open(
     tmp_path: Path, sees: Sees, v1: bool, binary: bool
 ) -> None:
-    """In either form, of either code. Open is it to those who are known, or while the state is set."""
+    """In either form, for either code. The path is open to known clients, or while the state is set."""
     async with both(tmp_path) as found:
         gate, ready = found.broker.gate, Readiness()
         known: set[Connection] = set()
@@ -562,7 +562,7 @@ async def test_sends_of_a_round_are_seen_where_the_way_is_not_open(
                 seen = [counting.seen[opaque] for opaque in opaques]
                 if is_open:
                     assert codes == {0}
-                    # without the extension, and one by one, the binary form has no other way
+                    # without the extension, and one by one, the binary form takes the full path only
                     assert sum(seen) == 0 or (binary and (not NATIVE.is_on or sum(seen) < len(seen)))
                 else:
                     assert codes == {ResponseCode.NO_PERMISSION}

@@ -1,4 +1,4 @@
-"""Held pulls and the gate: what was let through when it came is looked at again before it is served by other rules."""
+"""Held pulls and the gate: a pull admitted on arrival is checked again before it is served under changed rules."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -40,7 +40,7 @@ class Held:
         return await self.found.ask(self.client, self.form, self.code, self.ext, b"")
 
     async def is_to_ask_again(self) -> bool:
-        """Its reply has nothing, and sends the client to where it was."""
+        """Whether the reply has no messages and sends the client back to the same offset."""
         reply = await self.reply()
         assert (reply.code, reply.body) == (ResponseCode.PULL_NOT_FOUND, b""), reply.remark
         ext = reply.ext_fields()
@@ -61,7 +61,7 @@ async def hold(found: Both, client: WireClient, code: int = 11, form: Form = cod
 
 
 async def send(found: Both) -> None:
-    """A message for the queue, by the port without pulls."""
+    """Send a message to the queue on the port without pulls."""
     ext = texts(send_ext(TOPIC, {"UNIQ_KEY": "A"}))
     assert (await found.ask(found.clients[1], code_first, RequestCode.SEND_MESSAGE_V2, ext, b"news")).code == 0
 
@@ -79,11 +79,13 @@ def transferred(found: Both) -> int:
 
 @pytest.mark.parametrize("form", [FORMS[0], FORMS[2]])
 @pytest.mark.parametrize("code", sorted(PULLS))
-@pytest.mark.parametrize("told", [True, False], ids=["", "nobody told them"])
-async def test_a_feature_that_came_while_it_was_held_sees_it(tmp_path: Path, code: int, form: Form, told: bool) -> None:
+@pytest.mark.parametrize("notified", [True, False], ids=["", "they were not notified"])
+async def test_a_feature_that_came_while_it_was_held_sees_it(
+    tmp_path: Path, code: int, form: Form, notified: bool
+) -> None:
     async with both(tmp_path) as found:
         gate, holds = found.broker.gate, found.broker.context.long_polling
-        if not told:  # they are woken by the message then
+        if not notified:  # then the message wakes them
             gate.listeners.remove(holds.wake_all)
         client = found.clients[0]
         held = await hold(found, client, code, form)
@@ -91,7 +93,7 @@ async def test_a_feature_that_came_while_it_was_held_sees_it(tmp_path: Path, cod
         veto = Counting(codes=PULLS)
         veto.fails = True
         gate.register(veto.feature)
-        if not told:
+        if not notified:
             await trio.testing.wait_all_tasks_blocked()
             assert client.replies == {}
         await send(found)
@@ -104,7 +106,7 @@ async def test_a_feature_that_came_while_it_was_held_sees_it(tmp_path: Path, cod
 
 @pytest.mark.parametrize("what", ["registered", "removed", "changed"])
 async def test_held_pulls_are_woken_when_the_features_change(tmp_path: Path, what: str) -> None:
-    """Without a message, and long before their time is over."""
+    """Without a message, and long before their timeout."""
     async with both(tmp_path) as found:
         gate, counting = found.broker.gate, Counting()
         if what != "registered":
@@ -130,7 +132,7 @@ async def test_a_state_that_is_another_when_it_is_served(tmp_path: Path, before:
         held = await hold(found, found.clients[0])
         handed_out = transferred(found)
         ready.is_set = then
-        others.is_set = True  # not its own
+        others.is_set = True  # the state of other clients only
         counting.fails = not then
         await send(found)
         if before == then:
@@ -142,7 +144,7 @@ async def test_a_state_that_is_another_when_it_is_served(tmp_path: Path, before:
 
 
 async def test_an_admission_that_is_taken_back_while_it_is_held(tmp_path: Path) -> None:
-    """Another client's is not touched."""
+    """Another client's held pull is not affected."""
     async with both(tmp_path) as found, WireClient.connect(found.broker.endpoint) as other:
         client, gate = found.clients[0], found.broker.gate
         connections = [found.connection(client), found.connection(other)]
@@ -161,8 +163,8 @@ async def test_an_admission_that_is_taken_back_while_it_is_held(tmp_path: Path) 
         assert (await its.again()).code == 0
 
 
-async def test_one_that_nobody_is_admitted_for_is_served_as_it_was_let_through(tmp_path: Path) -> None:
-    """A feature that has seen it and has not changed since need not see it a second time."""
+async def test_one_without_an_admission_is_served_as_it_was_let_through(tmp_path: Path) -> None:
+    """A feature that has seen the pull and has not changed since need not see it a second time."""
     async with both(tmp_path) as found:
         counting = Counting(Sees.IDENTITY, admits=lambda _: False)
         found.broker.gate.register(counting.feature)
@@ -173,7 +175,7 @@ async def test_one_that_nobody_is_admitted_for_is_served_as_it_was_let_through(t
 
 
 async def test_a_feature_that_came_while_the_pull_was_read_for_sees_it(tmp_path: Path) -> None:
-    """It is held by what the gate said when it came, not when it was found that there is nothing."""
+    """It is held under the gate's decision on its arrival, not the one when no message was found."""
     async with both(tmp_path) as found:
         store: Any = found.broker.context.store
         usual = store.get_message, store.get_message_cold

@@ -1,4 +1,4 @@
-"""Why a broker is not ready: each reason provoked, as /readyz and ``mqbroker health`` tell it."""
+"""Why a broker is not ready: provokes each reason, as /readyz and ``mqbroker health`` report it."""
 
 import errno
 import json
@@ -46,7 +46,7 @@ async def reasons_until(broker: BrokerController, condition: Callable[[dict[str,
 
 
 class HeldDisk(RealDisk):
-    """Holds the last step of a recovery until it is let go on."""
+    """Holds the last step of a recovery until the test releases it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,14 +77,14 @@ async def test_a_recovery_says_how_far_it_is(tmp_path: Path) -> None:
         }
         disk.go_on.set()
         assert await reasons_until(controller, lambda found: not found) == {}
-        disk.go_on = trio.Event()  # now the last step of the stop
+        disk.go_on = trio.Event()  # now it holds the last step of the stop
         controller.shutdown()
         assert (await reasons_until(controller, bool))["stopping"] == "the server is shutting down"
         disk.go_on.set()
 
 
 class SickDisk(RealDisk):
-    """Its data syncs fail, its space is what a test says."""
+    """A disk whose data syncs fail and whose free space is set by a test."""
 
     broken = False
     free = 100
@@ -111,7 +111,7 @@ async def test_read_only_after_a_failed_sync(tmp_path: Path) -> None:
         found = await reasons(broker)
         assert list(found) == ["read_only"]
         assert "Input/output error" in found["read_only"]
-        disk.broken = False  # it stays read-only: what the failed sync has lost nobody knows
+        disk.broken = False  # it stays read-only: the data that the failed sync has lost is not known
         assert list(await reasons(broker)) == ["read_only"]
 
 
@@ -156,7 +156,7 @@ async def test_a_full_file_system(full_tmpfs: Path) -> None:
         assert list(found) == ["disk_full"]
         assert "space" in found["disk_full"]
         filler.unlink()
-        assert await reasons_until(broker, lambda found: not found) == {}  # by itself
+        assert await reasons_until(broker, lambda found: not found) == {}  # without intervention
         assert (await client.send("T", bytes(100_000))).code == 0
 
 
@@ -193,7 +193,7 @@ async def test_a_native_extension_that_fails_is_noted_and_the_broker_stays_ready
         with capture_logs() as logs:
             fail_native("frames: index 7 of 3")
         assert logs == [{"event": "native_extension_off", "log_level": "error", "reason": NATIVE.reason}]
-        assert not connection.table.grouped  # its routes have been made again
+        assert not connection.table.grouped  # its routes have been rebuilt
         found = await notes()
         assert list(found) == ["runs", "native_failed"]
         assert found["runs"] == "python (a fault: frames: index 7 of 3)"
@@ -204,7 +204,7 @@ async def test_a_native_extension_that_fails_is_noted_and_the_broker_stays_ready
         assert said == (0, f"ready\nruns: {found['runs']}\nnative_failed: {found['native_failed']}\n")
 
 
-async def test_what_is_worth_knowing_is_told_with_the_reasons_too(tmp_path: Path) -> None:
+async def test_notes_are_reported_with_the_reasons(tmp_path: Path) -> None:
     keys: dict[str, Any] = {"namesrvAddr": "127.0.0.1:1", "healthPort": 0}
     async with running_broker(tmp_path, **keys) as broker:
         await reasons_until(broker, bool)
@@ -252,7 +252,7 @@ def test_the_command_asks_the_broker_of_its_configuration(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("server", ["broker", "namesrv"])
 def test_the_command_is_quick(server: str) -> None:
-    """A container runs it every five seconds: what takes long to import stays out."""
+    """A container runs it every five seconds: modules that take long to import must not be imported."""
     imported = f"import sys, trimq.{server}.cli, trimq.remoting.http.health_command"
     code = f"{imported}; print({{'trio', 'structlog', 'rich'}} & set(sys.modules))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
@@ -277,10 +277,10 @@ async def test_a_name_server_is_ready(tmp_path: Path) -> None:
 
 
 async def test_a_second_broker_of_the_same_name_and_id(tmp_path: Path) -> None:
-    # guards what the two brokers' owners see: the second is not ready and says why, until the first has gone
+    # guards what the operators see: the second broker is not ready and reports why, until the first has stopped
     async with running_broker(tmp_path / "a", embeddedNamesrvEnable=True, embeddedNamesrvPort=0, healthPort=0) as first:
         where = first.name_servers[0].partition(" ")[0]
-        # this one has the name server, which stays
+        # this broker runs the name server, which stays up
         async with running_broker(tmp_path / "b", brokerName="other", namesrvAddr=where, healthPort=0) as one:
             assert await reasons(one) == {}
             async with running_broker(tmp_path / "c", brokerName="other", namesrvAddr=where, healthPort=0) as two:

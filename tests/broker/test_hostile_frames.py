@@ -1,6 +1,6 @@
-"""Hostile frames against a broker process: it goes on serving, and its memory stays where it was.
+"""Hostile frames against a broker process: it continues to serve, and its memory does not grow.
 
-``TRIMQ_HOSTILE_FRAMES`` says how many (100,000 in CI, 10,000 elsewhere), ``TRIMQ_HOSTILE_SEED`` which.
+``TRIMQ_HOSTILE_FRAMES`` is their number (100,000 in CI, 10,000 elsewhere), ``TRIMQ_HOSTILE_SEED`` the random seed.
 """
 
 import os
@@ -29,7 +29,7 @@ COUNT: Final = int(os.environ.get("TRIMQ_HOSTILE_FRAMES", "100000" if os.environ
 SEED: Final = int(os.environ.get("TRIMQ_HOSTILE_SEED", "20251121"))
 BURST: Final = 64
 LAST: Final = 0x7ABCDEF0
-"""Opaque of the request behind each burst: its reply shows that the burst was served."""
+"""Opaque of the request after each burst: its reply shows that the burst was served."""
 
 CONFIG: Final = """
 brokerName=broker-a
@@ -50,7 +50,7 @@ logFile={root}/broker.log
 
 
 class Broker:
-    """A broker process, and what its memory and descriptors are."""
+    """A broker process, with measurements of its memory and descriptors."""
 
     def __init__(self, root: Path) -> None:
         self.port = free_port()
@@ -121,7 +121,7 @@ def request(code: int, ext: dict[str, object], body: bytes = b"", *, opaque: int
 
 
 def read_until(connection: socket.socket, opaque: int) -> RemotingCommand | None:
-    """The reply with this opaque; None where the broker closes the connection first."""
+    """Return the reply with this opaque, or None if the broker closes the connection first."""
     decoder = frame.FrameDecoder()
     while True:
         try:
@@ -139,10 +139,10 @@ PING: Final = request(RequestCode.GET_MAX_OFFSET, {"topic": "Orders", "queueId":
 
 
 def fire(broker: Broker, frames: list[bytes], *, killer: bytes | None = None) -> None:
-    """Send frames that leave the connection open, see that they were served, then one that does not."""
+    """Send frames that leave the connection open, check that they were served, then send one that closes it."""
     with broker.connect() as connection:
         connection.sendall(b"".join(frames) + PING)
-        assert read_until(connection, LAST) is not None, "the broker closed a connection whose frames were whole"
+        assert read_until(connection, LAST) is not None, "the broker closed a connection whose frames were complete"
         if killer is not None:
             connection.sendall(killer)
             connection.shutdown(socket.SHUT_WR)
@@ -155,7 +155,7 @@ def fire(broker: Broker, frames: list[bytes], *, killer: bytes | None = None) ->
 
 
 def works(broker: Broker) -> None:
-    """The broker stores a message and hands it out."""
+    """Check that the broker stores a message and delivers it."""
     sent = ask(broker, RequestCode.SEND_MESSAGE_V2, send_ext("Orders", queue_id=3), b"honest")
     assert sent.code == 0, sent.remark
     offset = int(sent.ext_fields()["queueOffset"])
@@ -198,7 +198,7 @@ def test_mutations_of_golden_frames(broker: Broker) -> None:
 
 
 def settle(broker: Broker) -> None:
-    """Until connections that were closed are gone at the other end too."""
+    """Wait until the broker has closed its end of connections that were closed here."""
     end = time.monotonic() + 5
     while time.monotonic() < end and broker.descriptors() > 200:
         works(broker)

@@ -1,4 +1,4 @@
-"""Named listeners: one broker, another address for each network; and the word about an address that nobody reaches."""
+"""Named listeners: one broker, a different address for each network; and the warning about an unreachable address."""
 
 import json
 import socket
@@ -44,9 +44,9 @@ async def test_each_client_gets_the_address_of_the_listener_it_came_to(tmp_path:
         expected = {
             namesrv.address: broker.address,
             namesrv.named_endpoints["outside"]: "broker.example:20911",
-            namesrv.named_endpoints["other"]: broker.address,  # the broker has no such name
+            namesrv.named_endpoints["other"]: broker.address,  # the broker has no listener of this name
         }
-        for _ in range(2):  # made, and from the cache
+        for _ in range(2):  # first built, then from the cache
             for endpoint, address in expected.items():
                 found = await route(endpoint)
                 assert [data["brokerAddrs"] for data in found["brokerDatas"]] == [{"0": address}]
@@ -91,12 +91,12 @@ def test_the_manuals_listeners() -> None:
     name_server, broker = (setting.split("=", 1) for setting in settings.split())
     named = load_namesrv(flags={name_server[0]: (name_server[1], "manual")})
     embedded = load_broker(flags={"embeddedNamesrvNamedListenPorts": (name_server[1], "manual")})
-    told = load_broker(flags={broker[0]: (broker[1], "manual")})
+    configured = load_broker(flags={broker[0]: (broker[1], "manual")})
     assert named.value("namedListenPorts") == embedded.value("embeddedNamesrvNamedListenPorts") == "outside=9877"
-    assert told.value("advertisedListeners") == "outside=mq.example.com:20911"
+    assert configured.value("advertisedListeners") == "outside=mq.example.com:20911"
 
 
-async def test_an_address_that_nobody_answers_at_is_told() -> None:
+async def test_an_address_without_an_answer_is_reported() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{taken.getsockname()[1]}"

@@ -1,4 +1,4 @@
-"""Requests of RocketMQ that are not served: the refusal and README name the feature."""
+"""Requests of RocketMQ that are not served: the refusal and the README name the feature."""
 
 import re
 from collections import defaultdict
@@ -16,7 +16,7 @@ README = ROOT / "README.md"
 async def test_each_code_is_refused_with_the_name_of_its_feature(
     client: WireClient, broker: BrokerController, tmp_path: Path
 ) -> None:
-    # guards the text that users of such a feature read, and that no code that is served stands in the table
+    # guards the text that users of such a feature read, and that no served code is in the table
     async with running(tmp_path) as namesrv, namesrv.connect() as names:
         for code, feature in NOT_SUPPORTED.items():
             for reply in (await client.ask(code, {"topic": "T"}), await names.ask(code)):
@@ -25,7 +25,7 @@ async def test_each_code_is_refused_with_the_name_of_its_feature(
 
 
 def test_every_code_is_served_or_in_the_table() -> None:
-    # guards the table against a code that is forgotten: the others have a handler, or are what brokers send to clients
+    # guards the table against a missing code: all others have a handler, or are requests that brokers send to clients
     texts = [
         *ROOT.glob("broker/processors/**/*.py"),
         ROOT / "namesrv/processor.py",

@@ -1,4 +1,4 @@
-"""Every outcome of the store as an answer, and the ways through cold data: a store that says what a test wants."""
+"""Every outcome of the store as a reply, and the paths through cold data: the test sets the store's results."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -80,19 +80,19 @@ async def test_outcomes_of_a_put(broker: BrokerController, status: PutMessageSta
         PutMessageStatus.SERVICE_NOT_AVAILABLE,
     ],
 )
-async def test_outcomes_of_a_put_the_short_way(tmp_path: Path, status: PutMessageStatus) -> None:
-    """Under SYNC_FLUSH its outcome comes later too: it is answered, and counted, as on the full path."""
+async def test_outcomes_of_a_put_on_the_fast_path(tmp_path: Path, status: PutMessageStatus) -> None:
+    """Under SYNC_FLUSH the outcome comes later here too; it is answered and counted as on the full path."""
     result = PutMessageResult(status, 1000, 7, 100, 1, remark="because")
     callbacks: list[PutCallback] = []
 
-    ways = []
+    paths = []
 
     def put(_message: Any, done: PutCallback) -> None:
-        ways.append("general")
+        paths.append("full")
         callbacks.append(done)
 
     def put_now(_message: Any, done: PutCallback) -> PutMessageResult:
-        ways.append("short")
+        paths.append("fast")
         callbacks.append(done)
         return result
 
@@ -111,7 +111,7 @@ async def test_outcomes_of_a_put_the_short_way(tmp_path: Path, status: PutMessag
                 answers.append((reply.code, reply.remark, reply.ext_fields(), stats.put_total - before))
     assert answers[0] == answers[1]
     assert answers[0][3] == result.ok
-    assert ways == ["general", "short"]
+    assert paths == ["full", "fast"]
 
 
 @pytest.mark.parametrize("later", [False, True])
@@ -133,7 +133,7 @@ async def test_message_that_cannot_be_sent_back(broker: BrokerController, client
 
 
 def store_that(broker: BrokerController, **methods: Callable[..., Any]) -> Any:
-    """A client of a port whose sends go to a store with other methods."""
+    """A client of a port whose sends go to a store with replaced methods."""
     kept = {name: getattr(broker.context.store, name) for name in methods}
     for name, method in methods.items():
         setattr(broker.context.store, name, method)
@@ -184,7 +184,7 @@ async def test_outcomes_of_a_get(
     result = GetMessageResult(status, 5, 2, 9, release=lambda: released.append(1))
 
     store = broker.context.store
-    usual = store.get_message  # the delivery of delayed messages asks too
+    usual = store.get_message  # the delivery of delayed messages calls it too
 
     async def get_cold(*_: Any) -> GetMessageResult:
         return result

@@ -195,7 +195,7 @@ async def test_commit_flag(client: WireClient) -> None:
 async def test_a_commit_flag_with_an_offset_that_cannot_be(
     broker: BrokerController, client: WireClient, offset: int, again: bool
 ) -> None:
-    """Guards what UPDATE_CONSUMER_OFFSET refuses against the other way in, also where the fast path knows the group."""
+    """Guards that a pull cannot commit what UPDATE_CONSUMER_OFFSET refuses, also if the fast path knows the group."""
     await fill(client)
     if again:
         await client.pull("Orders", 2, sysFlag=5, commitOffset=2)

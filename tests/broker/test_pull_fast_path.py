@@ -1,4 +1,4 @@
-"""The fast path of a pull gives, byte for byte, the replies of the full one, and leaves it the same traces."""
+"""The fast path of a pull returns, byte for byte, the replies of the full path, and has the same side effects."""
 
 import json
 from typing import Any
@@ -87,21 +87,23 @@ def _growth(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("code", [RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE])
-async def test_both_ways_say_and_leave_the_same(broker: BrokerController, client: WireClient, code: int) -> None:
+async def test_both_paths_answer_and_leave_the_same(broker: BrokerController, client: WireClient, code: int) -> None:
     await client.heartbeat("c1", consumers=[consumer("group", "Orders", "a")])
     for number in range(40):
         await client.send("Orders", b"x" * (number * 3), properties=f"TAGS\x01{'ab'[number % 3 == 0]}\x02")
     stream = await trio.open_tcp_stream(*broker.endpoint)
     async with stream:
         raw = Raw(stream)
-        await raw.ask(json_frame(code, FIELDS, fast=True))  # the group is made, the counters are there
+        await raw.ask(json_frame(code, FIELDS, fast=True))  # creates the group and the counters
         for case in CASES:
             fields = FIELDS | case
             replies, growths = [], []
             for fast in (False, True):
                 for table in (broker.context.offsets.offset_table, broker.context.offsets.pull_offset_table):
                     table.clear()
-                broker.context.offsets.offset_table["Orders@group"] = {1: 0}  # a first commit is not for the fast path
+                broker.context.offsets.offset_table["Orders@group"] = {
+                    1: 0
+                }  # the fast path does not take a first commit
                 before = _traces(broker)
                 replies.append(await raw.ask(json_frame(code, fields, fast=fast)))
                 growths.append(_growth(before, _traces(broker)))
@@ -155,7 +157,7 @@ async def test_what_the_configuration_says_counts_at_once(
 
 
 async def both(raw: Raw, code: int, fields: dict[str, Any]) -> int:
-    """The code that both ways answer, with the same bytes."""
+    """The reply code of both paths, whose replies are the same bytes."""
     general = await raw.ask(json_frame(code, fields, fast=False))
     assert await raw.ask(json_frame(code, fields, fast=True)) == general
     return decode(memoryview(general)[4:]).code
@@ -193,7 +195,7 @@ async def test_what_administrators_do_counts_at_once(broker: BrokerController, c
         assert await answers() == [26, 26, 26]
 
 
-async def test_a_reset_that_waits_slows_down_nobody_else(broker: BrokerController, client: WireClient) -> None:
+async def test_a_pending_reset_slows_down_no_others(broker: BrokerController, client: WireClient) -> None:
     for topic in ("Orders", "Other"):
         await client.send(topic, b"body")
         await client.pull(topic, group="group")
@@ -235,7 +237,7 @@ async def test_what_a_consumer_will_ask_for_next_is_made_ahead(broker: BrokerCon
     expected = [ask(queueOffset=str(offset)) for offset in range(0, 40, 8)]
     pulls._expected = None
     pulls.prepare()
-    assert pulls._prepared is None, "nobody has pulled"
+    assert pulls._prepared is None, "no client has pulled"
     for number, reply in enumerate(expected):
         found = stats.found_times_total, stats.transferred_messages_total
         assert ask(queueOffset=str(8 * number)) == reply
@@ -245,11 +247,11 @@ async def test_what_a_consumer_will_ask_for_next_is_made_ahead(broker: BrokerCon
         assert (pulls._prepared is not None) is (number < 4)
     ask(queueOffset="0")
     pulls.prepare()
-    assert ask(queueOffset="16") == expected[2], "another one than was expected"
+    assert ask(queueOffset="16") == expected[2], "a different pull than the expected one"
     ask(queueOffset="30")
     pulls._prepared = None
     pulls.prepare()
-    assert pulls._prepared is None, "fewer than a pull may get: more can come until it does"
+    assert pulls._prepared is None, "fewer messages than a pull may get: more can arrive before the pull"
     ask(queueOffset="0")
     (queue,) = [queue for queue in broker.context.store.queues.loaded_queues() if queue.next_offset]
     queue.deleted = True

@@ -1,4 +1,4 @@
-"""Sends of each size and kind, with and without an index: what comes out is what went in, and who waits is woken."""
+"""Sends of each size and kind, with and without an index: pulls return what was sent, and held pulls are woken."""
 
 from pathlib import Path
 
@@ -43,7 +43,7 @@ async def test_a_batch_wakes_who_waits(broker: BrokerController, client: WireCli
         await client.post(RequestCode.PULL_MESSAGE, pull_ext("Orders", 1, sysFlag=6, subscription=tag))
         for tag in ("*", "t", "other")
     ]
-    await client.pull("Orders")  # answered behind them: they are held now
+    await client.pull("Orders")  # answered after them: they are held now
     async with WireClient.connect(broker.endpoint) as producer:
         assert await send_batch(producer, b"a", b"b") == ResponseCode.SUCCESS
     for opaque in held[:2]:
@@ -54,12 +54,12 @@ async def test_a_batch_wakes_who_waits(broker: BrokerController, client: WireCli
 
 async def test_a_thousand_keys_between_two_writes_of_the_index(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as broker, WireClient.connect(broker.endpoint) as client:
-        await client.send("Orders")  # makes the topic
+        await client.send("Orders")  # creates the topic
         for number in range(1100):
             await client.post(
                 RequestCode.SEND_MESSAGE_V2, send_ext("Orders", {"KEYS": f"k{number}", "UNIQ_KEY": f"U{number}"}), b"x"
             )
-        await client.pull("Orders")  # answered behind them
+        await client.pull("Orders")  # answered after them
         for number in (0, 1023, 1024, 1099):
             query = {"topic": "Orders", "key": f"k{number}", "maxNum": 2, "beginTimestamp": 0, "endTimestamp": 2**62}
             reply = await client.ask(RequestCode.QUERY_MESSAGE, query)

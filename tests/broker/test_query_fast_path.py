@@ -1,4 +1,4 @@
-"""The fast path of a query by key gives, byte for byte, the replies of the full one."""
+"""The fast path of a query by key returns, byte for byte, the replies of the full path."""
 
 from pathlib import Path
 from typing import Any
@@ -40,14 +40,14 @@ CASES: list[dict[str, Any]] = [
 ]
 
 
-async def test_both_ways_say_the_same(broker: BrokerController, client: WireClient) -> None:
+async def test_both_paths_answer_the_same(broker: BrokerController, client: WireClient) -> None:
     for number in range(6):
         await client.send("Orders", b"x" * 100, properties=f"KEYS\x01k{number % 3}\x02TAGS\x01red\x02")
     for _ in range(3):
         await client.send("Orders", b"x" * 20_000, properties="KEYS\x01big\x02")
     async with await trio.open_tcp_stream(*broker.endpoint) as stream:
         raw = Raw(stream)
-        await raw.ask(json_frame(12, FIELDS, fast=False))  # the index makes its first file
+        await raw.ask(json_frame(12, FIELDS, fast=False))  # the index creates its first file
         for case in CASES:
             general = await raw.ask(json_frame(12, FIELDS | case, fast=False))
             assert await raw.ask(json_frame(12, FIELDS | case, fast=True)) == general, case
@@ -62,7 +62,7 @@ async def by_tag(client: WireClient, topic: str, tag: str) -> list[bytes]:
 
 
 async def test_messages_of_all_kinds_are_found_by_their_tag(tmp_path: Path) -> None:
-    """Sent alone, in a batch, delayed, delivered later, sent back; and not where indexTagEnable is false."""
+    """Sent alone, in a batch, delayed, delivered later, sent back; and not found if indexTagEnable is false."""
     for enabled in (True, False):
         clock = ManualClock()
         path = tmp_path / str(enabled)
@@ -84,7 +84,7 @@ async def test_messages_of_all_kinds_are_found_by_their_tag(tmp_path: Path) -> N
             assert await by_tag(client, "SCHEDULE_TOPIC_XXXX", "red") == ([b"later", b"alone"] if enabled else [])
             clock.advance(10)
             with trio.fail_after(10):
-                while broker.context.schedule.delivered < 2:  # noqa: ASYNC110 - nobody tells
+                while broker.context.schedule.delivered < 2:  # noqa: ASYNC110 - a counter has no event
                     await trio.sleep(0.01)
             assert await by_tag(client, "Orders", "red") == ([*now, b"later"] if enabled else [])
             assert await by_tag(client, "%RETRY%G", "red") == ([b"alone"] if enabled else [])

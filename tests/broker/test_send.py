@@ -1,4 +1,4 @@
-"""Sending: what is stored, what is answered, and every refusal."""
+"""Sending: the stored record, the reply, and every refusal."""
 
 import json
 from pathlib import Path
@@ -66,7 +66,7 @@ async def test_first_form_of_the_header(client: WireClient) -> None:
 
 
 async def test_numbers_and_booleans_as_ext_values(client: WireClient) -> None:
-    """Trap 1: Node sends JSON numbers; replies hold text only."""
+    """Trap 1: Node sends JSON numbers; replies hold strings only."""
     header = (
         b'{"code":310,"flag":0,"language":"JAVA","opaque":77,"version":121,"extFields":{"a":"P","b":"Orders","c":"TBW102",'
         b'"d":4,"e":1,"f":0,"g":1700000000000,"h":0,"i":"","j":0,"k":false,"l":null}}'
@@ -94,7 +94,7 @@ async def test_unique_key_is_made_where_it_is_missing(client: WireClient) -> Non
     assert message.unique_id == reply.ext_fields()["transactionId"]
 
 
-# guards: a message is found by its unique key also where the broker has made it, whatever else the index finds it by
+# guards: a message is found by its unique key also if the broker made the key, whatever other keys it has
 @pytest.mark.parametrize("tags", ["true", "false"])
 @pytest.mark.parametrize("properties", [None, {"TAGS": "TagA"}, {"KEYS": "k1 k2", "TAGS": "TagA"}, {"WAIT": "true"}])
 async def test_the_index_has_a_unique_key_that_the_broker_made(
@@ -159,7 +159,7 @@ async def test_bad_names(client: WireClient, topic: str) -> None:
         "OFFSET_MOVED_EVENT",
     ],
 )
-async def test_topics_nobody_sends_to(client: WireClient, topic: str) -> None:
+async def test_topics_that_take_no_messages(client: WireClient, topic: str) -> None:
     assert (await client.send(topic)).code == ResponseCode.NO_PERMISSION
 
 
@@ -224,7 +224,7 @@ async def test_not_before_the_start_time(tmp_path: Path) -> None:
         assert "32503680000000" in str(reply.remark)
 
 
-# refused until a later issue brings them
+# refused until they are implemented
 
 
 @pytest.mark.parametrize("sys_flag", [4, 12])
@@ -260,7 +260,7 @@ async def test_inner_batches_by_property(client: WireClient) -> None:
 
 
 @pytest.mark.parametrize("code", [220, 221, 9999])
-async def test_codes_nobody_serves(client: WireClient, code: int) -> None:
+async def test_codes_that_are_not_served(client: WireClient, code: int) -> None:
     reply = await client.ask(code, {"topic": "Orders", "consumerGroup": "G"})
     assert reply.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
     assert reply.remark == f" request type {code} not supported"
@@ -393,7 +393,7 @@ async def test_batches_that_are_refused(client: WireClient, body: bytes) -> None
 
 @pytest.mark.parametrize("name", sorted(NOT_IN_A_BATCH))
 async def test_what_no_message_of_a_batch_may_have(client: WireClient, name: str) -> None:
-    """The table of properties decides: a name that is new there is refused without a rule of its own."""
+    """The table of properties decides: a name added there is refused without a rule of its own."""
     value = "true" if name == "TRAN_MSG" else "3"
     for names in ({name: value}, {"UNIQ_KEY": UNIQUE, name: value, "a": "b"}):
         body = encode_batch([(0, b"one", b""), (0, b"two", properties_text(names).encode())])

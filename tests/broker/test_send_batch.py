@@ -1,4 +1,4 @@
-"""What is taken out of the messages of a batch, whichever way it is looked at."""
+"""The parts extracted from the messages of a batch, whichever path parses them."""
 
 import json
 
@@ -50,13 +50,13 @@ def test_parts_of_messages_of_one_shape(values: list[str], name: str) -> None:
 
 
 def test_a_text_without_pairs_is_not_searched_from_each_of_its_letters() -> None:
-    """That would be a thousand million steps."""
+    """That would be a billion steps."""
     assert decode_properties("a" * 32_767) == {}
     assert parts_of(encode_batch([(0, b"b", b"a" * 32_767)] * 20), lambda _: None, tags_too=False).keys == [()] * 20
 
 
 def test_texts_without_their_last_separator() -> None:
-    """Java's client leaves it out since 4.9.1. With thousands of them the broker must not stand still."""
+    """Java's client omits it since 4.9.1. Thousands of such messages must not block the broker."""
     texts = [f"TAGS\x01t\x02UNIQ_KEY\x01{at:032X}" for at in range(20_000)]
     parts = parts_of(encode_batch([(0, b"b", text.encode()) for text in texts]), lambda _: None, tags_too=False)
     assert parts.messages.items()[0].properties == texts[0].encode()
@@ -65,7 +65,7 @@ def test_texts_without_their_last_separator() -> None:
 
 
 def test_long_bodies_are_not_copied() -> None:
-    """The commit log copies them, and who waits for room in it does."""
+    """The commit log copies them, and so does a put that waits for space in it."""
     body = encode_batch([(0, b"short", b""), (0, b"l" * 9000, b"")])
     parts = parts_of(memoryview(body), lambda _: None, tags_too=False)
     assert [type(data) for _, data, _ in parts.messages.items()] == [bytes, memoryview]

@@ -1,4 +1,4 @@
-"""The fast path of a send: the same records and replies as the full one, and nothing done where it passes over."""
+"""The fast path of a send: the same records and replies as the full path, and no side effects where it declines."""
 
 import json
 import struct
@@ -43,26 +43,26 @@ def v2(properties: str, **more: str) -> dict[str, str]:
 
 
 async def ask(
-    client: WireClient, ext: dict[str, str], *, short: bool, code: int = 310, flag: int = 0, body: bytes = b"body"
+    client: WireClient, ext: dict[str, str], *, fast: bool, code: int = 310, flag: int = 0, body: bytes = b"body"
 ) -> RemotingCommand | None:
-    """Send a frame whose code stands in front, or behind a blank: then nobody takes it for the fast path."""
+    """Send a frame whose code comes first, or after a blank, which keeps it off the fast path."""
     opaque = next(_opaque)
     header = json.dumps({"code": code, "extFields": ext, "flag": flag, "opaque": opaque}, separators=(",", ":"))
-    raw = header.encode() if short else b" " + header.encode()
+    raw = header.encode() if fast else b" " + header.encode()
     await client.stream.send_all(struct.pack(">II", 4 + len(raw) + len(body), len(raw)) + raw + body)
     return None if flag & 2 else await client.reply(opaque)
 
 
 async def made(client: WireClient, broker: BrokerController) -> None:
-    """The topic is there, with its queue 1 empty."""
-    reply = await ask(client, v2(properties_text(USUAL), e="0"), short=False)
+    """The topic exists, with its queue 1 empty."""
+    reply = await ask(client, v2(properties_text(USUAL), e="0"), fast=False)
     assert reply is not None
     assert reply.code == 0
     assert not taken(broker)
 
 
 def taken(broker: BrokerController) -> bool:
-    """Whether a message has come the fast path since it was asked for the first time."""
+    """Whether a message has taken the fast path since the first call."""
     return bool(fast_paths(broker))
 
 
@@ -80,11 +80,11 @@ def comparable(message: StoredMessage) -> dict[str, Any]:
     ],
 )
 async def test_a_name_that_is_there_twice_is_stored_as_it_came(tmp_path: Path, text: str) -> None:
-    """The last one counts, on both ways: no client writes such a text, since their properties are maps."""
+    """The last one counts on both paths. No client writes such a text, since clients keep properties in maps."""
     async with running_broker(tmp_path) as broker, WireClient.connect(broker.endpoint) as client:
         await made(client, broker)
-        for short in (True, False):
-            reply = await ask(client, v2(text), short=short)
+        for fast in (True, False):
+            reply = await ask(client, v2(text), fast=fast)
             assert reply is not None
             assert reply.code == 0
         store = broker.context.store
@@ -97,7 +97,7 @@ async def test_a_name_that_is_there_twice_is_stored_as_it_came(tmp_path: Path, t
 
 
 @pytest.mark.parametrize("name", ["with.dot", "a" * 128])
-async def test_a_topic_that_a_state_file_has_brought_is_refused_on_both_ways(
+async def test_a_topic_that_a_state_file_has_brought_is_refused_on_both_paths(
     client: WireClient, broker: BrokerController, name: str
 ) -> None:
     await made(client, broker)
@@ -112,17 +112,17 @@ async def test_a_topic_that_a_state_file_has_brought_is_refused_on_both_ways(
     ids=["all", "least", "one key", "long tag"],
 )
 @pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
-async def test_both_ways_store_and_answer_the_same(tmp_path: Path, flush: str, properties: dict[str, str]) -> None:
+async def test_both_paths_store_and_answer_the_same(tmp_path: Path, flush: str, properties: dict[str, str]) -> None:
     async with running_broker(tmp_path, flushDiskType=flush) as broker, WireClient.connect(broker.endpoint) as client:
         await made(client, broker)
         fields = v2(properties_text(properties), j="3", f="1")
-        short = await ask(client, fields, short=True)
+        fast = await ask(client, fields, fast=True)
         assert taken(broker)
-        long = await ask(client, fields, short=False)
-        assert short is not None
-        assert long is not None
-        assert short.code == long.code == 0
-        first, second = short.ext_fields(), long.ext_fields()
+        full = await ask(client, fields, fast=False)
+        assert fast is not None
+        assert full is not None
+        assert fast.code == full.code == 0
+        first, second = fast.ext_fields(), full.ext_fields()
         assert (first.pop("queueOffset"), second.pop("queueOffset")) == ("0", "1")
         assert first.pop("msgId") != second.pop("msgId")
         assert first == second
@@ -140,7 +140,7 @@ async def test_both_ways_store_and_answer_the_same(tmp_path: Path, flush: str, p
             found.release()
 
 
-async def test_the_first_form_takes_the_short_way_too(client: WireClient, broker: BrokerController) -> None:
+async def test_the_first_form_takes_the_fast_path_too(client: WireClient, broker: BrokerController) -> None:
     await made(client, broker)
     fields = {
         "producerGroup": "group",
@@ -153,7 +153,7 @@ async def test_the_first_form_takes_the_short_way_too(client: WireClient, broker
         "flag": "0",
         "properties": properties_text(USUAL),
     }
-    reply = await ask(client, fields, short=True, code=10)
+    reply = await ask(client, fields, fast=True, code=10)
     assert reply is not None
     assert reply.code == 0
     assert taken(broker)
@@ -177,16 +177,16 @@ async def test_the_first_form_takes_the_short_way_too(client: WireClient, broker
         {"i": "x" * 40_000},
     ],
 )
-async def test_what_is_not_ordinary_is_left_to_the_long_way(
+async def test_what_is_not_ordinary_is_left_to_the_full_path(
     client: WireClient, broker: BrokerController, change: dict[str, str]
 ) -> None:
     await made(client, broker)
-    short = await ask(client, v2(properties_text(USUAL)) | change, short=True)
-    long = await ask(client, v2(properties_text(USUAL)) | change, short=False)
+    fast = await ask(client, v2(properties_text(USUAL)) | change, fast=True)
+    full = await ask(client, v2(properties_text(USUAL)) | change, fast=False)
     assert not taken(broker)
-    assert short is not None
-    assert long is not None
-    assert (short.code, short.remark) == (long.code, long.remark)
+    assert fast is not None
+    assert full is not None
+    assert (fast.code, fast.remark) == (full.code, full.remark)
     assert set(broker.context.store.topics()["Orders"]) <= {0, 1, 2, 3}
 
 
@@ -201,7 +201,7 @@ async def test_what_is_not_ordinary_is_left_to_the_long_way(
         ("Nowhere", "0", 17),
     ],
 )
-async def test_topics_that_mean_something_are_left_to_the_long_way(
+async def test_special_topics_are_left_to_the_full_path(
     client: WireClient, broker: BrokerController, topic: str, reconsumed: str, code: int
 ) -> None:
     await made(client, broker)
@@ -215,11 +215,11 @@ async def test_topics_that_mean_something_are_left_to_the_long_way(
 async def test_empty_bodies_and_oneways(client: WireClient, broker: BrokerController) -> None:
     await made(client, broker)
     fields = v2(properties_text(USUAL))
-    refused = await ask(client, fields, short=True, body=b"")
+    refused = await ask(client, fields, fast=True, body=b"")
     assert refused is not None
     assert refused.code == 13
-    await ask(client, fields, short=True, flag=2)
-    assert (await ask(client, fields, short=False)) is not None
+    await ask(client, fields, fast=True, flag=2)
+    assert (await ask(client, fields, fast=False)) is not None
     assert not taken(broker)
     assert len(await client.pull_messages("Orders", queueId=1)) == 2
 
@@ -229,25 +229,25 @@ async def test_a_topic_that_is_changed_or_made_anew_is_looked_at_again(
 ) -> None:
     await made(client, broker)
     fields = v2(properties_text(USUAL))
-    assert (await ask(client, fields, short=True)) is not None
+    assert (await ask(client, fields, fast=True)) is not None
     topics = broker.context.topics
     assert topics.delete("Orders")
     await broker.context.store.delete_topic("Orders")
-    reply = await ask(client, fields, short=True)
+    reply = await ask(client, fields, fast=True)
     assert reply is not None
     assert (reply.code, reply.ext_fields()["queueOffset"]) == (0, "0")
     assert topics.get("Orders") is not None
-    reply = await ask(client, fields, short=True)
+    reply = await ask(client, fields, fast=True)
     assert reply is not None
     assert reply.ext_fields()["queueOffset"] == "1"
     assert taken(broker)
 
 
 async def both(client: WireClient, fields: dict[str, str], body: bytes = b"body") -> tuple[int, dict[str, str]]:
-    """What a send is answered, the same on both ways but for its place."""
+    """The reply to a send, the same on both paths except for its place."""
     replies = []
-    for short in (True, False):
-        reply = await ask(client, fields, short=short, body=body)
+    for fast in (True, False):
+        reply = await ask(client, fields, fast=fast, body=body)
         assert reply is not None
         ext = reply.ext_fields()
         replies.append((reply.code, reply.remark, {name: ext[name] for name in ext if name not in PLACE}))
@@ -294,7 +294,7 @@ async def test_what_becomes_of_the_topic_counts_at_once(client: WireClient, brok
     config = topics.table["Orders"]
     topics.put(msgspec.structs.replace(config, write_queue_nums=1, read_queue_nums=1))
     assert (await both(client, fields))[0] == 29
-    topics.put(msgspec.structs.replace(config, perm=4))  # only clients look at the permission to write
+    topics.put(msgspec.structs.replace(config, perm=4))  # only clients check the permission to write
     assert (await both(client, fields))[0] == 0
     broker.context.store.flags.set(Flag.DISK_FULL, "the disk is full")
     assert (await both(client, fields))[0] == 14
@@ -316,7 +316,7 @@ async def test_it_is_counted_as_any_other(client: WireClient, broker: BrokerCont
     before = broker.context.stats.put_total
     size = broker.context.stats.items("TOPIC_PUT_SIZE")["Orders"].value
     end = broker.context.store.max_phy_offset
-    assert (await ask(client, v2(properties_text(USUAL)), short=True)) is not None
+    assert (await ask(client, v2(properties_text(USUAL)), fast=True)) is not None
     assert broker.context.stats.put_total == before + 1
     stored = broker.context.store.max_phy_offset - end
     assert broker.context.stats.items("TOPIC_PUT_SIZE")["Orders"].value == size + stored

@@ -1,4 +1,4 @@
-"""Sends and batches by the native extension: the same records, replies, queues, keys and counts as by Python's way."""
+"""Sends and batches by the native extension: the same records, replies, queues, keys and counts as by Python."""
 
 import json
 import os
@@ -46,7 +46,7 @@ USUAL = {
 }
 Frame = bytes
 EXAMPLES = max(8, settings().max_examples // 20)
-"""Each of them starts two brokers: fewer than others have."""
+"""Fewer examples than other tests: each of them starts two brokers."""
 
 
 def send_frame(
@@ -63,7 +63,7 @@ def send_frame(
     ascii_only: bool = True,
     **changes: Any,
 ) -> Frame:
-    """A send as Java's client writes it; ``{0}`` in a property's value stands for the number."""
+    """A send as Java's client writes it. ``{0}`` in a property's value is replaced by the number."""
     if isinstance(properties, str):
         texts: Any = {}
     else:
@@ -89,19 +89,19 @@ def opaque_of(frame: Frame) -> int:
 
 
 class Side:
-    """A broker and a client of it."""
+    """A broker and one of its clients."""
 
     def __init__(self, broker: BrokerController, client: WireClient) -> None:
         self.broker = broker
         self.client = client
 
     async def burst(self, frames: Iterable[Frame], expected: Iterable[int]) -> dict[int, RemotingCommand]:
-        """Send all of it in one write; the replies by request number."""
+        """Send all frames in one write; return the replies by request number."""
         await self.client.stream.send_all(b"".join(frames))
         return {opaque: await self.client.reply(opaque) for opaque in expected}
 
     async def one_by_one(self, frames: Iterable[Frame], expected: Iterable[int]) -> dict[int, RemotingCommand]:
-        """The same, each when the one before has been answered."""
+        """Send each frame after the reply to the one before; return the replies by request number."""
         replies = {}
         expected = set(expected)
         for frame in frames:
@@ -113,7 +113,7 @@ class Side:
 
 
 class Sides:
-    """Two brokers; what the first one's extension served: ``served`` together, ``single`` alone, ``batches``."""
+    """Two brokers, and what the first one's extension served: ``served`` grouped, ``single`` alone, ``batches``."""
 
     def __init__(self) -> None:
         self.both: list[Side] = []
@@ -132,7 +132,7 @@ async def make_topic(side: Side, topic: str, queues: int = QUEUES) -> None:
 
 
 def only_python(table: Any) -> None:
-    """Take the extension's ways out of a table: batches have no other fast path."""
+    """Remove the extension's routes from a table. Batches have no other fast path."""
     for code, route in list(table.routes.items()):
         batches = code == RequestCode.SEND_BATCH_MESSAGE
         table.route(code, replace(route, grouped=None, fast=None if batches else route.fast))
@@ -140,7 +140,7 @@ def only_python(table: Any) -> None:
 
 @asynccontextmanager
 async def sides(path: Path, monkeypatch: pytest.MonkeyPatch, **config: Any) -> AsyncIterator[Sides]:
-    """Two brokers, of which the second serves each send by itself, and by Python's way."""
+    """Two brokers, of which the second serves each send separately and in Python."""
     found = Sides()
     sends, one_send, batch = GroupedSends.serve, GroupedSends.serve_one, NativeBatches.serve
 
@@ -172,7 +172,7 @@ async def sides(path: Path, monkeypatch: pytest.MonkeyPatch, **config: Any) -> A
         for side in found.both:
             for topic in (TOPIC, OTHER):
                 await make_topic(side, topic)
-            await side.burst([send_frame(1)], [1])  # makes the log's first file
+            await side.burst([send_frame(1)], [1])  # creates the log's first file
         for connection in other.reactor.connections.values():
             only_python(connection.table)
         found.single = 0
@@ -191,7 +191,7 @@ def of_message(message: StoredMessage) -> dict[str, Any]:
 
 
 async def stored(side: Side) -> dict[str, Any]:
-    """All that sends leave behind."""
+    """All side effects of sends."""
     store = side.broker.context.store
     assert store.index is not None
     await store.index.flush_pending()
@@ -225,7 +225,7 @@ async def stored(side: Side) -> dict[str, Any]:
 async def same(
     found: Sides, frames: list[Frame], expected: list[int], *, alone: bool = False
 ) -> dict[int, RemotingCommand]:
-    """Send the same to both, at once or one by one: they answer and store the same."""
+    """Send the same frames to both, together or one by one, and check that they answer and store the same."""
     both = found.both
     replies = [await (side.one_by_one if alone else side.burst)(frames, expected) for side in both]
     assert {at: of_reply(reply) for at, reply in replies[0].items()} == {
@@ -248,7 +248,7 @@ KINDS = [
 @pytest.mark.parametrize("v1", [False, True], ids=["v2", "v1"])
 @pytest.mark.parametrize("properties", KINDS, ids=["all", "least", "several keys", "other order"])
 @pytest.mark.parametrize("alone", [False, True], ids=["together", "alone"])
-async def test_the_extension_s_way_is_as_python_s(
+async def test_the_extension_s_path_is_as_python_s(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     flush: str,
@@ -366,7 +366,7 @@ def with_head(frame: Frame, old: bytes, new: bytes) -> Frame:
 async def test_one_that_is_different_is_what_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flush: str, change: dict[str, Any]
 ) -> None:
-    """Among many usual ones or by itself, whatever it differs in."""
+    """Among many usual sends or alone, whatever the difference is."""
     change = dict(change)
     oneway = change.pop("oneway", False)
     async with sides(tmp_path, monkeypatch, flushDiskType=flush, autoCreateTopicEnable="false") as both:
@@ -377,7 +377,7 @@ async def test_one_that_is_different_is_what_it_is(
         frames = [send_frame(1501), changed(1502, change), send_frame(1503)]
         await same(both, frames, [1501, 1503] if oneway else [1501, 1502, 1503], alone=True)
         assert both.single >= (1 if oneway else 2)
-        # and all goes on
+        # and the brokers continue to serve
         numbers = list(range(2001, 2001 + 2 * MANY))
         await same(both, [send_frame(number) for number in numbers], numbers)
         assert both.served >= MANY
@@ -447,7 +447,7 @@ def run_with_sides(work: Callable[[Sides], Any], **config: Any) -> None:
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(messages=st.lists(SENDS, min_size=4, max_size=3 * LEAST), alone=st.booleans())
 def test_twins_of_sends(flush: str, messages: list[Any], alone: bool) -> None:
-    """Whatever is in them, and whatever stands beside them."""
+    """Whatever their contents, and whatever sends are beside them."""
 
     async def work(both: Sides) -> None:
         numbers = list(range(1001, 1001 + len(messages)))
@@ -472,14 +472,14 @@ def test_twins_of_sends(flush: str, messages: list[Any], alone: bool) -> None:
             one, other = (of_reply(found[number]) for found in replies)
             if queue_id < 0 or "UNIQ_KEY" not in decode_properties(
                 text
-            ):  # a queue by chance, or a key that the broker makes
+            ):  # a random queue, or a key that the broker makes
                 assert one[0] == other[0]
             else:
                 assert one[:2] == other[:2]
                 assert one[3].get("transactionId") == other[3].get("transactionId")
         by_chance = any(queue_id < 0 for _, queue_id, *_ in messages)
         found = [await stored_texts(side) for side in both.both]
-        if by_chance:  # the queues of some are not the same
+        if by_chance:  # some go to different queues
             found = [sorted((topic, body, text) for topic, _, body, text in one) for one in found]  # type: ignore[misc]
         assert found[0] == found[1]
 
@@ -487,7 +487,7 @@ def test_twins_of_sends(flush: str, messages: list[Any], alone: bool) -> None:
 
 
 async def stored_texts(side: Side) -> list[tuple[str, int, bytes, str]]:
-    """Topic, queue, body and properties of all messages; keys that the broker has made are left out of them."""
+    """Topic, queue, body and properties of all messages, without the keys that the broker made."""
     found = []
     for topic in (TOPIC, OTHER):
         for queue_id in range(QUEUES):
@@ -540,7 +540,7 @@ async def same_batches(both: Sides, frames: list[Frame], expected: list[int]) ->
         one, other = (found[number] for found in replies)
         assert (one.code, one.remark) == (other.code, other.remark)
         fields = [reply.ext_fields() for reply in (one, other)]
-        for own in fields:  # the host is part of an id, and each broker has a port of its own
+        for own in fields:  # the address is part of an id, and each broker has its own port
             own["msgId"] = ",".join(part[16:] for part in own.get("msgId", "").split(","))
         assert fields[0] == fields[1]
     found = []
@@ -556,7 +556,7 @@ async def same_batches(both: Sides, frames: list[Frame], expected: list[int]) ->
     assert found[0] == found[1]
 
 
-async def test_an_ordinary_batch_goes_the_extension_s_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_ordinary_batch_takes_the_extension_s_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [f"KEYS\x01k{at}\x02UNIQ_KEY\x01A{at}\x02TAGS\x01t{at % 2}\x02".encode() for at in range(32)]
     body = encode_batch([(at, b"b" * (at * 100 + 1), text) for at, text in enumerate(texts)])
     async with sides(tmp_path, monkeypatch) as both:
@@ -564,7 +564,7 @@ async def test_an_ordinary_batch_goes_the_extension_s_way(tmp_path: Path, monkey
         assert both.batches == 2
 
 
-async def test_a_batch_that_is_too_large_gets_the_full_way_s_refusal(
+async def test_a_batch_that_is_too_large_gets_the_full_path_s_refusal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     body = encode_batch([(0, b"b" * 3000, b"UNIQ_KEY\x01A\x02")] * 4)
@@ -586,7 +586,7 @@ async def test_the_topic_s_end_and_another_configuration(tmp_path: Path, monkeyp
         assert both.served == 2 * MANY
         for side in both.both:
             assert (await side.client.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": TOPIC})).code == 0
-        for side in both.both:  # the first of them makes it again
+        for side in both.both:  # the first send creates it again
             replies = await side.burst([send_frame(number) for number in numbers], numbers)
             assert {reply.code for reply in replies.values()} == {0}
         numbers = list(range(5001, 5001 + MANY))
@@ -594,11 +594,11 @@ async def test_the_topic_s_end_and_another_configuration(tmp_path: Path, monkeyp
         await both[0].burst([send_frame(number) for number in numbers], numbers)
         assert both.served == before + MANY
         queues = [both[0].broker.context.store.queues.find(TOPIC, queue_id) for queue_id in range(QUEUES)]
-        assert sum(queue.next_offset for queue in queues if queue is not None) == 2 * MANY  # none in the deleted ones
+        assert sum(queue.next_offset for queue in queues if queue is not None) == 2 * MANY  # none in the deleted queues
 
 
 async def test_a_topic_that_changes_between_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where messages go is known from the rounds before, as long as no topic has changed."""
+    """The target of messages is known from earlier rounds as long as no topic has changed."""
     async with sides(tmp_path, monkeypatch) as both:
         numbers = list(range(1001, 1001 + MANY))
         frames = [send_frame(number) for number in numbers]
@@ -612,7 +612,7 @@ async def test_a_topic_that_changes_between_rounds(tmp_path: Path, monkeypatch: 
         replies = await same(both, frames, numbers)
         assert {number % QUEUES for number, reply in replies.items() if reply.code} == {3}
         before = both.served
-        for side in both.both:  # a topic that is made again while its deletion goes on
+        for side in both.both:  # the topic is created again while its deletion is under way
             side.broker.context.store.commit_log.forget_topic(TOPIC)
         good = [number for number in numbers if number % QUEUES != 3]
         replies = await same(both, [send_frame(number) for number in good], good)
@@ -637,7 +637,7 @@ async def test_fewer_write_queues_are_respected(tmp_path: Path, monkeypatch: pyt
 
 @asynccontextmanager
 async def pulls_held(side: Side, subscription: str = "*") -> AsyncIterator[list[RemotingCommand]]:
-    """A consumer waits for the next message of each queue of TOPIC; what it has got by the end."""
+    """A consumer waits for the next message of each queue of TOPIC; yields the replies it has got by the end."""
     found: list[RemotingCommand] = []
     async with WireClient.connect(side.broker.endpoint) as waiting:
         await waiting.heartbeat("c", consumers=[consumer("G", TOPIC)])
@@ -681,7 +681,7 @@ async def test_long_polls_hear_of_batches(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
 async def test_each_client_gets_its_own_replies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flush: str) -> None:
-    """Many clients in one round, with equal request numbers; a record has the address of its own client."""
+    """Many clients in one round, with equal request numbers; each record has the address of its own client."""
     async with sides(tmp_path, monkeypatch, flushDiskType=flush) as both, AsyncExitStack() as stack:
         side = both[0]
         clients = [await stack.enter_async_context(WireClient.connect(side.broker.endpoint)) for _ in range(4)]
@@ -690,11 +690,11 @@ async def test_each_client_gets_its_own_replies(tmp_path: Path, monkeypatch: pyt
         for turn in range(3):
             await side.burst(
                 [send_frame(number) for number in range(MANY)], range(MANY)
-            )  # rounds have many from here on
+            )  # from here on rounds have many sends
             before = both.served
             for at, client in enumerate(
                 clients
-            ):  # at once: the broker, which is in this thread, sees all of it together
+            ):  # without a checkpoint: the broker, which runs in this thread, sees all of them together
                 frames = [
                     send_frame(
                         opaque,
@@ -728,7 +728,7 @@ async def test_each_client_gets_its_own_replies(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize("outcome", ["failed", "late"])
 async def test_a_device_that_fails_or_is_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: str) -> None:
-    """Under SYNC_FLUSH each gets the reply it would have got alone."""
+    """Under SYNC_FLUSH each send gets the reply it would have got alone."""
     timeout = {"syncFlushTimeout": 50} if outcome == "late" else {}
     async with sides(tmp_path, monkeypatch, flushDiskType="SYNC_FLUSH", **timeout) as both:
         numbers = list(range(1001, 1001 + MANY))
@@ -757,7 +757,7 @@ async def test_a_device_that_fails_or_is_late(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize("limit", ["maxRequestsInFlight", "maxRequestsInFlightPerConnection"])
 async def test_no_more_wait_for_the_disk_than_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
-    """Under SYNC_FLUSH all sends of a round are in flight at its end: the rest of them is refused, and not stored."""
+    """Under SYNC_FLUSH all sends of a round are in flight at its end: those over the limit are refused, not stored."""
     most = LEAST + 2
     async with sides(tmp_path, monkeypatch, flushDiskType="SYNC_FLUSH", **{limit: most}) as both:
         numbers = list(range(1001, 1001 + MANY))
@@ -792,7 +792,7 @@ async def test_no_more_wait_for_the_disk_than_may(tmp_path: Path, monkeypatch: p
 
 
 class Failing:
-    """The extension, but that one of its calls raises its fault."""
+    """The extension, except that one of its calls raises NativeFault."""
 
     def __init__(self, call: str) -> None:
         assert NATIVE.extension is not None
@@ -806,7 +806,7 @@ class Failing:
 
 
 class Wrapped:
-    """Passes calls on; what they give is wrapped too."""
+    """Forwards calls and wraps their results too."""
 
     def __init__(self, inner: Any, call: str, fault: type[Exception]) -> None:
         self._inner, self._call, self._fault = inner, call, fault
@@ -835,14 +835,14 @@ class Wrapped:
 async def test_a_fault_of_the_extension_costs_its_speed_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flush: str, call: str
 ) -> None:
-    """Nothing is stored twice, nothing is left out, and the log is what it would have been."""
+    """No message is stored twice or lost, and the log is the same as without the fault."""
     native = NativeExtension(cast("Extension", Failing(call)))
     async with sides(tmp_path, monkeypatch, flushDiskType=flush) as both:
         processor = find_processor(both[0].broker)
         processor._native._native = native
         processor._register()
         numbers = list(range(1001, 1001 + MANY))
-        # a message that goes nowhere is left out, and consumers wait: the extension is asked for no more than else
+        # a refused message is left out, and consumers wait: the extension gets no more calls than usual
         frames = [send_frame(number, queue_id=9 if number == 1005 else number % QUEUES) for number in numbers]
         async with pulls_held(both[0]) as one, pulls_held(both[1]) as other:
             replies = await same(both, frames, numbers)
@@ -859,7 +859,7 @@ async def test_a_fault_of_the_extension_costs_its_speed_only(
 async def test_a_fault_of_the_extension_where_the_device_has_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which requests wait for the disk is not known any more: no client waits for ever."""
+    """It is no longer known which requests wait for the disk; still no client waits forever."""
     native = NativeExtension(cast("Extension", Failing("requests")))
     async with sides(tmp_path, monkeypatch, flushDiskType="SYNC_FLUSH") as both:
         side = both[0]
@@ -883,10 +883,10 @@ async def test_a_fault_of_the_extension_where_the_device_has_failed(
         assert side.broker.reactor.stats.inflight == 0
 
 
-async def test_a_fault_that_others_have_met_ends_the_extension_s_ways_of_sends(
+async def test_a_fault_that_others_have_met_ends_the_extension_s_paths_of_sends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was the index or a pull: what comes next goes Python's way, though no route has been made again."""
+    """After a fault in the index or a pull, Python serves the next sends although no route has been rebuilt."""
     native = NativeExtension(NATIVE.extension)
     body = encode_batch([(0, b"b", b"UNIQ_KEY\x01A\x02")] * 4)
     async with sides(tmp_path, monkeypatch) as both:
@@ -906,7 +906,7 @@ async def test_a_fault_that_others_have_met_ends_the_extension_s_ways_of_sends(
         await same_batches(both, [batch_frame(1, body, "")], [1])
         assert (both.served, both.single, both.batches) == before
         assert NATIVE.extension is not None
-        processor._native.failed(NATIVE.extension.NativeFault("of a call that was under way"))  # raises nothing
+        processor._native.failed(NATIVE.extension.NativeFault("of a call that was under way"))  # does not raise
 
 
 @pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
@@ -939,7 +939,7 @@ async def test_a_fault_in_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def find_processor(broker: BrokerController) -> Any:
-    """The processor of sends."""
+    """The send processor."""
     (connection,) = broker.reactor.connections.values()
     handler: Any = connection.table.routes[RequestCode.SEND_MESSAGE_V2].full
     return handler.__self__

@@ -1,4 +1,4 @@
-"""A client that does not take what it has asked for, while the file that it reads expires."""
+"""A client that does not read the replies it requested, while the file they come from expires."""
 
 import os
 import socket
@@ -26,7 +26,7 @@ async def _fill_files(client: WireClient, broker: BrokerController, topic: str, 
 
 
 async def _slow_reader(address: tuple[str, int], topic: str) -> trio.SocketStream:
-    """Asks for more than any socket buffer takes, and reads nothing of it."""
+    """Requests more than a socket buffer holds, and reads nothing of it."""
     sock = trio.socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     await sock.connect(address)
@@ -38,12 +38,12 @@ async def _slow_reader(address: tuple[str, int], topic: str) -> trio.SocketStrea
 
 
 async def _until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110 - what is waited for is deep inside a broker that tells nobody
+    while not condition():  # noqa: ASYNC110 - the condition is internal to the broker and has no event
         await trio.sleep(0.01)
 
 
 async def _until_closed(stream: trio.SocketStream) -> int:
-    """What was sent before the end."""
+    """The number of bytes sent before the end."""
     total = 0
     try:
         while data := await stream.receive_some(1 << 20):
@@ -81,7 +81,7 @@ async def test_it_is_closed_after_its_time_and_the_memory_is_free(tmp_path: Path
             assert trio.current_time() - deleted_at > 0.5
             await _until(lambda: first.destroyed)
             assert 0 < await _until_closed(slow) < PULLS * 240_000
-        # everybody else goes on
+        # other clients continue
         assert not client.closed
         assert (await client.send("Slow", b"more")).code == 0
         assert (await client.pull("Slow", broker.context.store.min_offset("Slow", 0))).code == 0

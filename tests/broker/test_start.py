@@ -1,4 +1,4 @@
-"""What a start refuses, and that it serves nobody before its state is read."""
+"""Reasons to refuse a start; and that no client is served before the state files are read."""
 
 import socket
 import subprocess
@@ -22,7 +22,7 @@ _Ts = TypeVarTuple("_Ts")
 
 
 class DiskThatWaits(RealDisk):
-    """Holds the first look at topics.json until it is let go on."""
+    """Holds the first read of topics.json until the test releases it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,8 +44,8 @@ def refused(address: tuple[str, int]) -> bool:
     return False
 
 
-async def test_nobody_can_connect_before_the_state_files_are_read(tmp_path: Path) -> None:
-    # guards the order of the start: a client that came earlier would be kept waiting, or lost to a refused start
+async def test_no_client_can_connect_before_the_state_files_are_read(tmp_path: Path) -> None:
+    # guards the order of the start: a client that connected earlier would wait, or be dropped by a refused start
     port = free_port()
     disk = DiskThatWaits()
     keys = {"embeddedNamesrvEnable": True, "embeddedNamesrvPort": port}
@@ -94,7 +94,7 @@ async def test_a_broken_state_file_refuses_before_a_port_is_open(
 
 @pytest.mark.parametrize("module", ["trimq.broker.cli", "trimq.namesrv.cli"])
 def test_health_without_the_extra_is_a_start_error_that_names_it(tmp_path: Path, module: str) -> None:
-    # guards that somebody who sets healthPort on a plain installation is told what to install, without a traceback
+    # guards that a user who sets healthPort on a plain installation learns what to install, without a traceback
     if module == "trimq.broker.cli":
         path = str(write_config(tmp_path, healthPort=0))
     else:

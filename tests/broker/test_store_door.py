@@ -1,4 +1,4 @@
-"""Nobody reaches behind the store's door: what the import contract cannot see, attributes of its components."""
+"""No code bypasses the store's public interface: checks attributes of its components, which import contracts miss."""
 
 import ast
 from collections.abc import Iterator
@@ -9,12 +9,12 @@ from trimq.broker.store.message_store import MessageStore
 
 BROKER = Path(__file__).parents[2] / "broker"
 SEEN = ("config", "clock", "disk", "root", "stats", "recovered", "recovering", "on_overdue")
-"""Attributes of a store that are for everybody."""
+"""Public attributes of a store."""
 DOOR = {name for name in {*vars(MessageStore), *InMemoryCalls.__annotations__} if not name.startswith("_")} | {*SEEN}
 
 
 def uses(text: str) -> Iterator[str]:
-    """Names that are asked of something that is called a store."""
+    """Attribute names that are read from a variable called store."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Attribute):
             of = node.value

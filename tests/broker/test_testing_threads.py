@@ -1,4 +1,4 @@
-"""The broker for other people's tests."""
+"""The broker for users' own tests."""
 
 import doctest
 
@@ -76,5 +76,5 @@ async def test_not_inside_trio() -> None:
 
 
 def test_examples_run() -> None:
-    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())  # the broker's log is no part of their output
+    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())  # the broker's log is not part of their output
     assert doctest.testmod(testing_threads).failed == 0

@@ -1,4 +1,4 @@
-"""A client made of frames: what goes to the broker and what comes back is exactly what a test says."""
+"""A frame-level client: a test controls every request exactly and sees every reply as it came."""
 
 import itertools
 import socket
@@ -17,7 +17,7 @@ from trimq.protocol.message import StoredMessage, decode_messages
 
 
 class WireClient:
-    """One connection. Replies are matched by opaque; what the broker asks on its own is kept in ``asked``."""
+    """One connection. Replies are matched by opaque; the broker's own requests are stored in ``asked``."""
 
     def __init__(self, stream: trio.SocketStream, encoding: Encoding = Encoding.JSON) -> None:
         self.stream = stream
@@ -72,7 +72,7 @@ class WireClient:
         version: int = VERSION,
         language: str = "JAVA",
     ) -> int:
-        """Send a request; its opaque."""
+        """Send a request and return its opaque."""
         opaque = next(self._opaque)
         command = RemotingCommand(
             int(code),
@@ -88,7 +88,7 @@ class WireClient:
         return opaque
 
     async def reply(self, opaque: int, timeout: float = 10) -> RemotingCommand:
-        """The reply to a request sent before."""
+        """Wait for the reply to a request sent earlier."""
         with trio.fail_after(timeout):
             async with self._arrived:
                 while opaque not in self.replies:
@@ -99,11 +99,11 @@ class WireClient:
     async def ask(
         self, code: int, ext: dict[str, Any] | None = None, body: bytes = b"", **more: Any
     ) -> RemotingCommand:
-        """A request and its reply."""
+        """Send a request and return its reply."""
         return await self.reply(await self.post(code, ext, body, **more))
 
     async def asked_for(self, code: int, timeout: float = 10) -> RemotingCommand:
-        """The next request of the broker with this code."""
+        """Wait for the broker's next request with this code."""
         with trio.fail_after(timeout):
             async with self._arrived:
                 while True:
@@ -138,11 +138,11 @@ class WireClient:
         flag: int = 0,
         **more: Any,
     ) -> RemotingCommand:
-        """Send one message; the reply."""
+        """Send one message and return the reply."""
         return await self.ask(code, send_ext(topic, properties, queue_id=queue_id, **more), body, flag=flag)
 
     async def pull(self, topic: str, offset: int = 0, *, group: str = "G", **more: Any) -> RemotingCommand:
-        """Pull once, with everything subscribed in the request."""
+        """Pull once, with a subscription to all messages in the request."""
         return await self.ask(RequestCode.PULL_MESSAGE, pull_ext(topic, offset, group=group, **more))
 
     async def pull_messages(self, topic: str, offset: int = 0, **more: Any) -> list[StoredMessage]:
@@ -159,7 +159,7 @@ class WireClient:
         producers: Iterable[str] = (),
         **more: Any,
     ) -> RemotingCommand:
-        """A heartbeat of these groups."""
+        """Send a heartbeat of these groups."""
         body = {
             "clientID": client_id,
             "consumerDataSet": list(consumers),
@@ -170,7 +170,7 @@ class WireClient:
 
 
 async def hashes_of(broker: BrokerController, messages: list[StoredMessage]) -> list[list[int]]:
-    """What the index has of each message, in its order."""
+    """The key hashes that the index has of each message, in index order."""
     index = broker.context.store.index
     assert index is not None
     await index.flush_pending()
@@ -179,7 +179,7 @@ async def hashes_of(broker: BrokerController, messages: list[StoredMessage]) -> 
 
 
 def properties_text(properties: dict[str, str]) -> str:
-    """The text form."""
+    """The text form of properties in a record."""
     return "".join(f"{name}\x01{value}\x02" for name, value in properties.items())
 
 
@@ -203,7 +203,7 @@ LETTERS = {
 def send_ext(
     topic: str, properties: dict[str, str] | str | None = None, *, v1: bool = False, **changes: Any
 ) -> dict[str, Any]:
-    """Ext fields of a send as Java sends them; ``v1`` with whole names, as code 10 has them."""
+    """Ext fields of a send as Java sends them; with ``v1`` the full names of code 10."""
     text = properties_text(properties) if isinstance(properties, dict) else properties
     fields: dict[str, Any] = {
         "producer_group": "P",
@@ -223,7 +223,7 @@ def send_ext(
 
 
 def pull_ext(topic: str, offset: int = 0, *, group: str = "G", **changes: Any) -> dict[str, Any]:
-    """Ext fields of a pull with the subscription in the request (bit 4) and no waiting."""
+    """Ext fields of a pull with the subscription in the request (bit 4) and no long poll."""
     return {
         "consumerGroup": group,
         "topic": topic,

@@ -43,13 +43,13 @@ class Dispatched(NamedTuple):
 
 
 class RecordingDispatcher:
-    """Remembers what it was told, in order."""
+    """Records the calls it received, in order."""
 
     def __init__(self) -> None:
         self.seen: list[Dispatched | tuple[int, int]] = []
 
     def dispatch(self, put: Put, result: PutMessageResult) -> None:
-        assert isinstance(put, MessageInner | MessageBatch), "no test of the write path puts others"
+        assert isinstance(put, MessageInner | MessageBatch), "no test of the write path puts other types"
         is_one = isinstance(put, MessageInner)
         offsets = [result.physical_offset] if is_one else list(result.offsets or [])
         tags_codes = [put.tags_code] if isinstance(put, MessageInner) else put.tags_codes
@@ -68,7 +68,7 @@ class RecordingDispatcher:
 
 
 class Answers:
-    """Collects results that come at once and those that come later."""
+    """Collects results that are returned immediately and those that come later."""
 
     def __init__(self) -> None:
         self.results: list[PutMessageResult] = []
@@ -128,7 +128,7 @@ def config(file_size: int = 16384, *, sync: bool = False, step: int = 4096, **mo
 
 
 class Rig:
-    """A write path over a disk, without queues and index."""
+    """A write path on a disk, without queues and index."""
 
     def __init__(
         self,
@@ -170,7 +170,7 @@ class Rig:
         return self.answers.take(self.path.put_message(put, self.answers.later))
 
     async def answered(self, count: int) -> list[PutMessageResult]:
-        """Wait until so many results are there."""
+        """Wait until ``count`` results have come, and return them."""
         while len(self.answers.results) < count:
             self.answers.changed = trio.Event()
             await self.answers.changed.wait()
@@ -186,7 +186,7 @@ class Rig:
 
 
 def records(files: MappedFileQueue) -> list[StoredMessage]:
-    """All records of a log, by walking through it as recovery does."""
+    """All records of a log, found by scanning it as recovery does."""
     found = []
     for file in files.files:
         at = 0

@@ -1,8 +1,8 @@
-"""A disk in memory that knows what is durable and what is not: it forgets, tears and fails where a test tells it to.
+"""A disk in memory that tracks which bytes are durable: it loses, tears and fails writes where a test requests it.
 
-A file's ``cache`` is what the system shows (and what a mapping stores into); ``durable`` is what the device has. A
-data sync copies pages from one to the other. Names are kept the same way: a change of names is pending until its
-directory is synced. ``power_cut`` gives the disk as a machine finds it after the power came back.
+A file's ``cache`` holds the bytes that the system shows (and that a mapping stores into); ``durable`` those on the
+device. A data sync copies pages from one to the other. Names are treated likewise: a change of names is pending until
+its directory is synced. ``power_cut`` returns the disk as a machine finds it after the power came back.
 """
 
 import copy
@@ -27,7 +27,7 @@ SECTOR: Final = 512
 
 
 class PowerCut(BaseException):
-    """The power went away in the middle of a call. Nothing that the program does from here on reaches the disk."""
+    """The power failed in the middle of a call. Nothing that the program does from here on reaches the disk."""
 
 
 class MappedStoreError(AssertionError):
@@ -35,7 +35,7 @@ class MappedStoreError(AssertionError):
 
 
 class Loss(Enum):
-    """What a power cut takes of what was not synced."""
+    """Which of the unsynced pages and names a power cut loses."""
 
     ALL = "all"
     NOTHING = "nothing"
@@ -70,7 +70,7 @@ class _Inode:
 
 @dataclass(frozen=True)
 class _NameChange:
-    """A change of names that its directories have not been synced for: names that go away, names that come."""
+    """A change of names whose directories have not been synced: names removed, names added."""
 
     gone: tuple[str, ...]
     come: tuple[tuple[str, "_Inode | None"], ...]
@@ -90,13 +90,14 @@ class _SimMapping:
         self.view = memoryview(inode.cache)[:size]
 
     def close(self) -> None:
-        self.view.release()  # slices that somebody still has stay good, as with a mapping
+        self.view.release()  # slices still in use stay valid, as with a mapping
 
 
 class SimDisk:
     """Implements trimq.broker.store.disk.disk.Disk. ``names`` maps paths to inodes; None is a directory.
 
-    ``fail(name, number, nth)`` lets the nth call of a method from now on fail; ``cut_at`` the nth call of any method.
+    ``fail(name, number, nth)`` makes the nth call of a method from now on fail. ``cut_at`` cuts the power in the nth
+    call of any method.
     """
 
     def __init__(self, *, capacity: int = 1 << 40, seed: int = 0, now_ms: Callable[[], int] = lambda: 0) -> None:
@@ -107,9 +108,9 @@ class SimDisk:
         self.cut_at: int | None = None
         self.loss = Loss.ALL
         self.write_back = 0.0
-        """Chance that at a call some dirty page goes to the device by itself."""
+        """Probability that a call also writes some dirty page to the device."""
         self.cold = False
-        """Reads that must not wait find nothing in memory but what was read ahead."""
+        """Reads that must not wait find only the pages read ahead in memory."""
         self._read_ahead: set[tuple[int, int]] = set()
         self.after_cut: SimDisk | None = None
         self._now_ms = now_ms
@@ -123,36 +124,36 @@ class SimDisk:
         self._locked: dict[int, int] = {}
         self._failures: list[tuple[str, int, int]] = []
 
-    # -- what a test asks for
+    # -- controls for tests
 
     def fail(self, method: str, number: int, nth: int = 1) -> None:
-        """Let the nth call of ``method`` ("*" for any) raise OSError(number)."""
+        """Make the nth call of ``method`` ("*" for any) raise OSError(number)."""
         self._failures.append((method, number, nth))
 
     def pending_failures(self) -> int:
-        """How many failures that were asked for have not come up."""
+        """The number of requested failures that have not occurred yet."""
         return len(self._failures)
 
     def clear_failures(self) -> None:
-        """No more of them."""
+        """Remove all requested failures."""
         self._failures.clear()
 
     def power_cut(self, loss: Loss | None = None) -> "SimDisk":
-        """The disk as it is found after the power failed now; this one is dead from here on."""
+        """The disk as it is found after a power failure now. This disk is dead from here on."""
         if self.after_cut is None:
             self.after_cut = self._survivor(loss or self.loss)
         return self.after_cut
 
     def copy_after_cut(self, loss: Loss) -> "SimDisk":
-        """The disk as it would be found if the power failed now; this one goes on."""
+        """The disk as it would be found after a power failure now. This disk stays usable."""
         return self._survivor(loss)
 
     def copy(self) -> "SimDisk":
-        """Another disk with the same content, everything durable."""
+        """Another disk with the same content, all of it durable."""
         return self._survivor(Loss.NOTHING)
 
     def after_kill(self) -> "SimDisk":
-        """The disk as another process finds it after this one was killed: no more of it is durable than before."""
+        """The disk as another process finds it after this one was killed: the unsynced pages are still not durable."""
         disk = copy.deepcopy(self)
         disk._open.clear()
         disk._errors_seen.clear()
@@ -160,26 +161,26 @@ class SimDisk:
         return disk
 
     def flip(self, path: str, position: int, bit: int = 0) -> None:
-        """Turn one bit, on the device and in memory."""
+        """Flip one bit, on the device and in memory."""
         inode = self._inode(path)
         for data in (inode.cache, inode.durable):
             data[position] ^= 1 << bit
 
     def content(self, path: str) -> bytes:
-        """What the system shows of a file."""
+        """The bytes of a file as the system shows them."""
         return bytes(self._inode(path).cache)
 
     def durable_content(self, path: str) -> bytes:
-        """What the device has of a file."""
+        """The bytes of a file on the device."""
         return bytes(self._inode(path).durable)
 
     def used(self) -> int:
-        """Bytes that have blocks, of files that have a name or are open."""
+        """Allocated bytes of files that have a name or are open."""
         alive = {inode.number: inode for inode in (*self._names.values(), *self._open.values()) if inode is not None}
         return PAGE * sum(len(inode.blocks) for inode in alive.values())
 
     def open_files(self) -> int:
-        """Descriptors that nobody closed."""
+        """The number of descriptors that are not closed."""
         return len(self._open)
 
     def check_mapped_stores(self) -> None:
@@ -220,7 +221,7 @@ class SimDisk:
             inode = self.random.choice(inodes)
             dirty = inode.dirty_pages()
             if dirty:
-                self._grow_durable(inode)  # a length goes in one piece: file systems keep it in the inode
+                self._grow_durable(inode)  # a length is written atomically: file systems store it in the inode
                 inode.persist(self.random.choice(dirty))
 
     def _survivor(self, loss: Loss) -> "SimDisk":
@@ -232,7 +233,7 @@ class SimDisk:
         copies: dict[int, _Inode] = {}
         for path, inode in sorted(names.items()):
             if path != "/" and posixpath.dirname(path) not in disk._names:
-                continue  # its directory is lost
+                continue  # its directory was lost
             if inode is None:
                 disk._names[path] = None
                 continue
@@ -387,7 +388,7 @@ class SimDisk:
         return {(self._open[fd].number, page) for page in range(begin // PAGE, (end + PAGE - 1) // PAGE)}
 
     def forget_read_ahead(self) -> None:
-        """The system takes the memory of what was read ahead."""
+        """The system evicts the pages that were read ahead."""
         self._read_ahead.clear()
 
     def read_ahead(self, fd: int, begin: int, end: int) -> int:
@@ -414,7 +415,7 @@ class SimDisk:
 
     @staticmethod
     def _drop(inode: _Inode, pages: Iterable[int]) -> None:
-        """The kernel takes pages that it could not write for clean; each open file hears of it once."""
+        """The kernel marks pages that it could not write as clean, and reports the error once to each open file."""
         inode.dropped.update({number: inode.page(number) for number in pages})
         inode.errors += 1
 

@@ -10,7 +10,7 @@ _Ts = TypeVarTuple("_Ts")
 
 
 class SlowDisk(SimDisk):
-    """A disk whose data syncs return when the test says so; or what else ``slow`` names of what goes to a thread."""
+    """A disk whose data syncs, or the other thread calls that ``slow`` names, return when the test says so."""
 
     def __init__(self, slow: str = "_timed_sync") -> None:
         super().__init__()

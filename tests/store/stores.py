@@ -42,7 +42,7 @@ async def opened(
     *,
     accept_missing_log: bool = False,
 ) -> AsyncIterator[MessageStore]:
-    """A store that runs."""
+    """A running store."""
     store = MessageStore(
         config or settings(),
         disk=disk,
@@ -63,7 +63,7 @@ async def killed(
     loss: Loss = Loss.NOTHING,
     accept_missing_log: bool = False,
 ) -> AsyncIterator[MessageStore]:
-    """A store whose process is killed at the end (``loss``: its power fails); ``disk.power_cut()`` is what is left."""
+    """A store whose process is killed at the end (``loss``: the power fails). ``disk.power_cut()`` is the disk then."""
     try:
         async with opened(disk, config, accept_missing_log=accept_missing_log) as store:
             yield store
@@ -84,7 +84,7 @@ async def put(
     sys_flag: int = 0,
     more: str = "",
 ) -> PutMessageResult:
-    """Store one message; its result when it is there."""
+    """Store one message, wait for its result and return it."""
     named = {"TAGS": tag, "UNIQ_KEY": unique, "KEYS": keys}
     text = "".join(f"{name}\x01{value}\x02" for name, value in named.items() if value) + more
     index_keys = tuple(word for word in (unique, *keys.split(" ")) if word)
@@ -109,7 +109,7 @@ async def put(
 
 
 async def fill(store: MessageStore, count: int, *, topic: str = TOPIC, queue_id: int = 0, first: int = 0) -> None:
-    """``count`` messages of 200 bytes with keys ``u<n>`` and ``k<n % 7>``."""
+    """Store ``count`` messages of 200 bytes with keys ``u<n>`` and ``k<n % 7>``."""
     for number in range(first, first + count):
         body = f"{topic}-{queue_id}-{number}-".encode().ljust(100, b".")
         await put(
@@ -118,7 +118,7 @@ async def fill(store: MessageStore, count: int, *, topic: str = TOPIC, queue_id:
 
 
 async def drain(store: MessageStore, topic: str = TOPIC, queue_id: int = 0) -> list[StoredMessage]:
-    """All messages of a queue, as a consumer gets them; the offsets asked for are checked on the way."""
+    """All messages of a queue, as a consumer gets them. Checks that their offsets are those requested."""
     offset = store.min_offset(topic, queue_id)
     found: list[StoredMessage] = []
     while True:
@@ -135,7 +135,7 @@ async def drain(store: MessageStore, topic: str = TOPIC, queue_id: int = 0) -> l
 
 
 async def by_key(store: MessageStore, key: str, topic: str = TOPIC) -> list[StoredMessage]:
-    """What a query finds."""
+    """The messages that a query by key finds."""
     result = store.query_message(topic, key, 64, 0, FAR)
     if result is None:
         result = await store.query_message_cold(topic, key, 64, 0, FAR)
@@ -145,7 +145,7 @@ async def by_key(store: MessageStore, key: str, topic: str = TOPIC) -> list[Stor
 
 
 async def check_all(store: MessageStore, expected: dict[tuple[str, int], int]) -> None:
-    """Each queue holds the messages that ``fill`` put there, at their offsets, and each is found by its keys."""
+    """Check that each queue holds the messages of ``fill`` at their offsets, and that each is found by its keys."""
     for (topic, queue_id), count in expected.items():
         stored = await drain(store, topic, queue_id)
         assert [one.queue_offset for one in stored] == list(range(count))

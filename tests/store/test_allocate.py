@@ -97,7 +97,7 @@ async def test_a_full_disk_is_refused_with_figures_and_heals(autojump_clock: tri
         assert f"of {20 * 4096} bytes free, 12288 are needed" in refused.remark
         assert rig.flags.bits == Flag.DISK_FULL
         assert [entry["event"] for entry in logs] == ["no_space_for_commit_log"]
-        # readers go on
+        # reads still succeed
         assert rig.log.read(0, 4) is not None
         stored = len(records(rig.files))
         assert stored == sum(result.ok for result in rig.answers.results)
@@ -114,9 +114,9 @@ async def test_a_full_disk_is_refused_with_figures_and_heals(autojump_clock: tri
 
 
 class GatedDisk(SimDisk):
-    """A step of a file takes until the gate opens, with its buffer in use as by mlock(2), and may end in an error.
+    """A step of a file waits until the gate opens, with its buffer in use as by mlock(2), and may end in an error.
 
-    Or a new file takes so long, where ``gated`` is "_new".
+    If ``gated`` is "_new", the creation of a new file waits instead.
     """
 
     def __init__(self, gated: str = "_ready") -> None:
@@ -136,7 +136,7 @@ class GatedDisk(SimDisk):
 
 
 async def closed_while_a_step_is_made(rig: Rig, disk: GatedDisk) -> trio.Event:
-    """The log has gone on in its second file while the first one's last step is under way; what ends that step."""
+    """Let the log roll over to its second file during the first one's last step; return the event ending that step."""
     while rig.files.last is None or rig.files.last.wrote < 38000:
         rig.put(message(bytes(1800)))
         await trio.testing.wait_all_tasks_blocked()
@@ -185,7 +185,7 @@ async def test_a_buffer_is_given_back_after_the_step_that_uses_it(autojump_clock
         assert rig.flags.bits == 0
 
 
-async def test_a_file_that_is_full_gets_no_more_room_while_its_successor_is_made(
+async def test_a_file_that_is_full_gets_no_more_space_while_its_successor_is_made(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     disk = GatedDisk("_new")
@@ -197,7 +197,7 @@ async def test_a_file_that_is_full_gets_no_more_room_while_its_successor_is_made
         file, count = rig.files.last, len(rig.answers.results)
         assert rig.put(message(bytes(31200))) is None
         assert file.is_full
-        await trio.sleep(3)  # one waits longer for a file than for its next step
+        await trio.sleep(3)  # a put waits longer for a file than for the next step of one
         assert len(rig.answers.results) == count
         disk.gate.set()
         assert (await rig.answered(count + 1))[-1].ok
@@ -272,7 +272,7 @@ async def test_on_the_real_disk(tmp_path: Path) -> None:
     rig.files.close()
 
 
-async def test_room_that_is_made_while_nothing_comes_is_not_taken_for_a_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_space_that_is_made_while_nothing_comes_is_not_taken_for_a_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     paces: list[float] = []
 
     def made(_self: PageRecycling, _file: MappedFile, _begin: int, _end: int, *, cost: float, pace: float) -> None:

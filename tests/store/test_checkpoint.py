@@ -1,4 +1,4 @@
-"""The checkpoint's six numbers: what RocketMQ would make of a store on which this broker was killed."""
+"""The checkpoint's six numbers: how RocketMQ would recover a store on which this broker was killed."""
 
 import errno
 
@@ -20,7 +20,7 @@ def _fields(disk: SimDisk) -> CheckpointFields:
 
 
 async def test_after_a_kill_rocketmq_puts_the_keys_of_the_newest_index_file_again() -> None:
-    """It deletes that file, for it is newer than the index time: the log offset is where the file begins."""
+    """It deletes that file, which is newer than the index time. The log offset is the start of that file."""
     disk = SimDisk()
     async with killed(disk) as store:
         await fill(store, 30)
@@ -35,7 +35,7 @@ async def test_after_a_kill_rocketmq_puts_the_keys_of_the_newest_index_file_agai
 
 
 async def test_the_first_index_file_begins_at_an_offset_that_counts() -> None:
-    """RocketMQ takes 0 for a checkpoint without the field, and goes by the time alone."""
+    """RocketMQ takes 0 for a checkpoint without the field, and uses the time alone."""
     disk = SimDisk()
     async with killed(disk) as store:
         await fill(store, 5)
@@ -44,7 +44,7 @@ async def test_the_first_index_file_begins_at_an_offset_that_counts() -> None:
 
 
 async def test_an_index_file_that_begins_too_far_back_is_to_be_kept() -> None:
-    """RocketMQ looks into ten files of the log; what lies before them would not be put again."""
+    """RocketMQ reads ten files of the log; the keys of records before them would not be put again."""
     disk = SimDisk()
     config = settings(max_index_num=2000, mapped_file_size_commit_log=4096, max_message_size=2000)
     async with killed(disk, config) as store:
@@ -95,7 +95,7 @@ async def test_a_mark_vouches_for_what_is_durable() -> None:
                 assert disk.durable_content(f"{queue.directory}/{name}") == disk.content(f"{queue.directory}/{name}")
 
 
-# guards: what is dispatched while the checkpoint's syncs run is not on the device when it is written
+# guards: records dispatched while the checkpoint's syncs run are not on the device when it is written
 async def test_a_mark_knows_nothing_that_came_during_its_syncs() -> None:
     disk = SlowDisk()
     async with opened(disk) as store:
@@ -125,7 +125,7 @@ async def test_a_checkpoint_that_would_say_nothing_new_is_not_written() -> None:
 
 
 @pytest.mark.parametrize("path", ["pwrite", "data_sync", "sync_directory", "rename", "create"])
-@pytest.mark.usefixtures("autojump_clock")  # else a service whose time has come may meet the failure
+@pytest.mark.usefixtures("autojump_clock")  # otherwise a service that becomes due may get the failure
 async def test_a_checkpoint_is_not_written_where_something_failed(path: str) -> None:
     disk = SimDisk()
     async with opened(disk) as store:
@@ -163,7 +163,7 @@ async def test_behind_the_last_checkpoint_nothing_is_written() -> None:
 
 
 async def test_no_changed_bit_is_believed() -> None:
-    """Neither in the six numbers nor in the mark; the rest of the file is nobody's."""
+    """Neither in the six numbers nor in the mark. The rest of the file is not used."""
     disk = SimDisk()
     async with opened(disk) as store:
         await fill(store, 20)

@@ -20,7 +20,7 @@ from trimq.remoting.runtime.clock import ManualClock
 HOUR = 3_600_000
 NOON = 1_700_000_000_000 // (24 * HOUR) * 24 * HOUR
 DUE_IN = 5
-"""Hours from noon to the hour in which the model's expired files go."""
+"""Hours from noon to the hour in which the model's expired files are deleted."""
 
 
 def _hour_of(wall_ms: int) -> str:
@@ -28,7 +28,7 @@ def _hour_of(wall_ms: int) -> str:
 
 
 class Rig:
-    """A disk whose files are dated by the same clock as the store."""
+    """A disk whose file dates come from the same clock as the store's."""
 
     def __init__(self, *, capacity: int = 1 << 40) -> None:
         self.clock = ManualClock(NOON)
@@ -45,7 +45,7 @@ class Rig:
         return settings(**(fields | more))
 
     def age(self, store: MessageStore, hours: float, count: int = 99) -> None:
-        """Date the oldest files back."""
+        """Make the oldest files older."""
         for file in store.files.files[:count]:
             inode = self.disk._names[file.path]
             assert inode is not None
@@ -339,7 +339,7 @@ def test_retention_against_a_model(steps: list[tuple[str, int]]) -> None:
                 elif what == "clock":
                     rig.clock.advance(number * 3600)
                 elif what == "used":
-                    # what the disk reports, not what it takes: puts that find no room are another test's business
+                    # only the report changes, not the capacity: other tests cover puts that find no space
                     rig.disk.space = lambda _path, used=number: DiskSpace(100, 100 - used)  # type: ignore[method-assign, misc]
                 elif what == "read" and total:
                     offset = max(store.min_offset(TOPIC, 0), min(number, total - 1))
@@ -369,7 +369,7 @@ def test_retention_against_a_model(steps: list[tuple[str, int]]) -> None:
 
 
 async def _look_and_compare(rig: Rig, store: MessageStore, due: str) -> None:
-    """Which files go follows from their ages, the disk, the hour and whether somebody asked."""
+    """Check that the deleted files follow from their ages, the disk, the hour and an administrator's request."""
     manual = store._clean._manual_rounds > 0
     space = rig.disk.space("/store")
     used = -(-100 * (space.total - space.free) // space.total)

@@ -1,4 +1,4 @@
-"""Cells of docs/fault-model.md that no other test shows: a clock that is set back, flipped bits in lock and abort."""
+"""Cells of docs/fault-model.md that no other test covers: a clock that is set back, flipped bits in lock and abort."""
 
 from itertools import pairwise
 from typing import Any
@@ -20,7 +20,7 @@ DELAYED = "SCHEDULE_TOPIC_XXXX"
 
 
 async def _stop(disk: SimDisk, store: MessageStore, loss: Loss | None) -> SimDisk:
-    """The power goes away, or (None) nothing happens: the store closes in order."""
+    """The power fails, or (None) the store closes in order."""
     assert await store.write_path.sync.flush()
     if loss is not None:
         disk.power_cut(loss)
@@ -29,7 +29,7 @@ async def _stop(disk: SimDisk, store: MessageStore, loss: Loss | None) -> SimDis
 
 @pytest.mark.parametrize("loss", [None, Loss.NOTHING, Loss.ALL], ids=["stop", "kill", "power cut"])
 async def test_a_clock_that_goes_back_by_days(loss: Loss | None) -> None:
-    """Log, queues, index and checkpoint: set back while it runs, at a restart, and at the next; set on in the end."""
+    """Log, queues, index and checkpoint: set back while it runs and at two restarts; set forward in the end."""
     disk = SimDisk()
     count = 0
     for wall in (NOW, NOW - DAY, NOW - 30 * DAY, NOW + DAY):
@@ -62,7 +62,7 @@ async def _parked(store: MessageStore, body: bytes = b"later") -> PutMessageResu
 
 async def _due(store: MessageStore, count: int = 1) -> list[int]:
     with trio.fail_after(10):
-        while store.max_offset(DELAYED, 2) < count:  # noqa: ASYNC110 - with the pool it takes until the commit
+        while store.max_offset(DELAYED, 2) < count:  # noqa: ASYNC110 - with the pool this waits for the commit
             await trio.sleep(0.01)
     return [due for _, _, due in await store.queue_units(DELAYED, 2, 0, count)]
 
@@ -75,13 +75,13 @@ async def _due(store: MessageStore, count: int = 1) -> list[int]:
 async def test_a_delayed_message_is_due_by_the_wall_clock(
     more: dict[str, Any], autojump_clock: trio.testing.MockClock
 ) -> None:
-    """After a time in which the clock was ahead: the store time goes on from there, what is due does not."""
+    """After a time in which the clock was ahead: the store time continues from there, due times do not."""
     clock = ManualClock(NOW + DAY)
     async with opened(SimDisk(), settings(mapped_file_size_commit_log=16384, **more), clock) as store:
         await put(store, b"from the future")
         clock.set_wall_ms(NOW)
         async with trio.open_nursery() as nursery:
-            for number in range(60):  # they wait for room on the way
+            for number in range(60):  # some of them wait for space
                 nursery.start_soon(_parked, store, b"%d" % number * 300)
         assert set(await _due(store, 60)) == {NOW + 10_000}
         clock.advance(7)
@@ -90,7 +90,7 @@ async def test_a_delayed_message_is_due_by_the_wall_clock(
 
 
 async def test_the_due_time_is_that_of_the_append(autojump_clock: trio.testing.MockClock) -> None:
-    """Not of the moment when the record is durable, or committed to its file, and can be dispatched."""
+    """Not of the time when the record is durable, or committed to its file, and can be dispatched."""
     for more in ({"sync": True}, {"transient_store_pool_enable": True}):
         clock = ManualClock(NOW)
         async with opened(SimDisk(), settings(**more), clock) as store:  # type: ignore[arg-type]
@@ -103,7 +103,7 @@ async def test_the_due_time_is_that_of_the_append(autojump_clock: trio.testing.M
 
 
 async def test_a_unit_made_anew_is_due_later_and_never_earlier(autojump_clock: trio.testing.MockClock) -> None:
-    """After a kill the unit has the record's time, which is all that the log knows; a restart makes it no later."""
+    """After a kill the unit has the record's time, the only one in the log; a further restart makes it no later."""
     disk = SimDisk()
     due: list[int] = []
     clock = ManualClock(NOW + DAY)
@@ -124,7 +124,7 @@ async def test_a_unit_made_anew_is_due_later_and_never_earlier(autojump_clock: t
 
 @pytest.mark.parametrize("change", [None, -1, 1], ids=["as it was", "earlier", "later"])
 async def test_a_due_time_that_nothing_vouches_for_is_made_anew(change: int | None) -> None:
-    """Without a checkpoint a flipped bit looks like a clock that was set back: the later time is the safe one."""
+    """Without a checkpoint a flipped bit looks like a clock that was set back: the later time is safe."""
     disk = SimDisk()
     clock = ManualClock(NOW)
     async with opened(disk, settings(), clock) as store:
@@ -159,7 +159,7 @@ async def _killed() -> SimDisk:
 
 @pytest.mark.parametrize("name", ["lock", "abort"])
 async def test_every_flipped_bit_of_lock_and_abort(name: str) -> None:
-    """Their names count: a start takes a kill for a kill and a stop for a stop whatever stands in them."""
+    """Only their names count: a start distinguishes a kill from an orderly stop whatever their contents."""
     found = await _killed()
     path = f"/store/{name}"
     bits = 8 * len(found.content(path))
@@ -170,8 +170,8 @@ async def test_every_flipped_bit_of_lock_and_abort(name: str) -> None:
         with capture_logs() as logs:
             async with opened(disk) as store:
                 await check_all(store, {(TOPIC, 0): 20})
-        told = next(entry for entry in logs if entry["event"] == "store_recovered")
-        assert told["clean_exit"] is False
+        recovered = next(entry for entry in logs if entry["event"] == "store_recovered")
+        assert recovered["clean_exit"] is False
         disk.flip("/store/lock", bit // 8 % 4, bit % 8)
         async with opened(disk) as store:
             assert store.recovered is not None

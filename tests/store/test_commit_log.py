@@ -37,7 +37,7 @@ async def test_a_record_is_stored_as_the_reference_form_says() -> None:
 @pytest.mark.parametrize("topic", ["T", "%RETRY%" + "g" * 200])
 async def test_hosts_of_both_kinds_and_long_topics(born: bytes, store: bytes, topic: str) -> None:
     async with Rig().running() as rig:
-        # flags that lie about the hosts are put right
+        # wrong flags of the hosts are corrected
         lie = sysflag.BORN_HOST_V6 | sysflag.STORE_HOST_V6 if born == store == HOST else 0
         rig.put(message(b"x" * 100, topic, born_host=born, store_host=store, sys_flag=lie))
         rig.put(batch([b"y", b"z"], topic, born_host=born, store_host=store, sys_flag=lie))
@@ -58,7 +58,7 @@ async def test_queue_offsets_are_counted_for_each_queue() -> None:
 
 
 async def test_a_message_whose_topic_is_made_anew_goes_to_the_new_queue() -> None:
-    """It knows the queue from before, by whoever has made it or because there was no room when it came first."""
+    """It holds the old queue, given by the caller or found when it had to wait for space."""
     async with Rig().running() as rig:
         rig.put(message())
         old = rig.log.queue("TopicTest", 0)
@@ -106,7 +106,7 @@ async def test_a_file_ends_with_a_blank_and_the_record_goes_into_the_next() -> N
             assert int.from_bytes(view[at % 4096 : at % 4096 + 4], "big") == 4096 - at % 4096
 
 
-async def test_a_record_may_leave_exactly_the_room_of_a_blank() -> None:
+async def test_a_record_may_leave_exactly_the_space_of_a_blank() -> None:
     async with Rig(settings=config(4096)).running() as rig:
         overhead = 91 + len("TopicTest")
         rig.put(message(b"x" * (4096 - 8 - overhead)))

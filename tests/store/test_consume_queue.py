@@ -41,7 +41,7 @@ class Rig:
         return queue
 
     async def units(self, queue: ConsumeQueue, offset: int | None = None) -> list[tuple[int, int, int]]:
-        """All units, read as consumers do: at once where possible, else waiting."""
+        """All units, read as consumers do: from memory where possible, else waiting for the device."""
         at = queue.min_offset if offset is None else offset
         found: list[tuple[int, int, int]] = []
         while at < queue.next_offset:
@@ -173,7 +173,7 @@ async def test_a_sync_that_finds_no_space_does_not_heal() -> None:
     rig = Rig()
     rig.put(5)
     assert await rig.flush.write()
-    rig.disk.fail("data_sync", errno.ENOSPC)  # the kernel drops what it had no room for
+    rig.disk.fail("data_sync", errno.ENOSPC)  # the kernel drops the pages it had no space for
     assert not await rig.flush.sync()
     assert rig.flags.is_broken
 
@@ -303,7 +303,7 @@ async def test_a_file_that_was_cut_short_gets_its_size_back() -> None:
 
 
 async def test_a_file_that_was_cut_within_a_unit_keeps_no_part_of_it() -> None:
-    # the part has the record's place and size: padded with zeros it would be a unit with the wrong tags code
+    # the part holds the record's place and size: padded with zeros it would be a unit with the wrong tags code
     rig = Rig()
     rig.put(5)
     await rig.flush.write()
@@ -474,7 +474,7 @@ def units(first: int, stop: int) -> bytes:
 
 
 async def test_units_behind_the_tail_are_read_in_blocks_for_all_who_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files hold 10 units, of which blocks of four are kept."""
+    """Files hold 10 units, which are cached in blocks of four."""
     monkeypatch.setattr(consume_queue_store, "_BLOCK", 4)
     monkeypatch.setattr(consume_queue_store, "_BLOCK_FROM", 3)
     monkeypatch.setattr(consume_queue_store, "_MOST_BLOCKS", 3)
@@ -489,11 +489,11 @@ async def test_units_behind_the_tail_are_read_in_blocks_for_all_who_come(monkeyp
     read = rig.store.read
     assert read(queue, 5, 2) == units(5, 7)
     rig.disk.cold = True
-    assert read(queue, 5, 3) is None, "a look at a single place tells nothing of others"
+    assert read(queue, 5, 3) is None, "a read of a single unit caches no others"
     rig.disk.cold = False
     assert read(queue, 1, 3) == units(1, 4)
     rig.disk.cold = True
-    assert read(queue, 0, 4) == units(0, 4), "who comes later gets what was read"
+    assert read(queue, 0, 4) == units(0, 4), "later readers get the cached units"
     assert read(queue, 3, 1) == units(3, 4)
     assert read(queue, 2, 5) == units(2, 4), "as much as is there"
     rig.disk.cold = False
@@ -502,7 +502,7 @@ async def test_units_behind_the_tail_are_read_in_blocks_for_all_who_come(monkeyp
     assert read(queue, 12, 3) == units(12, 15)
     rig.disk.cold = True
     assert read(queue, 8, 3) == units(8, 10)
-    assert read(queue, 0, 3) is None, "not more than agreed is kept"
+    assert read(queue, 0, 3) is None, "no more than the limit is cached"
     rig.disk.cold = False
     first = read(other, 0, 3)
     rig.disk.cold = True
@@ -515,7 +515,7 @@ async def test_units_behind_the_tail_are_read_in_blocks_for_all_who_come(monkeyp
 
 
 async def test_blocks_end_where_the_tail_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is in the tail is not in a file as a whole, and more of it comes."""
+    """The units of the tail are only partly in a file, and the tail grows."""
     monkeypatch.setattr(consume_queue_store, "_BLOCK", 4)
     monkeypatch.setattr(consume_queue_store, "_BLOCK_FROM", 1)
     rig = Rig()

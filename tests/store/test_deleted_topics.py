@@ -16,12 +16,12 @@ OTHER = "Other"
 
 
 def forget_mark(disk: SimDisk) -> None:
-    """The next start reads the whole log."""
+    """Make the next start read the whole log."""
     disk.delete("/store/checkpoint")
 
 
 async def offsets(disk: SimDisk, topic: str = TOPIC) -> list[int] | None:
-    """Queue offsets that a consumer gets; None where there is no such topic."""
+    """Queue offsets that a consumer gets; None if the topic does not exist."""
     async with opened(disk) as store:
         return [one.queue_offset for one in await drain(store, topic)] if topic in store.topics() else None
 
@@ -57,7 +57,7 @@ async def test_a_log_that_lost_its_end_does_not_lose_what_comes_then() -> None:
     async with killed(disk, loss=Loss.ALL) as store:
         await fill(store, 8)
         end = store.max_phy_offset
-        disk.fail("data_sync", errno.EIO, 2)  # the deletion is durable, what it deleted is not
+        disk.fail("data_sync", errno.EIO, 2)  # the note of the deletion is durable, the deletion of the files is not
         await store.delete_topic(TOPIC)
         assert not disk.pending_failures()
     disk = disk.power_cut()
@@ -87,7 +87,7 @@ async def test_a_clock_that_is_set_back_brings_no_deleted_topic_back() -> None:
 
 
 async def test_what_waits_for_its_sync_when_its_topic_goes_makes_no_queue() -> None:
-    """One message and a batch are in the log, not yet durable, and dispatched only when the topic is deleted."""
+    """One message and a batch are in the log, not yet durable, and are dispatched after the topic's deletion."""
     disk = SlowDisk()
     async with opened(disk, settings(sync=True)) as store, trio.open_nursery() as nursery:
         await fill(store, 3)
@@ -109,7 +109,7 @@ async def test_what_waits_for_its_sync_when_its_topic_goes_makes_no_queue() -> N
 
 
 async def test_what_waits_for_its_sync_is_nothing_to_a_topic_of_its_name_made_meanwhile() -> None:
-    """The new topic has its queues before the old one's messages are durable."""
+    """The new topic's queues exist before the old topic's messages are durable."""
     disk = SlowDisk()
     async with opened(disk, settings(sync=True)) as store, trio.open_nursery() as nursery:
         await fill(store, 3)
@@ -159,7 +159,7 @@ async def test_a_full_disk_does_not_keep_a_topic() -> None:
 
 @pytest.mark.parametrize("method", ["create", "pwrite", "data_sync", "rename", "sync_directory"])
 async def test_an_error_in_noting_it_does_not_bring_it_back(method: str) -> None:
-    """One error of the device, then the topic made again, then a power cut that takes the deletion of the old files."""
+    """One device error, then the topic is created again, then a power cut loses the deletion of the old files."""
     disk = SimDisk()
     async with opened(disk) as store:
         await fill(store, 5)

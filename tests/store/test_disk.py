@@ -112,7 +112,7 @@ def test_the_real_disk_knows_its_file_system(tmp_path: Path) -> None:
 
 
 def test_how_full_a_disk_is_leaves_out_what_is_kept_for_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As df and Apache count: else a file system with a large reserve would be cleaned by force while half empty."""
+    """As df and Apache count. Otherwise a file system with a large reserve would be cleaned while half empty."""
     names = {"f_frsize": 4096, "f_blocks": 1000, "f_bfree": 800, "f_bavail": 200}
     monkeypatch.setattr(os, "statvfs", lambda _path: SimpleNamespace(**names))
     space = RealDisk().space("/")
@@ -137,7 +137,7 @@ def test_reserved_space_has_blocks_and_pages(advice: int, tmp_path: Path, monkey
     assert not any(mapping.view[3 << 20 :])
     assert bytes(mapping.view[(3 << 20) - 5 : 3 << 20]) == b"kept!"
     assert os.fstat(fd).st_blocks * 512 >= 4 << 20
-    disk.reserve(fd, (3 << 20) + 10, mapping.view[(3 << 20) + 10 : (3 << 20) + 5000])  # not at the edge of a page
+    disk.reserve(fd, (3 << 20) + 10, mapping.view[(3 << 20) + 10 : (3 << 20) + 5000])  # not aligned to a page
     assert bytes(mapping.view[(3 << 20) - 5 : (3 << 20) + 5000]) == b"kept!" + bytes(5000)
     mapping.close()
     disk.close(fd)
@@ -146,7 +146,7 @@ def test_reserved_space_has_blocks_and_pages(advice: int, tmp_path: Path, monkey
 def test_space_that_only_a_store_finds_missing_is_named_as_such(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file system may promise what it does not keep: populating says EFAULT then, a write says why."""
+    """A file system may reserve space it does not have: populating then fails with EFAULT, a write gives the reason."""
     disk = RealDisk()
     fd = disk.create(str(tmp_path / "file"), 1 << 20)
     mapping = disk.map(fd, 1 << 20)
@@ -186,13 +186,13 @@ def test_large_pages_are_zero_too_and_what_was_let_go_comes_back(tmp_path: Path)
     mapping.buffer[6 << 20 : (6 << 20) + 4] = b"late"
     disk.evict(fd, MappedPart(mapping, 100, 7 << 20))
     assert bytes(mapping.view[4096:4100]) == disk.pread(fd, 4, 4096) == b"kept"
-    assert bytes(mapping.view[6 << 20 : (6 << 20) + 4]) == b"late", "not on the device yet: it stays"
+    assert bytes(mapping.view[6 << 20 : (6 << 20) + 4]) == b"late", "not on the device yet: not evicted"
     mapping.close()
     disk.close(fd)
 
 
 def test_large_pages_are_made_for_what_was_asked_for_only(tmp_path: Path) -> None:
-    """What the kernel adds on its own account it clears at once, and nothing else gets the processor meanwhile."""
+    """The kernel clears pages that it adds itself in one go, and no other task runs on the processor in that time."""
     disk = RealDisk()
     large = 2 << 20
     fd = disk.create(str(tmp_path / "file"), 8 * large)
@@ -289,13 +289,13 @@ def test_a_part_of_a_map_is_synced(disk: Disk, root: str) -> None:
         durable = disk.durable_content(path)
         assert [durable[number * PAGE : number * PAGE + 5] == b"later" for number in range(5)] == [0, 1, 1, 0, 0]
     else:
-        with pytest.raises(OSError, match=os.strerror(errno.ENOMEM)):  # there is no map so far behind it
+        with pytest.raises(OSError, match=os.strerror(errno.ENOMEM)):  # no mapping reaches this far
             disk.data_sync(fd, MappedPart(mapping, 0, 1 << 46))
     mapping.close()
     disk.close(fd)
 
 
-def test_a_look_tells_what_is_in_memory(disk: Disk, root: str) -> None:
+def test_a_look_finds_what_is_in_memory(disk: Disk, root: str) -> None:
     size = 64 * 1024
     fd = disk.create(f"{root}/map", size)
     disk.pwrite(fd, bytes(size), 0)
@@ -305,13 +305,13 @@ def test_a_look_tells_what_is_in_memory(disk: Disk, root: str) -> None:
     disk.close(fd)
 
 
-def test_pages_that_nobody_has_touched_are_not_in_memory(tmp_path: Path) -> None:
+def test_untouched_pages_are_not_in_memory(tmp_path: Path) -> None:
     disk = RealDisk()
     fd = disk.create(f"{tmp_path}/map", 65536 * PAGE)
     mapping = disk.map(fd, 65536 * PAGE)
     mapping.view[:10] = b"0123456789"
     part = MappedPart(mapping, 5, 65536 * PAGE)
-    seen = disk.in_memory(fd, part)  # a kernel may bring more than one page at once, but not all of them
+    seen = disk.in_memory(fd, part)  # a kernel may read more than one page in one go, but not all of them
     assert seen % PAGE == 0
     assert PAGE <= seen < part.end
     assert disk.in_memory(fd, MappedPart(mapping, 65535 * PAGE + 7, 65536 * PAGE)) == 65535 * PAGE + 7
@@ -320,7 +320,7 @@ def test_pages_that_nobody_has_touched_are_not_in_memory(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("pages", [b"\1", b"\0", None])
-def test_a_kernel_that_does_not_tell_is_asked_by_reading(
+def test_a_kernel_that_does_not_report_it_is_asked_by_reading(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pages: bytes | None
 ) -> None:
     monkeypatch.setattr(real_disk, "_pages_of", lambda *_: pages)
@@ -388,7 +388,7 @@ def test_where_the_next_data_is(
 
 
 def test_what_is_read_ahead_is_in_memory(disk: Disk, root: str) -> None:
-    """In several reads, up to the end of the file, and with a file system's error."""
+    """In several reads, up to the end of the file, and with an error of the file system."""
     size = (5 << 19) + 100
     fd = disk.create(f"{root}/file", size)
     disk.pwrite(fd, bytes(range(250)) * (size // 250), 0)
@@ -406,4 +406,4 @@ def test_what_is_read_ahead_is_in_memory(disk: Disk, root: str) -> None:
     if isinstance(disk, RealDisk):
         with pytest.raises(OSError, match="descriptor"):
             disk.read_ahead(fd, 0, 10)
-        assert len(disk._scratch) == 1, "the buffer is used again"
+        assert len(disk._scratch) == 1, "the buffer is reused"

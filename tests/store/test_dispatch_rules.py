@@ -1,4 +1,4 @@
-"""What is put, what ReputMessageService reads and what recovery makes anew follow the same rules of dispatch."""
+"""Puts, ReputMessageService and the rebuild in a recovery follow the same dispatch rules."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ KINDS = {
     "rolled back": sysflag.TRANSACTION_ROLLBACK,
 }
 LEVELS = ("1", "3", "99", "0", "")
-"""Values of DELAY; the last one is a message of the schedule topic without."""
+"""Values of DELAY. The last one stands for a message of the schedule topic without DELAY."""
 Derived = dict[str, Any]
 
 
@@ -37,7 +37,7 @@ async def _put_all(store: MessageStore) -> None:
 
 
 async def _derived(store: MessageStore) -> Derived:
-    """All that a log's records have in queues and index."""
+    """All units and index entries of a log's records."""
     found: Derived = {
         f"{topic}/{queue_id}": await store.queue_units(topic, queue_id, 0, 100)
         for topic, queue_ids in store.topics().items()
@@ -82,8 +82,8 @@ async def test_what_is_read_from_the_log_later_makes_the_same() -> None:
 
 @pytest.mark.parametrize("sync", [False, True])
 @pytest.mark.parametrize("fast", [False, True])
-async def test_a_delayed_message_has_its_due_time_whichever_way_it_comes(sync: bool, fast: bool) -> None:
-    """Nothing delayed comes the fast path today; what follows an append is the same for both all the same."""
+async def test_a_delayed_message_has_its_due_time_whichever_path_it_takes(sync: bool, fast: bool) -> None:
+    """No delayed message takes the fast path today, but the steps after an append are the same for both paths."""
     async with opened(SimDisk(), settings(sync=sync)) as store:
         await put(store)
         later = message(topic=SCHEDULE_TOPIC, queue_id=0, properties=b"DELAY\x011\x02TAGS\x01T\x02")
@@ -105,7 +105,7 @@ queues_steps = st.lists(
 
 @given(queues_steps)
 def test_a_message_adds_the_unit_that_its_queue_would_add(steps: list[tuple[int, int, bool]]) -> None:
-    """MessageInner has the usual case of ConsumeQueue.put in itself: the hottest calls of a send."""
+    """MessageInner contains the usual case of ConsumeQueue.put inline: these are the hottest calls of a send."""
 
     def run(*, by_message: bool) -> list[object]:
         queues = ConsumeQueueStore(SimDisk(), "/store", QueueShape(10, 1 << 20))

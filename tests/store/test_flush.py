@@ -34,7 +34,7 @@ async def test_a_reply_comes_after_the_bytes_are_on_the_device() -> None:
             durable = rig.sim.power_cut(Loss.ALL).content(FIRST)[begin : begin + result.size]
             assert [item.body for item in decode_messages(durable)] == [b"payload"]
             assert rig.path.sync.flushed_offset >= begin + result.size
-            # what is readable is told just before the reply
+            # the readable end is reported just before the reply
             assert rig.dispatcher.records[-1].physical_offset == begin
             rig.sim.after_cut = None
             rig.answers.later(result)
@@ -54,7 +54,7 @@ async def test_all_that_wait_share_the_next_sync() -> None:
         rig.put(message(b"first"))
         await trio.testing.wait_all_tasks_blocked()
         before = disk.syncs
-        # these came after the sync in flight began: it does not count for them
+        # these came after the sync in flight had started: it does not cover them
         for _ in range(50):
             rig.put(message(b"more"))
         several = batch([b"a", b"b"])
@@ -63,14 +63,14 @@ async def test_all_that_wait_share_the_next_sync() -> None:
         disk.held = False
         disk.gate.set()
         await rig.answered(52)
-        assert not kept, "a receive buffer is not kept while the sync is waited for"
+        assert not kept, "a receive buffer is not retained while the message waits for the sync"
         assert disk.syncs == before + 1
         ends = [result.physical_offset for result in rig.answers.results]
         assert ends == sorted(ends)
         assert len(rig.dispatcher.records) == 53
 
 
-# guards: a sync answers only what was in the log when it began, not the record that begins where it ended
+# guards: a sync answers only records in the log when it started, not the record at the offset where it ended
 async def test_a_sync_answers_nothing_that_came_while_it_ran() -> None:
     disk = SlowDisk()
     rig = Rig(disk, config(1 << 16, sync=True, step=1 << 16))
@@ -138,13 +138,13 @@ async def test_a_slow_device_is_a_timeout_and_the_record_is_dispatched_later(
 
 
 async def test_how_long_each_has_waited_is_counted(autojump_clock: trio.testing.MockClock) -> None:
-    """Those of one sync may have come at different times, and a batch is as many messages as it has."""
+    """Messages of one sync may have come at different times, and each message of a batch counts."""
     disk = SlowDisk()
     rig = _sync_rig(disk, sync_flush_timeout=5000)
     async with rig.running():
         disk.held = True
         rig.put(message(b"one"))
-        await trio.sleep(0.1)  # its sync has begun: the others share the next one
+        await trio.sleep(0.1)  # its sync has started: the others share the next one
         rig.put(batch([b"two", b"three"]))
         await trio.sleep(0.2)
         rig.put(message(b"four"))
@@ -178,7 +178,7 @@ async def test_a_failed_sync_acknowledges_nothing_and_is_not_repeated() -> None:
         assert rig.flags.is_broken
         assert not await rig.path.sync.flush()
         assert rig.sim.history.count("data_sync 1") == calls
-        # the kernel forgot the pages: a second sync would have lied
+        # the kernel dropped the pages: a second sync would falsely report success
         assert b"lost" not in rig.sim.durable_content(FIRST)
 
 
@@ -253,7 +253,7 @@ async def test_without_the_timer_a_put_wakes_the_flush(autojump_clock: trio.test
     settings = config(1 << 20, step=1 << 20, flush_commit_log_timed=False, flush_interval_commit_log=60_000)
     rig = Rig(settings=settings)
     async with rig.running():
-        for count in (1, 2):  # the first one waits for its file, the second one finds room
+        for count in (1, 2):  # the first one waits for its file, the second one finds space
             rig.put(message(b"x" * 5 * 4096))
             await rig.answered(count)
             await trio.sleep(0.1)
@@ -285,7 +285,7 @@ async def test_stopping_answers_all_and_makes_all_durable(sync: bool) -> None:
 @pytest.mark.parametrize("loss", list(Loss))
 @pytest.mark.parametrize("seed", range(3))
 async def test_no_acknowledged_message_is_lost_by_a_power_cut_at_any_call(loss: Loss, seed: int) -> None:
-    """The write path's own promise; recovery's is tested where recovery is."""
+    """The guarantee of the write path alone; the tests of recovery cover recovery's."""
     cut_at = 1
     while True:
         disk = SimDisk(seed=1000 * seed + cut_at)
@@ -308,7 +308,7 @@ async def test_no_acknowledged_message_is_lost_by_a_power_cut_at_any_call(loss: 
 
 
 async def _work(disk: SimDisk) -> tuple[Rig | None, bool]:
-    """Some sends over three files; returns whether the power stayed on."""
+    """Make some sends over three files; return whether the power stayed on."""
     rig: Rig | None = None
     alive = True
     try:
@@ -326,7 +326,7 @@ async def _work(disk: SimDisk) -> tuple[Rig | None, bool]:
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
 async def test_an_error_at_any_call_acknowledges_nothing_that_is_not_durable(number: int) -> None:
-    """The store refuses or goes on; it does not fall over."""
+    """The store refuses puts or continues; it does not crash."""
     failed_at = 1
     refused = 0
     while True:

@@ -101,7 +101,7 @@ async def test_limits_in_memory() -> None:
     )
     async with opened(SimDisk(), small) as store:
         for number in range(10):
-            await put(store, bytes(209 - number % 2 * 9))  # records of 309 or 300
+            await put(store, bytes(209 - number % 2 * 9))  # records of 309 or 300 bytes
         size = store.max_phy_offset // 10
         assert _get(store, 0).count == 1200 // size
         assert _get(store, 0, 2).count == 2
@@ -123,7 +123,7 @@ async def test_limits_and_advice_where_messages_are_on_disk_only() -> None:
         getter._memory = store.max_phy_offset - border
         known = getter.get(TOPIC, 0, 0, 32, 1 << 20, None)
         assert known is not None
-        assert (known.count, known.suggest_slave) == (20, False), "so far back, and in memory all the same"
+        assert (known.count, known.suggest_slave) == (20, False), "far behind the end, but in memory"
         known.release()
         store.files.files[0].in_memory_from = store.files.size
         disk.cold = True
@@ -187,7 +187,9 @@ async def test_a_unit_that_points_beside_its_record_delivers_nothing_else() -> N
         await fill(store, 6)
         queue = store.queues.find(TOPIC, 0)
         assert queue is not None
-        queue.known_from = queue.next_offset  # as if they had been found in a file: what the broker puts is right
+        queue.known_from = (
+            queue.next_offset
+        )  # as if they had been found in a file: units that the broker put itself are not checked
         phy, size, tag = UNIT.unpack_from(queue.tail, 40)
         for wrong in ((phy + 1, size), (phy, size + 7), (phy, size - 7), (phy - 30, size + 30)):
             queue.tail[40:60] = UNIT.pack(*wrong, tag)
@@ -242,7 +244,7 @@ async def test_views_hold_their_files_until_they_are_released() -> None:
         store.files.files[-1].in_memory_from = store.files.size
         disk.cold = True
         assert store.get_message(TOPIC, 0, 25, 32, 1 << 20, None) is None
-        assert not any(file.is_held for file in store.files.files), "given back where the answer has to wait"
+        assert not any(file.is_held for file in store.files.files), "released where the answer has to wait"
 
 
 async def test_gets_are_counted() -> None:
@@ -267,7 +269,7 @@ async def _compare(
     size: int,
     filter: MessageFilter | None,
 ) -> None:
-    """The fast paths give what the full one does, which looks at every unit and record."""
+    """Check that the fast paths return the same as the full path, which reads every unit and record."""
     known, queue.known_from = queue.known_from, queue.next_offset
     try:
         general = await store.get_message_cold(TOPIC, 0, offset, count, size, filter)

@@ -1,4 +1,4 @@
-"""Units that came out of a file: the native extension checks their records; Python's way is the reference."""
+"""Units that were read from a file: the native extension checks their records; Python is the reference."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -28,14 +28,14 @@ native = pytest.mark.skipif(not NATIVE.is_on, reason=f"the native extension is o
 
 
 class Both(NamedTuple):
-    """What the two ways find."""
+    """The results of the two paths."""
 
     extension: Found | None
     python: Found | None
 
 
 def _queue(store: MessageStore) -> ConsumeQueue:
-    """The queue, as if all of its units had been found in a file."""
+    """The queue, as if all of its units had been read from a file."""
     queue = store.queues.find(TOPIC, 0)
     assert queue is not None
     queue.known_from = queue.next_offset
@@ -67,7 +67,7 @@ def _plain(found: Found | None) -> tuple[bytes, int, int] | None:
     pull=st.tuples(st.integers(0, 40), st.integers(1, 40), st.integers(1, 12_000)),
 )
 @examples(max_examples=150, deadline=None)
-def test_both_ways_find_the_same(
+def test_both_paths_find_the_same(
     messages: list[tuple[int, int, int]],
     harm: tuple[int, int] | None,
     in_units: bool,
@@ -94,7 +94,7 @@ def test_both_ways_find_the_same(
                 assert _plain(found.extension) == _plain(found.python)
             if harm is None:
                 assert found.python is not None
-                assert found.extension is not None, "records that stand close together are not for Python"
+                assert found.extension is not None, "adjacent records are not left to Python"
 
     trio.run(run)
 
@@ -121,7 +121,7 @@ async def test_what_is_unusual_is_left_to_python() -> None:
 @native
 @pytest.mark.parametrize("number", [0, 2, 4])
 @pytest.mark.parametrize("at", [3, 7, 15, 27, 35, 87, 188, 195, 198, 199])
-async def test_a_record_that_tells_something_else(at: int, number: int) -> None:
+async def test_a_record_with_another_value(at: int, number: int) -> None:
     """Its size, magic, queue, offset, place, body length, topic length, topic or properties length (two bytes)."""
     async with opened(SimDisk(), BIG) as store:
         await fill(store, 5)
@@ -153,7 +153,7 @@ async def test_a_unit_that_leads_out_of_the_file(place: tuple[int, int]) -> None
         await fill(store, 4)
         queue = _queue(store)
         (file,) = store.files.files
-        file.in_memory_from = file.size  # so that memory is looked at, too
+        file.in_memory_from = file.size  # so that the check of memory runs, too
         assert _both(store, 0).extension is not None
         for number in (0, 2, 3):
             kept = bytes(queue.tail)
@@ -180,7 +180,7 @@ async def test_a_fault_of_the_extension_leaves_pulls_to_python(monkeypatch: pyte
 
 
 def _later(_result: PutMessageResult) -> None:
-    raise AssertionError("a put of ASYNC_FLUSH is done at once")
+    raise AssertionError("a put under ASYNC_FLUSH returns its result immediately")
 
 
 def _extension(are_messages: Callable[..., bool]) -> object:
@@ -193,7 +193,7 @@ def _fails(*_arguments: object) -> bool:
 
 
 def _unexpected(*_arguments: object) -> bool:
-    raise AssertionError("asked for records that are not in memory")
+    raise AssertionError("called for records that are not in memory")
 
 
 _FAULT: Callable[[str], Exception] = NATIVE.extension.NativeFault if NATIVE.extension is not None else RuntimeError

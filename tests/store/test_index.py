@@ -66,7 +66,7 @@ class Rig:
 
 
 @given(st.lists(texts, max_size=30))
-@example(["0000000#"])  # nothing behind a hash that is negative
+@example(["0000000#"])  # an empty rest after a negative hash
 def test_hashes_are_those_of_java(keys: list[str]) -> None:
     expected = [key_hash(*text.split("#", 1)) if "#" in text else abs(string_hash(text)) for text in keys]
     expected = [value if value <= 0x7FFFFFFF else 0 for value in expected]
@@ -75,14 +75,14 @@ def test_hashes_are_those_of_java(keys: list[str]) -> None:
 
 
 def test_the_hash_without_an_absolute_value_is_zero() -> None:
-    text = "polygenelubricants"  # String.hashCode is the smallest number
+    text = "polygenelubricants"  # String.hashCode is the smallest integer
     assert string_hash(text) == -(1 << 31)
     for batch in BATCHES:
         assert batch.key_hashes([text, "a"]) == [0, 97]
 
 
 def test_many_long_texts_are_hashed_as_each_alone() -> None:
-    """More letters than are looked at together."""
+    """More letters than are processed together."""
     keys = [chr(33 + at % 90) * (1 + at * 7 % 1024) for at in range(300)]
     for batch in BATCHES:
         assert batch.key_hashes(keys) == [abs(string_hash(key)) for key in keys]
@@ -103,13 +103,13 @@ def test_the_fastest_form_that_is_installed_is_used(monkeypatch: pytest.MonkeyPa
 
 
 class FailingExtension:
-    """The extension's calls for the index, one of which raises its fault."""
+    """The extension's calls for the index, one of which raises NativeFault."""
 
     class NativeFault(Exception):  # noqa: N818 - the extension's name
-        """As the extension's own."""
+        """Stands for the extension's own exception."""
 
     def __init__(self, call: str, *, after: int = 0) -> None:
-        """``after``: so many of its calls go well."""
+        """``after``: the number of calls that succeed first."""
         self._call = call
         self._after = after
 
@@ -142,11 +142,11 @@ async def test_a_fault_of_the_extension_costs_the_index_nothing(call: str) -> No
 @pytest.mark.skipif(not NATIVE.is_on, reason=f"the native extension is off: {NATIVE.reason}")
 @pytest.mark.parametrize("other", [NumpyBatch, PlainBatch])
 async def test_a_fault_in_one_file_leaves_the_next_one_to_the_other_form(other: Callable[[], Batch]) -> None:
-    """Its rows are the extension's still."""
+    """Its rows still come from the extension."""
     native = NativeExtension(cast("Extension", FailingExtension("put_entries", after=1)))
     rigs = [Rig(slots=8, entries=20, batch=batch) for batch in (NativeBatch(native, other), other())]
     for rig in rigs:
-        for keys in (range(1, 19), range(19, 25)):  # so many that a second file is made ahead, and some for both
+        for keys in (range(1, 19), range(19, 25)):  # enough for a second file to be made ahead, and some keys for both
             for at in keys:
                 rig.service.put(TOPIC, (f"k{at}",), 100 * at, NOW + 1000 * at)
             assert await rig.service.flush_pending()
@@ -218,7 +218,7 @@ async def test_a_full_file_is_followed_by_one_that_begins_where_it_ended() -> No
         (NOW + 1000, NOW + 5000, 100, 200, len({key_hash(TOPIC, key) % 4 for key in "abc"}), 4),
         (NOW + 5000, NOW + 7000, 200, 300, len({key_hash(TOPIC, key) % 4 for key in "de"}), 3),
     ]
-    # the first entry's difference is taken against what the header was pre-filled with, as RocketMQ does
+    # the first entry's time difference refers to the pre-filled header, as in RocketMQ
     assert [ENTRY.unpack_from(rig.image(1), entry_at(4, number))[1:3] for number in (1, 2)] == [(200, 0), (300, 2)]
     for key, phy in zip("abcde", (100, 100, 200, 200, 300), strict=True):
         assert rig.find(key) == [phy]
@@ -231,7 +231,7 @@ def test_seconds_are_whole_and_never_negative() -> None:
     assert seconds_since(1, 1 << 60) == 0x7FFFFFFF
 
 
-# -- asking
+# -- queries
 
 
 @given(
@@ -257,7 +257,7 @@ def test_a_query_finds_what_a_dictionary_finds(
                 found = rigs.find(f"k{key}", begin=NOW + begin, end=NOW + end)
                 sure = [phy for phy, at, words in model if f"k{key}" in words and NOW + begin <= at <= NOW + end]
                 near = [phy for phy, at, words in model if f"k{key}" in words]
-                assert set(sure) <= set(found) <= set(near), "times are whole seconds, nothing else is given out"
+                assert set(sure) <= set(found) <= set(near), "times are whole seconds, no other results are returned"
                 assert found == sorted(found, reverse=True)
                 assert len(found) == len(set(found))
             for limit in (1, 2, 5):
@@ -272,7 +272,7 @@ async def test_chains_that_lead_nowhere_end_a_query() -> None:
     for number in range(5):
         await rig.put(100 * number, "key")
     file = rig.service.files[0]
-    for previous in (4, 5, 19, -3, 1 << 30):  # to itself, upwards, out of the file
+    for previous in (4, 5, 19, -3, 1 << 30):  # to itself, to a later entry, out of the file
         file.view[entry_at(1, 4) + 16 : entry_at(1, 4) + 20] = previous.to_bytes(4, "big", signed=True)
         assert rig.find("key") == [400, 300]
     file.view[slot_at(0) : slot_at(1)] = (77).to_bytes(4, "big")
@@ -298,7 +298,7 @@ async def test_keys_that_wait_are_put_before_a_query() -> None:
     assert not rig.service.pending
 
 
-# -- room
+# -- space
 
 
 async def test_the_service_puts_what_waits(autojump_clock: trio.testing.MockClock) -> None:
@@ -307,7 +307,7 @@ async def test_the_service_puts_what_waits(autojump_clock: trio.testing.MockCloc
         nursery.start_soon(rig.service.run)
         rig.service.put(TOPIC, ("key",), 100, NOW)
         with pytest.raises(Cold):
-            rig.find("key")  # there is no file yet
+            rig.find("key")  # no file exists yet
         await trio.sleep(1)
         assert not rig.service.pending
         assert rig.find("key") == [100]
@@ -345,7 +345,7 @@ async def test_keys_are_put_a_slice_at_a_time() -> None:
 
 
 class HashedKeys:
-    """Keys in plain Python."""
+    """Hashed keys in plain Python."""
 
     def __init__(self, rows: list[tuple[int, int, int]]) -> None:
         self._rows = rows
@@ -361,7 +361,7 @@ class HashedKeys:
 
 
 def run_of(messages: list[Message]) -> Keys:
-    """Keys of messages with one store time, hashed: the extension's where it is on."""
+    """Hashed keys of messages with one store time, made by the extension if it is on."""
     rows = [(key_hash(topic, key), phy, time) for topic, keys, phy, time in messages for key in keys]
     if NATIVE.extension is None:
         return HashedKeys(rows)
@@ -371,7 +371,7 @@ def run_of(messages: list[Message]) -> Keys:
 
 
 def messages_of(count: int, *widths: int, begin: int = 0, step: int = 100, topic: str = TOPIC) -> list[Message]:
-    """Each with a key of every width: its number, with zeros in front."""
+    """Messages, each with one key for every width: its number, padded with zeros."""
     return [
         (topic, tuple(f"{at % 10**width:0{width}d}" for width in widths), at * step, NOW)
         for at in range(begin, begin + count)
@@ -408,7 +408,7 @@ def test_hashed_keys_are_what_they_are_made_of() -> None:
 
 
 async def test_a_long_chain_is_not_walked_in_the_event_loop() -> None:
-    """All messages of a tag are one chain: a query that has to walk far is left to a thread, and is answered there."""
+    """All messages of a tag form one chain: a query that has to follow a long one is answered in a thread."""
     rig = Rig(slots=8, entries=200_000)
     await rig.put(0, "rare")
     rig.service.put_run(run_of([(TOPIC, keys, phy + 100, time) for _, keys, phy, time in messages_of(80_000, 5)]))
@@ -434,7 +434,7 @@ async def test_a_run_is_put_a_slice_at_a_time() -> None:
 
 
 async def test_many_small_runs_are_one_slice() -> None:
-    """A slice of few keys costs nearly what one of many does: the index would fall behind the log."""
+    """A slice of few keys costs nearly as much as one of many: the index would fall behind the log."""
     rig = Rig(slots=50, entries=10_000)
     await rig.put(0, "first")
     for number in range(20):
@@ -444,7 +444,7 @@ async def test_many_small_runs_are_one_slice() -> None:
         rig.service.put(TOPIC, (f"single{number}",), number * 1000 + 950, NOW + number)
     assert rig.service.apply(1000)
     assert not rig.service.pending
-    assert rig.service.apply(), "nothing waits, and no run is thought to"
+    assert rig.service.apply(), "no keys wait, and no run is counted as waiting"
     assert rig.service.files[0].count == 2 + 20 + 200 + 70
     assert rig.find("single19") == [19_950]
     assert rig.find("00000117") == [11_700]
@@ -465,7 +465,7 @@ async def test_runs_wake_the_service(singles: int) -> None:
     assert woken == [True]
 
 
-async def test_a_run_whose_keys_find_no_room_waits_and_can_be_found(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_run_whose_keys_find_no_space_waits_and_can_be_found(autojump_clock: trio.testing.MockClock) -> None:
     rig = Rig(SimDisk(capacity=4096), slots=8, entries=300)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(rig.service.run)
@@ -481,7 +481,7 @@ async def test_a_run_whose_keys_find_no_room_waits_and_can_be_found(autojump_clo
         nursery.cancel_scope.cancel()
 
 
-async def test_entries_are_only_written_where_there_is_room() -> None:
+async def test_entries_are_only_written_where_there_is_space() -> None:
     rig = Rig(slots=800, entries=200_000)
     disk = rig.disk
     for number in range(70):
@@ -579,7 +579,7 @@ def test_a_cut_index_is_the_one_that_was_there_then(count: int, more: int, tear:
         assert again.find(f"k{count % 5}")[:1] == [100 * count]
         images = {name: rig.disk.content(f"/store/index/{name}") for name in rig.disk.list("/store/index")}
         for file in again.service.files:
-            assert file.link(again.service.batch), "nothing was to mend"
+            assert file.link(again.service.batch), "nothing was to be repaired"
         assert images == {name: rig.disk.content(f"/store/index/{name}") for name in rig.disk.list("/store/index")}
 
     trio.run(run)
@@ -617,7 +617,7 @@ async def test_files_of_another_size_and_damaged_headers_are_not_taken() -> None
 
 
 def test_a_file_that_a_crash_left_without_blocks_is_not_stored_into() -> None:
-    """On a full disk such a store is a SIGBUS, and the process is gone."""
+    """On a full disk such a store raises SIGBUS, which ends the process."""
     rig = Rig()
     rig.disk.make_directory("/store/index")
     fd = rig.disk.create(f"/store/index/{NOW:017d}", rig.service.shape.file_size)

@@ -33,7 +33,7 @@ def _encode(phy: int, body: bytes = b"body", *, topic: str = "T", host: bytes = 
 
 
 class Log:
-    """A log written record by record, as the commit log does it."""
+    """A log written record by record, as the commit log writes it."""
 
     def __init__(self) -> None:
         self.disk = SimDisk()
@@ -131,7 +131,7 @@ def test_a_walk_over_several_files() -> None:
 
 @given(st.integers(0, 59), st.integers(1, 5), st.sampled_from(["flip", "zero", "magic", "size"]))
 @examples(max_examples=80)
-def test_damage_is_told_and_never_the_end(first: int, count: int, kind: str) -> None:
+def test_damage_is_reported_and_never_the_end(first: int, count: int, kind: str) -> None:
     log = Log()
     for number in range(60):
         log.add(b"x" * (1 + number * 7 % 200))

@@ -1,4 +1,4 @@
-"""Where a sync of the log runs, and what is held and told meanwhile."""
+"""Where a sync of the log runs, and what is held and reported while it runs."""
 
 import errno
 import threading
@@ -32,7 +32,7 @@ def test_inline_only_while_syncs_are_short() -> None:
     assert pace.inline(1000)
     pace.took(0.02)
     assert not pace.inline(1000)
-    assert not pace.worth_waiting(1000), "of the last eight one was very long"
+    assert not pace.worth_waiting(1000), "one of the last eight syncs was very long"
     for _ in range(20):
         pace.took(0.0003)
     assert not pace.inline(1000)
@@ -58,7 +58,7 @@ def test_each_long_sync_soon_after_another_doubles_the_time_in_a_thread(monkeypa
     def inline_after(seconds: float) -> bool:
         nonlocal now
         now += seconds
-        for _ in range(40):  # short ones, so that only the long one counts
+        for _ in range(40):  # short syncs, so that only the long one counts
             pace.took(0.0001)
         return pace.inline(1000)
 
@@ -79,7 +79,7 @@ def test_each_long_sync_soon_after_another_doubles_the_time_in_a_thread(monkeypa
 
 
 class Watched(SimDisk):
-    """Notes which syncs stop the loop."""
+    """Records which syncs block the loop."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class Watched(SimDisk):
 
 
 @pytest.mark.parametrize(("sync", "inline"), [(False, False), (True, True)])
-async def test_the_loop_waits_for_a_sync_only_where_somebody_waits_for_its_reply(sync: bool, inline: bool) -> None:
+async def test_the_loop_waits_for_a_sync_only_where_a_client_waits_for_its_reply(sync: bool, inline: bool) -> None:
     disk = Watched()
     store = MessageStore(settings(sync=sync), disk=disk, clock=ManualClock(), sync_place=SyncPlace.AUTO)
     async with store.opened():
@@ -116,7 +116,7 @@ async def test_the_loop_waits_for_a_sync_only_where_somebody_waits_for_its_reply
 
 
 class ThreadDisk(SimDisk):
-    """Syncs in a thread wait for ``gate``, and are noted with the offset in their file that they went up to."""
+    """Syncs in a thread wait for ``gate``, and are recorded with the offset in the file where they ended."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ class ThreadDisk(SimDisk):
 
 
 class Round(NamedTuple):
-    """A store whose rounds the test ends; replies in the order in which they came."""
+    """A store whose rounds are ended by the test; records replies in the order in which they came."""
 
     store: MessageStore
     disk: ThreadDisk
@@ -157,7 +157,7 @@ class Round(NamedTuple):
 
 @asynccontextmanager
 async def rounds_after_a_long_sync(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Round]:
-    """The loop waits for syncs in a thread: patiently, until a test makes it ``impatient``."""
+    """The loop waits for syncs in a thread without a limit, until a test makes it ``impatient``."""
     disk = ThreadDisk()
     store = MessageStore(settings(sync=True), disk=disk, clock=ManualClock(), sync_place=SyncPlace.AUTO)
     hooks: list[Callable[[], None]] = []
@@ -178,14 +178,14 @@ async def rounds_after_a_long_sync(monkeypatch: pytest.MonkeyPatch) -> AsyncIter
 
 
 def impatient(monkeypatch: pytest.MonkeyPatch, disk: ThreadDisk) -> None:
-    """The next syncs take longer than the loop waits."""
+    """Make the next syncs take longer than the loop waits."""
     disk.gate.clear()
     disk.begun.clear()
     monkeypatch.setattr(SyncPace, "short", 0.001)
 
 
 def leave_under_way(monkeypatch: pytest.MonkeyPatch, rig: Round, body: bytes) -> None:
-    """A round whose sync is not done when it ends, nor before the gate opens."""
+    """Put in a round whose sync is not done at its end, nor before the gate opens."""
     impatient(monkeypatch, rig.disk)
     rig.put(body)
     rig.end()
@@ -207,7 +207,7 @@ async def test_after_a_long_sync_a_round_is_synced_in_a_thread_and_answered_at_i
         assert rig.store.max_offset(TOPIC, 0) == 4
         assert sum(sync.durations.counts) == before + 1
         rig.end()
-        assert len(rig.disk.in_thread) == 1, "a round that has put nothing"
+        assert len(rig.disk.in_thread) == 1, "a round without puts causes no sync"
 
 
 async def test_the_loop_goes_on_while_a_sync_takes_long_and_answers_when_it_is_done(
@@ -261,7 +261,7 @@ async def test_what_a_long_sync_has_made_durable_does_not_wait_for_the_next_one(
         await rig.answered(2)
 
 
-async def test_whoever_wants_all_durable_waits_for_the_sync_under_way_and_for_the_rest(
+async def test_a_caller_that_wants_all_durable_waits_for_the_sync_under_way_and_for_the_rest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with rounds_after_a_long_sync(monkeypatch) as rig:
@@ -329,7 +329,7 @@ async def test_a_sync_that_fails_in_the_thread_acknowledges_nothing(
             syncs = len(rig.disk.in_thread)
             rig.end()
             assert not await rig.store.write_path.sync.flush()
-            assert len(rig.disk.in_thread) == syncs == 1, "a second one would report success"
+            assert len(rig.disk.in_thread) == syncs == 1, "a second sync would report success"
     assert [entry["event"] for entry in logs].count("commit_log_sync_failed") == 1
 
 
@@ -352,13 +352,13 @@ async def test_the_thread_ends_with_the_store(monkeypatch: pytest.MonkeyPatch) -
         return sum(thread.name.startswith("log-sync") for thread in threading.enumerate())
 
     async with rounds_after_a_long_sync(monkeypatch) as rig:
-        assert not threads(), "there is none before it is needed"
+        assert not threads(), "the thread is not started before it is needed"
         rig.put(b"one")
         rig.end()
         assert threads() == 1
         impatient(monkeypatch, rig.disk)
         rig.put(b"two")
         rig.end()
-        rig.disk.gate.set()  # and the store is closed with this sync under way
+        rig.disk.gate.set()  # the store is closed while this sync is under way
     assert [result.status for result in rig.done] == [PutMessageStatus.PUT_OK] * 2
     assert not threads()

@@ -1,4 +1,4 @@
-"""Messages that the native extension has read, put together: they leave what they leave one by one, or nothing."""
+"""Messages parsed by the native extension, put together: the same effects as one by one, or no side effects."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -66,7 +66,7 @@ def inner(size: int, number: int, queue_id: int, topic: str = TOPIC) -> MessageI
 
 
 def frame(put: MessageInner) -> bytes:
-    """The send that it came in."""
+    """The send request that the message came in."""
     fields = {"a": "P", "b": put.topic, "c": "T", "d": 4, "e": put.queue_id, "f": put.sys_flag, "g": put.born_timestamp}
     fields |= {"h": put.flag, "i": put.properties.decode(), "j": put.reconsume_times}
     ext = {name: str(value) for name, value in fields.items()}
@@ -81,7 +81,7 @@ def read(store: MessageStore, puts: Sequence[MessageInner]) -> tuple[Messages, b
 
 
 def rows_of(store: MessageStore, puts: Sequence[MessageInner]) -> MessageRows | None:
-    """The same messages; None where the extension does not take all of them."""
+    """The same messages as rows; None if the extension does not take all of them."""
     messages, frames = read(store, puts)
     if len(messages) != len(puts):
         return None
@@ -96,7 +96,7 @@ def put_together(store: MessageStore, puts: Sequence[MessageInner]) -> PutMessag
 
 
 class Sender:
-    """Puts several at once, by column first, or each by itself."""
+    """Puts several messages together, trying rows first, or each separately."""
 
     def __init__(self, store: MessageStore, *, together: bool) -> None:
         self.store = store
@@ -104,7 +104,7 @@ class Sender:
         self.taken = 0
 
     def put(self, puts: list[MessageInner], answers: list[Answers]) -> None:
-        """Each one's result comes now or later."""
+        """Put messages; each one's result comes now or later."""
         rows = rows_of(self.store, puts) if self.together else None
         if rows is not None:
             shared = partial(self._share, rows, answers)
@@ -126,7 +126,7 @@ class Sender:
             answer.later(PutMessageResult(result.status, offset, queue_offset, size, result.store_timestamp))
 
     async def all_done(self, puts: list[MessageInner]) -> list[PutMessageResult]:
-        """The results of messages that are put in one turn."""
+        """Put messages in one turn, wait for their results and return them."""
         waiting = [Answers() for _ in puts]
         self.put(puts, waiting)
         for answers in waiting:
@@ -145,7 +145,7 @@ steps = st.lists(
 @pytest.mark.parametrize("sync", [False, True])
 @given(steps)
 @examples(max_examples=40, deadline=None)
-def test_both_ways_leave_and_answer_the_same(sync: bool, script: list[tuple[int, list[int]] | str]) -> None:
+def test_both_paths_leave_and_answer_the_same(sync: bool, script: list[tuple[int, list[int]] | str]) -> None:
     def config(limit: int = 4000) -> Any:
         return settings(
             sync=sync, mapped_file_size_commit_log=1 << 16, commit_log_reserve_step=1 << 16, max_message_size=limit
@@ -165,7 +165,7 @@ def test_both_ways_leave_and_answer_the_same(sync: bool, script: list[tuple[int,
                     puts = [inner(size, number + at, queue_id) for at, queue_id in enumerate(queue_ids)]
                     number += len(puts)
                     seen.append(await sender.all_done(puts))
-                    await trio.testing.wait_all_tasks_blocked()  # the room for the next one is ready
+                    await trio.testing.wait_all_tasks_blocked()  # the space for the next one is ready
                 elif step in ("tick", "back"):
                     clock.advance(1) if step == "tick" else clock.set_wall_ms(clock.wall_ms() - 5000)
                 elif step == "delete":
@@ -186,7 +186,7 @@ async def test_they_lie_side_by_side_at_consecutive_offsets(sync: bool) -> None:
     config = settings(sync=sync, mapped_file_size_commit_log=1 << 16, commit_log_reserve_step=1 << 16)
     async with opened(SimDisk(), config) as store:
         sender = Sender(store, together=True)
-        await sender.all_done([inner(10, 0, 1)])  # makes the first file
+        await sender.all_done([inner(10, 0, 1)])  # creates the first file
         results = await sender.all_done([inner(10, at, at % 2) for at in range(1, 9)])
         assert sender.taken == 1
         size = results[0].size
@@ -196,7 +196,7 @@ async def test_they_lie_side_by_side_at_consecutive_offsets(sync: bool) -> None:
 
 
 async def refused(store: MessageStore, size: int = 10, count: int = 2) -> None:
-    """Nothing happens where they are not taken."""
+    """Check that there are no side effects where the rows are refused."""
     before = (store.max_phy_offset, store.stats.put_message_times_total)
     queue = store.commit_log.queue(TOPIC, 0)
     offset = queue.next_offset
@@ -209,11 +209,11 @@ async def refused(store: MessageStore, size: int = 10, count: int = 2) -> None:
 
 async def test_what_keeps_them_out() -> None:
     async with opened(SimDisk(), settings(max_message_size=300)) as store:
-        await refused(store)  # there is no file yet
+        await refused(store)  # no file exists yet
         await Sender(store, together=False).all_done([inner(10, 0, 0)])
         for size in (0, 301):
             assert rows_of(store, [inner(10, 0, 0), inner(size, 1, 0)]) is None
-        await refused(store, 100, 64)  # more than the file has room for
+        await refused(store, 100, 64)  # more than the file has space for
         store.write_path.lock.is_held = True
         await refused(store)
         store.write_path.lock.is_held = False
@@ -244,7 +244,7 @@ async def test_a_listener_that_raises_leaves_no_queue_without_its_units() -> Non
 
 
 class WrittenInParts:
-    """A file's buffer that remembers where it was written by Python, and whether the first record's head was there."""
+    """A file's buffer that records where Python wrote to it, and whether the first record's head was there then."""
 
     def __init__(self, buffer: Any) -> None:
         self.buffer = buffer
@@ -256,7 +256,7 @@ class WrittenInParts:
 
 
 class Watching:
-    """Messages that look at the buffer when they have been written."""
+    """Messages that inspect the buffer after they have been written."""
 
     def __init__(self, inner: Messages) -> None:
         self._inner = inner
@@ -276,7 +276,7 @@ class Watching:
 
 @pytest.mark.parametrize("as_batch", [False, True])
 async def test_the_first_size_goes_in_last(as_batch: bool) -> None:
-    """A process that is killed half-way leaves nothing that looks like a record."""
+    """A process killed midway leaves no valid-looking record."""
     config = settings(mapped_file_size_commit_log=1 << 16, commit_log_reserve_step=1 << 16)
     async with opened(SimDisk(), config) as store:
         await Sender(store, together=True).all_done([inner(10, 0, 0)])
@@ -304,7 +304,7 @@ async def test_the_first_size_goes_in_last(as_batch: bool) -> None:
 
 
 class Fails:
-    """Messages that fail behind their write."""
+    """Messages that fail after they have been written."""
 
     def __init__(self, inner: Messages, call: str) -> None:
         self._inner = inner
@@ -342,7 +342,7 @@ async def test_what_fails_leaves_nothing_in_the_log(call: str) -> None:
 
 
 async def test_a_deleted_topic_among_others_gets_no_units() -> None:
-    """Under SYNC_FLUSH records are dispatched when they are durable: a topic may have gone meanwhile."""
+    """Under SYNC_FLUSH records are dispatched when they are durable: a topic may be deleted before that."""
     config = settings(sync=True, mapped_file_size_commit_log=1 << 16, commit_log_reserve_step=1 << 16)
     async with opened(SimDisk(), config) as store:
         sender = Sender(store, together=True)
@@ -417,10 +417,10 @@ async def test_records_that_wait_for_their_dispatch_are_not_overtaken() -> None:
 
 
 async def test_units_go_to_the_queue_that_there_is() -> None:
-    """One whose messages have all expired is dropped, although its topic goes on: the next units are another one's."""
+    """A queue whose messages have all expired is dropped while its topic stays: later units go to a new queue."""
     async with opened(SimDisk(), settings(), ManualClock()) as store:
         puts = [inner(100, number, 0) for number in range(3)]
-        await Sender(store, together=False).all_done(puts[:1])  # makes room
+        await Sender(store, together=False).all_done(puts[:1])  # reserves space
         assert put_together(store, puts[1:]) is not None
         gone = store.queues.find(TOPIC, 0)
         assert gone is not None

@@ -90,12 +90,12 @@ async def test_a_message_can_be_read_in_the_turn_that_brought_it() -> None:
         assert await store.queue_units("TopicTest", 0, 0, 5) == [(0, result.size, 5)]
 
 
-async def test_what_is_not_durable_cannot_be_read_in_any_way() -> None:
+async def test_what_is_not_durable_cannot_be_read_on_any_path() -> None:
     async with _opened(config=_config(sync=True)) as store:
         await _put(store, message(b"durable"))
         group = store.write_path.durability
         assert isinstance(group, GroupCommitService)
-        group.join_rounds([], lambda: True)  # as in a reactor's round: nothing is synced before its end
+        group.join_rounds([], lambda: True)  # as in a reactor's round: no sync starts before its end
         answers = Answers()
         assert (
             store.put_message(message(b"not yet", properties=b"KEYS\x01key\x02", keys=("key",)), answers.later) is None
@@ -199,7 +199,7 @@ async def test_a_broken_store_keeps_its_abort_file() -> None:
         assert await _cold_bodies(store) == [b"good"]
     assert disk.stat("/store/abort") is not None
     async with _opened(disk, _config(sync=True)) as store:
-        # what memory still had has been written again: a sync alone would have left it there
+        # the data still in memory has been written again: a sync alone would not have written it
         recovered = await _cold_bodies(store)
         assert recovered[:1] == [b"good"]
         assert disk.stat("/store/failed_sync") is None

@@ -1,4 +1,4 @@
-"""Reads behind the newest end of the log: through the map where that was looked at a moment ago, never blindly."""
+"""Reads behind the newest end of the log: through the map only where a recent check found the pages in memory."""
 
 import pytest
 
@@ -15,7 +15,7 @@ BIG = settings(mapped_file_size_commit_log=1 << 20, mapped_file_size_consume_que
 
 
 class Now:
-    """A clock that stands."""
+    """A clock that a test moves."""
 
     def __init__(self) -> None:
         self.time = 100.0
@@ -25,7 +25,7 @@ class Now:
 
 
 class CountingDisk(SimDisk):
-    """Counts the looks into a file's memory."""
+    """Counts the checks of which pages of a file are in memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ def _get(store: MessageStore, offset: int = 0) -> GetMessageResult | None:
 
 
 def _age(store: MessageStore) -> None:
-    """Nothing counts as written lately any more."""
+    """Make no bytes count as recently written."""
     for file in store.files.files:
         file.in_memory_from = file.size
 
@@ -84,7 +84,7 @@ async def test_what_has_left_memory_is_waited_for(now: Now) -> None:
         _age(store)
         assert _get(store) is not None
         disk.cold = True
-        assert _get(store) is not None, "found in memory a moment ago"
+        assert _get(store) is not None, "a recent check found it in memory"
         now.time += CACHED_SECONDS + 0.1
         assert _get(store) is None
         result = await store.get_message_cold(TOPIC, 0, 0, 32, 1 << 20, None)
@@ -92,11 +92,11 @@ async def test_what_has_left_memory_is_waited_for(now: Now) -> None:
         result.release()
 
 
-async def test_queries_take_the_same_way(now: Now) -> None:
+async def test_queries_take_the_same_path(now: Now) -> None:
     disk = CountingDisk()
     async with opened(disk, BIG) as store:
         await put(store, b"x" * 3000, keys="k1")
-        (await store.query_message_cold(TOPIC, "k1", 10, 0, 1 << 60)).release()  # the index makes its first file
+        (await store.query_message_cold(TOPIC, "k1", 10, 0, 1 << 60)).release()  # the index creates its first file
         _age(store)
         found = store.query_message(TOPIC, "k1", 10, 0, 1 << 60)
         assert found is not None
@@ -132,7 +132,7 @@ async def test_not_more_chunks_than_agreed_are_remembered(now: Now, monkeypatch:
         monkeypatch.setattr(page_cache, "_MOST", 2 * 4)
         assert all(cache.covers(file, 0, 10) for file in (first, second))
         disk.cold = True
-        assert cache.covers(first, 0, 10), "two files are not more than agreed"
+        assert cache.covers(first, 0, 10), "two files are within the limit"
         disk.cold = False
         assert cache.covers(third, 0, 10)
         disk.cold = True
@@ -142,7 +142,7 @@ async def test_not_more_chunks_than_agreed_are_remembered(now: Now, monkeypatch:
         assert now.time == 100.0
 
 
-async def test_only_what_nobody_has_seen_is_looked_at_again(now: Now) -> None:
+async def test_only_unseen_chunks_are_looked_at_again(now: Now) -> None:
     disk = CountingDisk()
     async with opened(disk, BIG) as store:
         for _ in range(80):
@@ -157,7 +157,7 @@ async def test_only_what_nobody_has_seen_is_looked_at_again(now: Now) -> None:
         assert disk.looks == [(CHUNK, 2 * CHUNK)]
         file.in_memory_from = 4 * CHUNK
         assert cache.covers(file, 0, 5 * CHUNK)
-        assert disk.looks[1:] == [(3 * CHUNK, 4 * CHUNK)], "what was written lately is in memory"
+        assert disk.looks[1:] == [(3 * CHUNK, 4 * CHUNK)], "recently written bytes are in memory"
         cache.forget(file, CHUNK, 2 * CHUNK)
         assert [cache.is_read(file, at * CHUNK, at * CHUNK + 1) for at in range(5)] == [True, False, True, True, False]
         disk.cold = True
@@ -171,7 +171,7 @@ async def test_only_what_nobody_has_seen_is_looked_at_again(now: Now) -> None:
 
 @pytest.mark.parametrize("size", [0, -5])
 async def test_a_record_of_no_bytes_is_looked_for_where_it_begins(now: Now, size: int) -> None:
-    """A unit that the device has spoilt may tell of one."""
+    """A unit damaged by the device may point to one."""
     disk = CountingDisk()
     async with opened(disk, BIG) as store:
         for _ in range(20):

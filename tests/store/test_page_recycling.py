@@ -1,4 +1,4 @@
-"""Memory of the log's old end for its new one: only at a great pace, where memory is dear, and what nobody reads."""
+"""Old pages of the log are evicted for new ones: at a high pace only, where memory is expensive, and unread pages."""
 
 import errno
 import sys
@@ -20,11 +20,11 @@ STEP = 4 * CHUNK
 SIZE = 8 * STEP
 QUICK = 50 << 20
 """Bytes a second."""
-DEAR = page_recycling._EXPENSIVE * STEP / (1 << 20)
+EXPENSIVE = page_recycling._EXPENSIVE * STEP / (1 << 20)
 
 
 class Log:
-    """A row of two files that are full and durable; all but the last two steps lie behind what the map is read for."""
+    """Two consecutive files, full and durable. All but the last two steps are before the range read through the map."""
 
     def __init__(self) -> None:
         self.disk = SimDisk()
@@ -39,8 +39,8 @@ class Log:
         self.last.in_memory_from = 6 * STEP
         self.recycling = PageRecycling(self.files, QUICK, 6 * STEP)
 
-    async def step(self, file: MappedFile, number: int, *, cost: float = DEAR, pace: float = QUICK) -> list[int]:
-        """A step is made; which ones were let go then."""
+    async def step(self, file: MappedFile, number: int, *, cost: float = EXPENSIVE, pace: float = QUICK) -> list[int]:
+        """Report one step as made; return the steps evicted for it."""
         before = len(self.disk.history)
         self.recycling.made(file, number * STEP, (number + 1) * STEP, cost=cost, pace=pace)
         await self.recycling.settle()
@@ -59,14 +59,14 @@ async def test_as_much_is_let_go_as_is_made(log: Log) -> None:
     with capture_logs() as logs:
         assert [await log.step(log.first, number) for number in range(3)] == [[0], [1], [2]]
     assert [entry["event"] for entry in logs] == ["log_memory_recycled"]
-    log.recycling.made(log.first, 3 * STEP, 7 * STEP, cost=4 * DEAR, pace=QUICK)
+    log.recycling.made(log.first, 3 * STEP, 7 * STEP, cost=4 * EXPENSIVE, pace=QUICK)
     await log.recycling.settle()
     await log.recycling.settle()
     assert sum(entry.startswith("evict") for entry in log.disk.history) == 4
 
 
 async def test_cheap_memory_is_not_given_back(log: Log) -> None:
-    assert [await log.step(log.first, number, cost=DEAR / 2) for number in range(3)] == [[], [], []]
+    assert [await log.step(log.first, number, cost=EXPENSIVE / 2) for number in range(3)] == [[], [], []]
 
 
 async def test_what_came_in_slowly_stays_and_so_it_does_while_little_comes(log: Log) -> None:
@@ -77,7 +77,7 @@ async def test_what_came_in_slowly_stays_and_so_it_does_while_little_comes(log: 
 
 async def test_after_a_while_the_kernel_is_asked_again(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page_recycling, "_PROBE_AFTER", 2)
-    gone = [await log.step(log.first, number, cost=DEAR if not number else 0) for number in range(4)]
+    gone = [await log.step(log.first, number, cost=EXPENSIVE if not number else 0) for number in range(4)]
     assert gone == [[0], [1], [], []]
     assert await log.step(log.first, 4) == [2]
 
@@ -95,11 +95,11 @@ async def test_what_is_hot_or_not_on_the_device_or_held_waits(log: Log) -> None:
     assert await log.step(log.last, 7) == [6]
 
 
-async def test_what_somebody_reads_or_has_deleted_is_passed_over(log: Log) -> None:
+async def test_what_is_read_or_deleted_is_skipped(log: Log) -> None:
     assert log.files.page_cache.covers(log.last, STEP + CHUNK, STEP + CHUNK + 1)
     log.recycling.made(log.first, 0, STEP, cost=0, pace=QUICK)
     log.recycling.made(log.last, STEP, 2 * STEP, cost=0, pace=QUICK)
-    log.files.files.remove(log.first)  # a cleaner does so, and closes it in a thread later
+    log.files.files.remove(log.first)  # as a cleaner does, which closes it in a thread later
     assert await log.step(log.last, 2) == [2]
     log.first.destroy()
     log.files.page_cache.forget(log.last, STEP, 2 * STEP)
@@ -122,7 +122,7 @@ async def test_a_refusal_is_logged_and_nothing_is_tried_again(
 
 
 async def test_what_came_in_more_slowly_goes_once_the_pace_is_great(log: Log) -> None:
-    """But not what came in at less than a quarter of it."""
+    """But not pages that came in at less than a quarter of the pace."""
     assert [await log.step(log.first, 0, pace=QUICK / 4 - 1), await log.step(log.first, 1, pace=QUICK / 4)] == [[], []]
     assert await log.step(log.first, 2) == [1]
     assert await log.step(log.first, 3) == [2]
@@ -144,8 +144,8 @@ def test_what_a_log_may_take_of_the_memory(memory: int, in_memory_mib: int, pace
     assert tuple(share >> 20 for share in shares) == (in_memory_mib, pace_mib, unread_mib)
 
 
-async def test_what_somebody_has_yet_to_read_stays(log: Log) -> None:
-    """The log ends behind step 15, and six steps of its end may stay."""
+async def test_what_a_consumer_has_yet_to_read_stays(log: Log) -> None:
+    """The log ends after step 15, and six steps of its end may stay."""
     unread = 10 * STEP + 1
     log.recycling.unread_from = lambda: unread
     assert await log.step(log.last, 1) == [1]

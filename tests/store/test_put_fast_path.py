@@ -1,4 +1,4 @@
-"""The fast path into the store leaves what the full one leaves, refuses what it refuses, and hides what it hides."""
+"""The fast path into the store has the same effects, refusals and visibility as the full path."""
 
 import errno
 from functools import partial
@@ -27,17 +27,17 @@ ROOMY = settings(mapped_file_size_commit_log=1 << 16, commit_log_reserve_step=1 
 
 
 class Sender:
-    """Puts as the broker does: the fast path first, then the full one; or only the full one."""
+    """Puts as the broker does: on the fast path first, then on the full path; or on the full path only."""
 
-    def __init__(self, store: MessageStore, *, short: bool) -> None:
+    def __init__(self, store: MessageStore, *, fast: bool) -> None:
         self.store = store
-        self.short = short
+        self.fast = fast
         self.taken = 0
 
     def put(self, put: MessageInner, answers: Answers) -> None:
-        """Put a message; its one result comes now or later."""
+        """Put a message; its result comes now or later."""
         later = answers.later if self.store.syncs_each_put else None
-        if self.short:
+        if self.fast:
             result = self.store.put_now(put, later)
             if result is not None:
                 self.taken += 1
@@ -49,12 +49,12 @@ class Sender:
             answers.later(result)
 
     async def done(self, put: MessageInner) -> PutMessageResult:
-        """The result, waited for."""
+        """Put a message, wait for its result and return it."""
         (result,) = await self.all_done([put])
         return result
 
     async def all_done(self, puts: list[MessageInner]) -> list[PutMessageResult]:
-        """The results of messages that are put in one turn."""
+        """Put messages in one turn, wait for their results and return them."""
         waiting = [Answers() for _ in puts]
         for put, answers in zip(puts, waiting, strict=True):
             self.put(put, answers)
@@ -68,7 +68,7 @@ def keyed(body: bytes, name: str, **more: Any) -> MessageInner:
 
 
 async def _traces(store: MessageStore, names: set[str]) -> dict[str, Any]:
-    """Everything that puts leave behind."""
+    """All side effects of puts."""
     stats = store.stats
     found: dict[str, Any] = {
         "log": b"".join(bytes(file.view[: file.wrote]) for file in store.files.files),
@@ -118,19 +118,19 @@ steps = st.lists(
 @pytest.mark.parametrize("sync", [False, True])
 @given(steps)
 @examples(max_examples=40, deadline=None)
-def test_both_ways_leave_and_answer_the_same(sync: bool, script: list[list[Plain] | str]) -> None:
-    async def run(*, short: bool) -> list[Any]:
+def test_both_paths_leave_and_answer_the_same(sync: bool, script: list[list[Plain] | str]) -> None:
+    async def run(*, fast: bool) -> list[Any]:
         clock = ManualClock()
         config = settings(sync=sync, mapped_file_size_commit_log=1 << 16)
         async with opened(SimDisk(), config, clock) as store:
-            sender = Sender(store, short=short)
+            sender = Sender(store, fast=fast)
             seen: list[Any] = []
             heard: list[Any] = []
             store.message_arriving.append(lambda *arrived: heard.append(arrived))
             for step in script:
                 if isinstance(step, list):
                     seen.append(await sender.all_done([_message(fields) for fields in step]))
-                    await trio.testing.wait_all_tasks_blocked()  # the room for the next one is ready
+                    await trio.testing.wait_all_tasks_blocked()  # the space for the next one is ready
                 elif step in ("tick", "back"):
                     clock.advance(1) if step == "tick" else clock.set_wall_ms(clock.wall_ms() - 5000)
                 elif step == "delete":
@@ -144,21 +144,21 @@ def test_both_ways_leave_and_answer_the_same(sync: bool, script: list[list[Plain
                     store.flags.clear(Flag.DISK_FULL)
             return [seen, heard, await _traces(store, {"k1", "k2"})]
 
-    assert trio.run(partial(run, short=True)) == trio.run(partial(run, short=False))
+    assert trio.run(partial(run, fast=True)) == trio.run(partial(run, fast=False))
 
 
 @pytest.mark.parametrize("sync", [False, True])
-async def test_ordinary_messages_take_the_short_way(sync: bool) -> None:
+async def test_ordinary_messages_take_the_fast_path(sync: bool) -> None:
     async with opened(SimDisk(), settings(sync=sync)) as store:
-        sender = Sender(store, short=True)
+        sender = Sender(store, fast=True)
         for number in range(10):
             assert (await sender.done(keyed(b"x" * 100, f"k{number}"))).queue_offset == number
-        assert sender.taken == 9  # the first one makes the first file
+        assert sender.taken == 9  # the first one creates the first file
 
 
 async def test_a_burst_is_dispatched_in_its_turn() -> None:
     async with opened(SimDisk(), ROOMY) as store:
-        sender = Sender(store, short=True)
+        sender = Sender(store, fast=True)
         await sender.done(keyed(b"first", "k0"))
         heard: list[int] = []
         store.message_arriving.append(lambda _topic, _queue, following, *_: heard.append(following))
@@ -171,7 +171,7 @@ async def test_a_burst_is_dispatched_in_its_turn() -> None:
 
 async def test_records_that_wait_for_their_dispatch_are_not_overtaken() -> None:
     async with opened(SimDisk(), ROOMY) as store:
-        sender = Sender(store, short=True)
+        sender = Sender(store, fast=True)
         for queue_id in (0, 1, 1):
             await sender.done(keyed(b"first", "k0", queue_id=queue_id))
         sender.put(keyed(b"x", "k1", queue_id=1), Answers())
@@ -184,13 +184,13 @@ async def test_records_that_wait_for_their_dispatch_are_not_overtaken() -> None:
         assert store.dispatch_behind_bytes == 0
 
 
-async def test_what_is_not_durable_cannot_be_read_in_any_way() -> None:
+async def test_what_is_not_durable_cannot_be_read_on_any_path() -> None:
     async with opened(SimDisk(), settings(sync=True)) as store:
-        sender = Sender(store, short=True)
+        sender = Sender(store, fast=True)
         await sender.done(keyed(b"durable", "k1"))
         group = store.write_path.durability
         assert isinstance(group, GroupCommitService)
-        group.join_rounds([], lambda: True)  # as in a reactor's round: nothing is synced before its end
+        group.join_rounds([], lambda: True)  # as in a reactor's round: no sync starts before its end
         heard: list[Any] = []
         store.message_arriving.append(lambda *arrived: heard.append(arrived))
         at = store.max_phy_offset
@@ -223,7 +223,7 @@ async def test_what_is_not_durable_cannot_be_read_in_any_way() -> None:
 async def test_a_failed_sync_acknowledges_nothing() -> None:
     disk = SimDisk()
     async with opened(disk, settings(sync=True)) as store:
-        sender = Sender(store, short=True)
+        sender = Sender(store, fast=True)
         await sender.done(keyed(b"good", "k1"))
         disk.fail("data_sync", errno.EIO)
         result = await sender.done(keyed(b"bad", "k2"))
@@ -240,7 +240,7 @@ async def test_with_the_pool_what_is_in_no_file_cannot_be_read() -> None:
         "commit_interval_commit_log": 10**9,
     }
     async with opened(SimDisk(), settings(**pool)) as store:
-        sender = Sender(store, short=True)
+        sender = Sender(store, fast=True)
         await sender.done(keyed(b"x", "k0"))
         durability = store.write_path.durability
         assert isinstance(durability, CommitRealTimeService)
@@ -262,7 +262,7 @@ async def test_a_flush_that_is_not_timed_hears_of_each_put() -> None:
         "flush_interval_commit_log": 10**9,
     }
     async with opened(SimDisk(), settings(**more)) as store:
-        sender = Sender(store, short=True)
+        sender = Sender(store, fast=True)
         for number in range(3):
             await sender.done(keyed(b"x", f"k{number}"))
             await trio.testing.wait_all_tasks_blocked()

@@ -10,8 +10,8 @@ NO_FILE = PutMessageStatus.CREATE_MAPPED_FILE_FAILED
 OK = PutMessageStatus.PUT_OK
 
 
-class StuckRoom:
-    """Space that comes when the test says so."""
+class StuckSpace:
+    """An allocator that gives space when the test says so."""
 
     lacks_buffer = False
 
@@ -44,7 +44,7 @@ class StuckRoom:
 
 async def test_puts_that_wait_are_served_in_their_order() -> None:
     rig = Rig()
-    room = StuckRoom(rig)
+    space = StuckSpace(rig)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(rig.path.lock.run)
         shared = bytearray(b"first")
@@ -55,8 +55,8 @@ async def test_puts_that_wait_are_served_in_their_order() -> None:
         view = memoryview(shared)
         assert rig.put(batch([view[:3], view[3:]])) is None
         shared[:] = b"later"
-        room.give_file()
-        # there is room now, but nobody overtakes those that wait
+        space.give_file()
+        # space is available now, but no put overtakes those that wait
         assert rig.path.lock.is_held
         assert rig.put(message(b"fourth")) is None
         await rig.answered(3)
@@ -68,8 +68,8 @@ async def test_puts_that_wait_are_served_in_their_order() -> None:
 
 async def test_waiting_for_a_step_too_long_is_busy(autojump_clock: trio.testing.MockClock) -> None:
     rig = Rig(settings=config(os_page_cache_busy_time_out_mills=1000))
-    room = StuckRoom(rig)
-    room.give_file()
+    space = StuckSpace(rig)
+    space.give_file()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(rig.path.lock.run)
         assert rig.put(message(b"x" * 3000)) is not None
@@ -92,7 +92,7 @@ async def test_waiting_for_a_file_too_long_fails_and_those_behind_are_busy(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     rig = Rig(settings=config(os_page_cache_busy_time_out_mills=1000))
-    StuckRoom(rig)
+    StuckSpace(rig)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(rig.path.lock.run)
         begin = trio.current_time()
@@ -114,14 +114,14 @@ async def test_waiting_for_a_file_too_long_fails_and_those_behind_are_busy(
 
 async def test_one_that_came_late_gets_its_turn(autojump_clock: trio.testing.MockClock) -> None:
     rig = Rig()
-    room = StuckRoom(rig)
+    space = StuckSpace(rig)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(rig.path.lock.run)
         rig.put(message(b"first"))
         await trio.sleep(0.9)
         rig.put(message(b"second"))
         await trio.sleep(0.2)
-        room.give_file()
+        space.give_file()
         results = await rig.answered(2)
         assert [result.status for result in results] == [OK, OK]
         rig.path.lock.stop()

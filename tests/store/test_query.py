@@ -36,7 +36,7 @@ async def test_a_message_is_found_by_each_of_its_keys() -> None:
 
 
 async def test_a_message_is_found_by_its_tag() -> None:
-    """Under the key that RocketMQ's index has it by; a hash that is the same by chance is no match."""
+    """Under the key that RocketMQ's index uses for tags; an equal hash by chance is no match."""
     for tags in (True, False):
         disk = SimDisk()
         async with opened(disk, settings(index_tag_enable=tags)) as store:
@@ -70,7 +70,7 @@ async def test_a_damaged_record_is_found_neither_by_key_nor_by_its_offset() -> N
         disk.flip(f"/store/commitlog/{0:020d}", body_at)
         for result, found in ((whole, True), (damaged, False)):
             assert bool(store.look_message(result.physical_offset)) is found
-    async with opened(disk) as store:  # what a process has put itself is looked at once, when it comes in
+    async with opened(disk) as store:  # a process checks its own records once, when they are put
         assert [found.body for found in await by_key(store, "key")] == [b"whole"]
         for result, found in ((whole, True), (damaged, False)):
             assert bool(store.look_message(result.physical_offset)) is found
@@ -240,7 +240,7 @@ WORDS = st.sampled_from(["a", "b", "a b", "b a", "", "T#a", "\u00e4", "a\x02KEYS
     st.sampled_from([(0, FAR), (NOW, NOW + 3), (FAR, FAR + 1)]),
 )
 @examples(max_examples=40, deadline=None)
-def test_the_short_way_finds_what_the_general_one_does(
+def test_the_fast_path_finds_what_the_full_one_does(
     messages: list[tuple[str, str, str]], key: str, limit: int, times: tuple[int, int]
 ) -> None:
     async def run() -> None:
@@ -264,7 +264,7 @@ def test_the_short_way_finds_what_the_general_one_does(
     trio.run(run)
 
 
-async def test_usual_keys_take_the_short_way() -> None:
+async def test_usual_keys_take_the_fast_path() -> None:
     async with opened(SimDisk(), BIG) as store:
         first = await put(store, b"x", unique="U1", keys="k1")
         second = await put(store, b"x", unique="U2", keys="k1")
@@ -279,7 +279,7 @@ async def test_usual_keys_take_the_short_way() -> None:
         begin, end = second.physical_offset, second.physical_offset + second.size
         copy = bytes(file.view[first.physical_offset : first.physical_offset + first.size])
         kept = bytes(file.view[begin:end])
-        file.buffer[begin:end] = copy  # a record that says it lies elsewhere
+        file.buffer[begin:end] = copy  # a record whose own place is elsewhere
         assert _short(store, places) is None
         file.buffer[begin:end] = kept
 
@@ -301,7 +301,7 @@ async def test_a_damaged_body_that_was_found_in_a_file_is_no_usual_one() -> None
         assert [found.unique_id for found in await by_key(store, "k1")] == ["U1", "U3"]
 
 
-async def test_one_of_several_words_is_found_in_the_short_way() -> None:
+async def test_one_of_several_words_is_found_on_the_fast_path() -> None:
     async with opened(SimDisk(), BIG) as store:
         places = [(await put(store, b"x", unique=f"U{number}", keys="a k1 b")).physical_offset for number in range(2)]
         found = _short(store, places[::-1])
@@ -318,7 +318,7 @@ async def test_of_two_keys_properties_the_last_counts(unique: str) -> None:
         assert await by_key(store, "k1") == []
 
 
-async def test_the_short_way_gives_up_where_the_answer_is_large() -> None:
+async def test_the_fast_path_gives_up_where_the_answer_is_large() -> None:
     async with opened(SimDisk(), BIG) as store:
         sizes = [(await put(store, b"x", unique=f"U{number}", keys="k1")).size for number in range(2)]
         places = [sizes[0], 0]

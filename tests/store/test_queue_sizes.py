@@ -1,4 +1,4 @@
-"""A start looks at the length of every queue file: what is not full is made anew, a wrong setting is refused."""
+"""A start checks the length of every queue file: it rebuilds files that are not full and refuses a wrong setting."""
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -27,7 +27,7 @@ def _cut(disk: SimDisk, start: int, length: int, queue: str = QUEUE) -> None:
 
 
 async def _fill(store: MessageStore, clock: ManualClock) -> None:
-    """Messages a second apart, ten of them in a queue file."""
+    """Store messages one second apart, ten to a queue file."""
     for number in range(COUNT):
         await fill(store, 1, first=number)
         clock.advance(1)
@@ -41,7 +41,7 @@ async def _stopped() -> SimDisk:
 
 
 async def _killed() -> SimDisk:
-    """A checkpoint vouches for all units, the exit was none in order."""
+    """A checkpoint vouches for all units, but the exit was not orderly."""
     disk = SimDisk()
     async with killed(disk) as store:
         clock = store.clock
@@ -52,7 +52,7 @@ async def _killed() -> SimDisk:
 
 
 async def _of_another_broker() -> SimDisk:
-    """RocketMQ has moved the checkpoint's numbers since: nothing vouches for the queues."""
+    """RocketMQ has changed the checkpoint's numbers since: nothing vouches for the queues."""
     disk = await _stopped()
     data = bytearray(disk.content("/store/checkpoint"))
     data[0] ^= 1
@@ -64,15 +64,15 @@ async def _of_another_broker() -> SimDisk:
 
 
 async def _check(store: MessageStore) -> None:
-    """No message out of reach, none passed over, and each is found by its time."""
+    """Check that every message can be read, none is skipped, and each is found by its time."""
     await check_all(store, {(TOPIC, 0): COUNT})
     times = [await store.message_store_time(TOPIC, 0, number) for number in range(COUNT)]
-    assert times == sorted(set(times)), "each has a time of its own"
+    assert times == sorted(set(times)), "each message has a different time"
     for number, time in enumerate(times):
         assert await store.offset_by_time(TOPIC, 0, time) == number
 
 
-# guards: a pull or a search by time never meets a unit that is missing because somebody cut a file of the queue
+# guards: no pull or search by time reads a unit that is missing because a file of the queue was cut
 @pytest.mark.parametrize("write", [_stopped, _killed])
 @pytest.mark.parametrize("length", [0, 20, 100, 101, 119, 199, 220, 300])
 @pytest.mark.parametrize("start", [0, 200, 400, 600])
@@ -82,14 +82,14 @@ async def test_a_file_that_is_not_full_is_made_anew(write: Write, start: int, le
     async with opened(disk) as store:
         await _check(store)
         assert store.recovered is not None
-        assert store.recovered.notes or (start, write) == (600, _killed), "it is told of"
+        assert store.recovered.notes or (start, write) == (600, _killed), "it is reported"
     assert set(disk.lengths(QUEUE).values()) == {200}
     async with opened(disk) as store:
         assert store.recovered is not None
         assert store.recovered.clean
 
 
-# guards: a start after an orderly stop opens one file for each queue, however many it has
+# guards: a start after an orderly stop opens one file for each queue, however many the queue has
 async def test_an_untouched_store_is_taken_without_opening_all_its_files() -> None:
     disk = SimDisk()
     async with opened(disk) as store:
@@ -110,7 +110,7 @@ def _contents(disk: SimDisk) -> dict[str, bytes]:
     return {path: disk.content(path) for path in (*names, "/store/checkpoint")}
 
 
-# guards: queues of a store with another size are not made anew by a wrong setting, and the refusal says what is right
+# guards: a wrong setting does not cause a rebuild of queues of another size; the refusal names the right setting
 @pytest.mark.parametrize("write", [_stopped, _killed, _of_another_broker])
 @pytest.mark.parametrize("size", [20, 100, 400, 180, 6_000_000])
 async def test_all_files_of_another_size_are_a_wrong_setting(write: Write, size: int) -> None:
@@ -138,7 +138,7 @@ async def test_a_wrong_setting_is_seen_where_one_of_the_files_was_cut() -> None:
         await _check(store)
 
 
-# guards: the only file of a store may be cut or too long: an orderly stop has written down what size is right
+# guards: the only file of a store may be cut or too long: an orderly stop has recorded the right size
 @pytest.mark.parametrize("length", [0, 60, 100, 101, 220, 400])
 async def test_the_only_file_of_a_store(length: int) -> None:
     disk = SimDisk()
@@ -190,7 +190,7 @@ def _store_of(files: dict[str, dict[int, int]]) -> SimDisk:
         pytest.param({"T/0": {0: 300, 400: 400}}, 400, 400, id="known, and one was cut"),
     ],
 )
-def test_what_the_files_tell_of_their_size(
+def test_what_the_files_show_of_their_size(
     files: dict[str, dict[int, int]], known: int | None, expected: int | None
 ) -> None:
     found = other_size(_store_of(files), BASE, 200, known)
@@ -205,7 +205,7 @@ async def _pull(store: MessageStore, offset: int) -> None:
         await store.get_message_cold(TOPIC, 0, offset, 4, 1 << 20, None)
 
 
-# guards: a pull that meets a file somebody cut says which one, and passes over nothing
+# guards: a pull that reads a cut file names it in its error, and skips nothing
 @pytest.mark.parametrize("length", [0, 100, 101])
 @pytest.mark.parametrize("is_open", [False, True])
 async def test_a_file_that_is_cut_while_the_store_runs(length: int, is_open: bool) -> None:

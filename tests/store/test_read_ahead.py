@@ -1,4 +1,4 @@
-"""Read-ahead in cold parts of the log: more for who reads on, little for others, bounded, and no new fault."""
+"""Read-ahead in cold parts of the log: more for sequential readers, little for others, bounded, and no new fault."""
 
 import errno
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -38,7 +38,7 @@ BIG = settings(mapped_file_size_commit_log=1 << 20, mapped_file_size_consume_que
 
 
 class Log:
-    """A row of full files, all of them cold but what the test reads."""
+    """Consecutive full files, all cold except for what the test reads."""
 
     def __init__(self, disk: SimDisk, count: int = 2) -> None:
         self.disk = disk
@@ -53,13 +53,13 @@ class Log:
         self.ahead = ReadAhead(self.files, MEMORY)
 
     def reads(self) -> list[tuple[int, int]]:
-        """Positions and lengths of what was read ahead since the last time."""
+        """Positions and lengths of the reads ahead since the last call."""
         found = [entry.split()[1].split("+") for entry in self.disk.history if entry.startswith("read_ahead")]
         self.disk.history.clear()
         return [(int(at), int(length)) for at, length in found]
 
     def look(self, position: int) -> bool:
-        """As a pull does that is served from memory."""
+        """Check one byte as a pull served from memory does."""
         file = self.files.find(position)
         assert file is not None
         return self.files.page_cache.covers(file, position - file.start, position - file.start + 1)
@@ -78,7 +78,7 @@ async def running(log: Log) -> AsyncIterator[Log]:
 
 
 class CountingDisk(SlowDisk):
-    """Tells how many reads there are at the same time."""
+    """Records the largest number of concurrent reads."""
 
     def __init__(self) -> None:
         super().__init__("read_ahead")
@@ -96,7 +96,7 @@ class CountingDisk(SlowDisk):
 async def test_who_reads_on_gets_twice_as_much_each_time() -> None:
     async with running(Log(SimDisk())) as log:
         await log.ahead.bring_in(10, 5000)
-        assert log.reads() == [(0, CHUNK)], "nobody knows yet whether he will go on"
+        assert log.reads() == [(0, CHUNK)], "not yet known to be sequential"
         window, at = FIRST_WINDOW, CHUNK
         while window <= LARGEST_WINDOW:
             await log.ahead.bring_in(at, at + 100)
@@ -116,7 +116,7 @@ async def test_a_reader_in_the_middle_of_a_window_lets_the_next_one_begin() -> N
         assert all(log.look(at) for at in range(CHUNK, half, CHUNK))
         await trio.testing.wait_all_tasks_blocked()
         assert log.reads() == [], "a reader that stops gets no more"
-        assert log.look(half + 2 * CHUNK), "what lies between belongs to others"
+        assert log.look(half + 2 * CHUNK), "the part between was read for others"
         await trio.testing.wait_all_tasks_blocked()
         assert log.reads() == [(CHUNK + FIRST_WINDOW, 2 * FIRST_WINDOW)]
         assert log.look(half + CHUNK)
@@ -125,7 +125,7 @@ async def test_a_reader_in_the_middle_of_a_window_lets_the_next_one_begin() -> N
 
 
 async def test_a_whole_log_without_waiting_twice() -> None:
-    """From one file into the next, up to what is in memory."""
+    """From one file into the next, up to the part in memory."""
     log = Log(SimDisk())
     log.files.files[-1].in_memory_from = SIZE - 3 * CHUNK
     async with running(log):
@@ -142,7 +142,7 @@ async def test_a_whole_log_without_waiting_twice() -> None:
 
 
 async def test_a_reader_that_finds_in_memory_what_follows_is_one_that_goes_on() -> None:
-    """It is passed over in the same turn, so that the mark stands before he comes; what is cold behind it is read."""
+    """The part in memory is skipped in the same turn, so the mark is set before the reader comes; cold data is read."""
     async with running(Log(SimDisk())) as log:
         log.disk.read_ahead(log.files.files[0].fd, CHUNK, 1 << 20)
         await log.ahead.bring_in(0, 1)
@@ -224,7 +224,7 @@ async def test_few_reads_at_the_same_time_whatever_comes() -> None:
                 nursery.start_soon(log.ahead.bring_in, at, at + 10)
                 await trio.testing.wait_all_tasks_blocked()
             assert disk.now == CONCURRENT_READS
-            assert len(nursery.child_tasks) == MOST_STREAMS, "others read their records by themselves"
+            assert len(nursery.child_tasks) == MOST_STREAMS, "other readers read their records themselves"
             disk.held = False
             disk.gate.set()
         assert disk.most == CONCURRENT_READS
@@ -232,7 +232,7 @@ async def test_few_reads_at_the_same_time_whatever_comes() -> None:
         await log.ahead.bring_in(CHUNK, CHUNK + 1)
         assert log.reads() == [(CHUNK, FIRST_WINDOW)]
         await log.ahead.bring_in(19 * SIZE, 19 * SIZE + 1)
-        assert log.reads() == [(0, CHUNK)], "the one that was not used for the longest time made room"
+        assert log.reads() == [(0, CHUNK)], "the least recently used stream was evicted"
         second = 2 * (STEP + CHUNK) + CHUNK
         await log.ahead.bring_in(second, second + 1)
         assert log.reads() == [(second, CHUNK)], "that was the second one"
@@ -268,7 +268,7 @@ async def test_nothing_is_read_before_run_and_after_stop() -> None:
 
 
 @pytest.mark.parametrize("places", [(0, 1), (0, CHUNK, CHUNK + 1)])
-async def test_an_error_is_told_of_once_and_nobody_waits(places: tuple[int, ...]) -> None:
+async def test_an_error_is_reported_once_and_no_reader_waits(places: tuple[int, ...]) -> None:
     async with running(Log(SimDisk())) as log:
         *before, last = places
         for at in before[:-1]:
@@ -280,7 +280,7 @@ async def test_an_error_is_told_of_once_and_nobody_waits(places: tuple[int, ...]
         assert [entry["event"] for entry in logs] == ["read_ahead_failed"]
         assert not log.look(last)
         await log.ahead.bring_in(last, last + 1)
-        assert log.look(last), "the next one may succeed"
+        assert log.look(last), "the next read may succeed"
 
 
 async def test_a_file_that_is_shorter_than_it_should_be(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,7 +310,7 @@ async def test_a_file_that_is_deleted_meanwhile_stays_open_until_it_has_been_rea
         assert disk.open_files() == 1
         assert not log.files.page_cache.is_read(first, 0, CHUNK)
         await log.ahead.bring_in(0, 1)
-        assert len(log.reads()) == 1, "what is gone is not looked for again"
+        assert len(log.reads()) == 1, "a deleted file is not read again"
 
 
 async def test_a_reader_that_goes_away_leaves_the_others_theirs() -> None:
@@ -343,7 +343,7 @@ async def test_a_stop_waits_for_the_reads_under_way_and_begins_no_other() -> Non
             await trio.testing.wait_all_tasks_blocked()
             log.ahead.stop()
             await trio.testing.wait_all_tasks_blocked()
-            assert not readers.child_tasks, "nobody waits any longer"
+            assert not readers.child_tasks, "no reader waits any longer"
             assert disk.now == CONCURRENT_READS
             assert nursery.child_tasks
             disk.gate.set()
@@ -356,7 +356,7 @@ async def test_a_stop_waits_for_the_reads_under_way_and_begins_no_other() -> Non
 
 
 def _age(store: MessageStore) -> None:
-    """Nothing is in memory any more."""
+    """Make nothing count as in memory."""
     disk = store.disk
     assert isinstance(disk, SimDisk)
     disk.cold = True
@@ -366,7 +366,7 @@ def _age(store: MessageStore) -> None:
 
 
 async def _drain(store: MessageStore, queue_id: int = 0) -> tuple[list[bytes], int]:
-    """Bodies of a queue, and how often that had to wait for the device."""
+    """Bodies of a queue's messages, and how often the reader had to wait for the device."""
     offset, waited = 0, 0
     bodies: list[bytes] = []
     while offset < store.max_offset(TOPIC, queue_id):
@@ -384,7 +384,7 @@ async def _drain(store: MessageStore, queue_id: int = 0) -> tuple[list[bytes], i
 
 @contextmanager
 def _calls(disk: SimDisk) -> Iterator[dict[str, int]]:
-    """How often records were read one by one, and ahead."""
+    """How many records were read one by one, and how many reads ahead were made."""
     counts: dict[str, int] = {}
     disk.history.clear()
     yield counts
@@ -473,7 +473,7 @@ async def test_a_store_that_stops_while_it_is_read_ahead() -> None:
         assert not found
         stop.set()
         await trio.testing.wait_all_tasks_blocked()
-        assert [result.count for result in found] == [32], "who waited has read by himself"
+        assert [result.count for result in found] == [32], "the waiting reader has read its records itself"
         assert not closed.is_set()
         disk.gate.set()
         with trio.fail_after(5):

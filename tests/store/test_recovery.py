@@ -22,7 +22,7 @@ def _report(store: MessageStore) -> RecoveryReport:
 
 
 def _write(disk: SimDisk, path: str, data: bytes, at: int) -> None:
-    """Change a file behind the store's back, durably."""
+    """Change a file durably without the store's knowledge."""
     fd = disk.open(path)
     disk.pwrite(fd, data, at)
     disk.data_sync(fd)
@@ -41,7 +41,7 @@ def _delete_below(disk: SimDisk, directory: str) -> None:
 
 
 def _forget_mark(disk: SimDisk) -> None:
-    """The checkpoint as another broker would have left it."""
+    """Make the checkpoint as another broker would have left it."""
     fields = checkpoint_layout.decode(disk.content("/store/checkpoint"))
     _write(disk, "/store/checkpoint", checkpoint_layout.encode(fields), 0)
 
@@ -57,7 +57,7 @@ async def test_an_orderly_stop_leaves_nothing_to_read() -> None:
     async with opened(disk) as store:
         report = _report(store)
         assert (report.clean, report.trusted, report.records) == (True, True, 0)
-        assert not store.queues.queues, "queues are made when somebody asks for them"
+        assert not store.queues.queues, "queues are loaded on request"
         await check_all(store, ONE)
         await fill(store, 5, first=40)
         await check_all(store, {(TOPIC, 0): 45})
@@ -123,14 +123,14 @@ async def test_a_queue_deleted_after_a_kill() -> None:
 async def test_a_queue_cut_short_after_an_orderly_stop_does_not_shift() -> None:
     disk = SimDisk()
     await _filled(disk)
-    # the units from 35 on are gone, the exit looks orderly: RocketMQ loses number 35 and shifts the others
+    # the units from 35 on are lost, the exit looks orderly: RocketMQ loses number 35 and shifts the others
     _write(disk, f"/store/consumequeue/{TOPIC}/0/{600:020d}", bytes(100), 100)
     async with opened(disk) as store:
         await check_all(store, ONE)
 
 
 async def test_a_checkpoint_is_forgotten_before_what_it_vouches_for_is_made_anew() -> None:
-    """A second crash then could leave units that are as many as it says, and not right."""
+    """Otherwise a second crash could leave as many units as the checkpoint says, but wrong ones."""
     disk = SimDisk()
     await _filled(disk)
     _delete_below(disk, "/store/consumequeue")
@@ -192,7 +192,7 @@ async def test_a_file_missing_in_the_middle_of_a_queue(forget: bool, start: int)
 
 @pytest.mark.parametrize("files", [1, 3])
 async def test_the_first_files_of_a_queue_are_missing(files: int) -> None:
-    """What is left of it ends where the log does: it must not be taken for a later life of the topic."""
+    """The remaining units end where the log does: they must not be taken for a later life of the topic."""
     disk = SimDisk()
     await _filled(disk)
     for number in range(files):
@@ -234,7 +234,7 @@ async def test_a_queue_that_is_ahead_of_the_log(forget: bool) -> None:
 
 @pytest.mark.parametrize("forget", [False, True])
 async def test_no_empty_file_stands_at_the_end_of_a_queue(forget: bool) -> None:
-    """RocketMQ's recovery takes the zeros in one for a unit, and every later message would stand one place off."""
+    """RocketMQ's recovery takes zeros in an empty file for a unit, and every later message would be off by one."""
     disk = SimDisk()
     async with opened(disk) as store:
         store.create_queues(TOPIC, 3)
@@ -259,7 +259,7 @@ async def test_a_shifted_queue_of_rocketmq_gets_its_places_back() -> None:
     _forget_mark(disk)
     path = f"/store/consumequeue/{TOPIC}/0/{0:020d}"
     units = disk.content(path)
-    _write(disk, path, units[:80] + units[100:160] + bytes(20), 0)  # number 4 left out
+    _write(disk, path, units[:80] + units[100:160] + bytes(20), 0)  # without number 4
     async with opened(disk) as store:
         await check_all(store, {(TOPIC, 0): 8})
 
@@ -351,7 +351,7 @@ async def test_a_torn_tail_is_erased() -> None:
         last = (await drain(store))[-1]
     disk = disk.power_cut()
     path = f"/store/commitlog/{0:020d}"
-    _write(disk, path, bytes(40), last.commit_log_offset + last.size - 40)  # its properties never came to the disk
+    _write(disk, path, bytes(40), last.commit_log_offset + last.size - 40)  # its properties never reached the disk
     async with opened(disk) as store:
         report = _report(store)
         assert report.position == last.commit_log_offset
@@ -364,7 +364,7 @@ async def test_a_torn_tail_is_erased() -> None:
 
 async def test_a_record_of_an_earlier_life_of_the_file_does_not_come_back() -> None:
     # another writer cut the log after five records, wrote one more of the same size and was killed: the old seventh
-    # record stands right behind it, and is whole
+    # record directly follows it, and is complete
     disk = SimDisk()
     async with killed(disk) as store:
         await fill(store, 9)
@@ -457,9 +457,9 @@ async def test_tag_entries_of_another_writer_stay() -> None:
 @pytest.mark.parametrize("before", [True, False])
 @pytest.mark.parametrize("after", [True, False])
 async def test_an_index_with_and_without_tags_is_no_damage_to_the_other_writer(before: bool, after: bool) -> None:
-    """What RocketMQ before 5.5 wrote, or a broker with indexTagEnable=false, and the other way about.
+    """As written by RocketMQ before 5.5, or by a broker with indexTagEnable=false, and vice versa.
 
-    Only the end of the index may be missing its tag: the newest record's keys are put again.
+    Only the end of the index may lack its tag: the newest record's keys are put again.
     """
     disk = SimDisk()
     async with opened(disk, settings(index_tag_enable=before)) as store:
@@ -533,7 +533,7 @@ async def _refused(text: str) -> AsyncIterator[None]:
         yield
 
 
-# guards: a volume that is not mounted is no empty store: nothing is deleted, and all is there once it is mounted
+# guards: an unmounted volume is not an empty store: nothing is deleted, and all messages exist once it is mounted
 @pytest.mark.parametrize("kill", [False, True])
 async def test_a_log_that_is_not_there_is_no_empty_store(kill: bool) -> None:
     disk = SimDisk()
@@ -559,7 +559,7 @@ async def test_a_log_that_is_not_there_is_no_empty_store(kill: bool) -> None:
         await check_all(store, ONE)
 
 
-# guards: accepted, the new log has none of the old queues and keys, and the next start needs no permission
+# guards: once accepted, the new log has none of the old queues and keys, and the next start needs no permission
 @pytest.mark.parametrize("apache", [False, True])
 @pytest.mark.parametrize("count", [0, 3])
 async def test_a_log_that_is_given_up_takes_queues_and_index_with_it(apache: bool, count: int) -> None:
@@ -575,15 +575,15 @@ async def test_a_log_that_is_given_up_takes_queues_and_index_with_it(apache: boo
             assert await by_key(store, f"u{TOPIC}0-1") == []
             await fill(store, count)
             await check_all(store, {(TOPIC, 0): count})
-    (told,) = [line for line in logs if line["event"] == "missing_log_accepted"]
-    assert told["log_level"] == "warning"
-    assert (told["directory"], told["checkpoint"]) == ("/store/commitlog", "/store/checkpoint")
+    (warning,) = [line for line in logs if line["event"] == "missing_log_accepted"]
+    assert warning["log_level"] == "warning"
+    assert (warning["directory"], warning["checkpoint"]) == ("/store/commitlog", "/store/checkpoint")
     async with opened(disk.power_cut()) as store:
         await fill(store, 2, first=count)
         await check_all(store, {(TOPIC, 0): count + 2})
 
 
-# guards: a crash in the start that was accepted leaves no checkpoint of the old log beside what is left of its queues
+# guards: a crash in the accepted start leaves no checkpoint of the old log next to the remains of its queues
 async def test_the_checkpoint_of_a_log_that_is_given_up_goes_first() -> None:
     disk = SimDisk()
     await _filled(disk)
@@ -605,7 +605,7 @@ async def test_permission_that_is_not_needed_changes_nothing() -> None:
     assert not [line for line in logs if line["event"] == "missing_log_accepted"]
 
 
-# guards: a store that never had a message starts, whoever wrote its checkpoint
+# guards: a store that never had a message starts, whichever broker wrote its checkpoint
 async def test_a_store_without_a_message_has_no_log_to_miss() -> None:
     disk = SimDisk()
     for _ in range(2):
@@ -666,7 +666,7 @@ async def test_a_power_cut_in_the_recovery_of_a_power_cut() -> None:
 
 @pytest.mark.parametrize("forget", [False, True])
 async def test_what_a_killed_process_had_not_synced_is_synced_by_the_next(forget: bool) -> None:
-    """The machine stays up after the kill, and loses its power after the next process has stopped in order."""
+    """The machine stays up after the kill, and its power fails after the next process has stopped in order."""
     disk = SimDisk()
     async with opened(disk) as store:
         await fill(store, 3)
@@ -679,7 +679,7 @@ async def test_what_a_killed_process_had_not_synced_is_synced_by_the_next(forget
     if forget:
         _forget_mark(again)
     async with opened(again) as store:
-        await fill(store, 1, first=23)  # the newest files are synced for this one, not for those before them
+        await fill(store, 1, first=23)  # this put syncs the newest files, not those before them
     directory = f"/store/consumequeue/{TOPIC}/0"
     for path in (f"{directory}/{name}" for name in again.list(directory)):
         assert again.durable_content(path) == again.content(path)
@@ -687,7 +687,7 @@ async def test_what_a_killed_process_had_not_synced_is_synced_by_the_next(forget
         await check_all(store, {(TOPIC, 0): 24})
 
 
-# guards: recovery syncs all log files, not only the one that is written next: the kill left several of them unsynced
+# guards: recovery syncs all log files, not only the one written next: the kill left several of them unsynced
 @pytest.mark.parametrize("forget", [False, True])
 @pytest.mark.parametrize("more", [0, 1])
 async def test_older_log_files_that_a_killed_process_had_not_synced(forget: bool, more: int) -> None:
@@ -706,8 +706,8 @@ async def test_older_log_files_that_a_killed_process_had_not_synced(forget: bool
         await check_all(store, {(TOPIC, 0): 100 + more})
 
 
-# guards: units of records that are gone leave their files: RocketMQ would take them for messages, and so would a start
-# after a kill, once the log has grown over the place that they point to
+# guards: units of lost records are erased from their files: RocketMQ would take them for messages, as would a start
+# after a kill, once the log has grown past the offset that they point to
 @pytest.mark.parametrize("kept", [30, 31, 35, 39])
 async def test_units_behind_a_cut_are_erased_from_their_files(kept: int) -> None:
     disk = SimDisk()
@@ -730,8 +730,8 @@ async def test_units_behind_a_cut_are_erased_from_their_files(kept: int) -> None
         await check_all(store, {(TOPIC, 0): kept})
 
 
-# guards: index files behind those of the checkpoint are no part of the index, also after an orderly stop
-async def test_an_index_file_that_somebody_left_behind_an_orderly_stop() -> None:
+# guards: index files after those of the checkpoint are not part of the index, also after an orderly stop
+async def test_an_index_file_left_behind_an_orderly_stop() -> None:
     disk = SimDisk()
     await _filled(disk)
     names = disk.list("/store/index")
@@ -782,8 +782,8 @@ async def test_recovery_yields_to_other_tasks() -> None:
 
 
 @pytest.mark.parametrize("loss", list(Loss))
-async def test_an_abort_file_that_somebody_deleted(loss: Loss) -> None:
-    """A stop that looks like an orderly one and was none: only the mark of an orderly stop would be believed."""
+async def test_a_deleted_abort_file(loss: Loss) -> None:
+    """The stop looks orderly but was not: a start trusts only the mark of an orderly stop."""
     disk = SimDisk(seed=5)
     async with killed(disk, settings(sync=True), loss=loss) as store:
         await fill(store, 20)

@@ -14,7 +14,7 @@ from trimq.protocol.topic_rules import SCHEDULE_TOPIC
 
 
 def _stop_dispatch(store: MessageStore) -> int:
-    """Let the appends that follow find the dispatcher behind them."""
+    """Make later appends find the dispatcher behind the log."""
     position = store.dispatcher.position
     store.dispatcher.position = -1
     store.dispatcher.on_behind = lambda: None

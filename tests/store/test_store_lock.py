@@ -63,7 +63,7 @@ def test_a_directory_that_is_not_there_is_made_and_synced() -> None:
 
 @pytest.mark.parametrize("loss", list(Loss))
 def test_the_abort_file_survives_a_power_cut_at_any_call(loss: Loss) -> None:
-    """Once it stands, no cut makes the store look as if it had been closed in order."""
+    """Once the file exists, no cut makes the store look closed in order."""
     for cut_at in range(1, 30):
         disk = SimDisk(seed=cut_at)
         disk.make_directory("/store")

@@ -1,4 +1,4 @@
-"""The transient store pool: memory first, then the file, then the device; nobody reads what is not in the file."""
+"""The transient store pool: memory first, then the file, then the device. Only bytes in the file can be read."""
 
 import ctypes
 import errno
@@ -28,11 +28,11 @@ from trimq.broker.store.running_flags import Flag
 from trimq.broker.store.types import PutMessageStatus
 
 NEVER = 1 << 30
-"""Milliseconds: only when something asks for it."""
+"""Milliseconds: so long that it happens only on request."""
 
 
 def pool_settings(**more: object) -> MessageStoreConfig:
-    """Nothing is committed by itself, so that a test says when."""
+    """Settings without automatic commits, so that a test decides when to commit."""
     fields: dict[str, object] = {
         "transient_store_pool_enable": True,
         "transient_store_pool_size": 3,
@@ -50,7 +50,7 @@ def committing(store: MessageStore) -> CommitRealTimeService:
 
 
 async def commit(store: MessageStore) -> None:
-    """Everything into the files, and to where it can be read."""
+    """Commit everything into the files and make it readable."""
     assert await committing(store).commit()
     await trio.testing.wait_all_tasks_blocked()
 
@@ -73,7 +73,7 @@ async def test_a_flush_that_is_not_timed_hears_of_each_put() -> None:
 # -- what readers see
 
 
-async def test_nobody_reads_what_has_not_been_committed(autojump_clock: trio.testing.MockClock) -> None:
+async def test_what_has_not_been_committed_cannot_be_read(autojump_clock: trio.testing.MockClock) -> None:
     disk = SimDisk()
     async with opened(disk, pool_settings()) as store:
         result = await put(store, b"one", unique="u1", keys="k1")
@@ -94,7 +94,7 @@ async def test_nobody_reads_what_has_not_been_committed(autojump_clock: trio.tes
         assert await store.earliest_message_time() == result.store_timestamp
 
 
-# guards: a commit dispatches only what it has written, not what came into the buffer meanwhile
+# guards: a commit dispatches only the bytes it has written, not those appended to the buffer while it ran
 async def test_what_comes_during_a_commit_waits_for_the_next_one(autojump_clock: trio.testing.MockClock) -> None:
     disk = SlowDisk("write_range")
     async with opened(disk, pool_settings()) as store:
@@ -129,7 +129,7 @@ async def test_a_cold_read_ends_where_the_commit_ended(autojump_clock: trio.test
 
 
 async def test_all_of_it_over_many_files(autojump_clock: trio.testing.MockClock) -> None:
-    """At RocketMQ's intervals; the log is the same as without the pool."""
+    """At RocketMQ's intervals. The log is the same as without the pool."""
     disk, plain = SimDisk(), SimDisk()
     intervals = {"commit_interval_commit_log": 200, "commit_commit_log_thorough_interval": 200}
     for where, chosen in ((disk, pool_settings(**intervals, commit_commit_log_least_pages=4)), (plain, settings())):
@@ -203,7 +203,7 @@ async def test_an_orderly_stop_commits_all() -> None:
 
 
 async def test_the_last_file_of_a_start_has_no_buffer(autojump_clock: trio.testing.MockClock) -> None:
-    """As in RocketMQ: what is put there can be read at once, the next file is the pool's again."""
+    """As in RocketMQ: its records can be read immediately, and the next file uses the pool again."""
     disk = SimDisk()
     async with opened(disk, settings()) as store:
         await fill(store, 5)
@@ -224,7 +224,7 @@ async def test_the_last_file_of_a_start_has_no_buffer(autojump_clock: trio.testi
 async def test_a_kill_takes_what_was_not_committed_and_nothing_else(
     autojump_clock: trio.testing.MockClock, loss: Loss
 ) -> None:
-    """Also a power cut, where what was committed has been flushed. Offsets go on where the survivors end."""
+    """Also a power cut after the committed bytes have been flushed. Offsets continue after the last survivor."""
     disk = SimDisk()
     async with killed(disk, pool_settings(), loss=loss) as store:
         await fill(store, 50)
@@ -249,10 +249,10 @@ async def test_a_kill_takes_what_was_not_committed_and_nothing_else(
 
 @pytest.mark.parametrize("loss", [Loss.ALL, Loss.PAGES, Loss.SECTORS])
 async def test_a_power_cut_at_any_call_of_a_commit(loss: Loss) -> None:
-    """What survives is a beginning of what was put, but for holes that the device left in what was not flushed."""
+    """The survivors are a prefix of the puts, except for holes that the device left in bytes not flushed."""
 
     async def run(disk: SimDisk) -> tuple[int, int]:
-        """Puts with commits and flushes in between; how many are durable, and how many were put."""
+        """Make puts with commits and flushes in between; return how many are durable and how many were put."""
         durable = number = 0
         try:
             async with opened(disk, pool_settings()) as store:
@@ -279,7 +279,7 @@ async def test_a_power_cut_at_any_call_of_a_commit(loss: Loss) -> None:
             if loss is Loss.ALL or not store.recovered.damaged:
                 assert durable <= len(stored) <= sent, cut_at
                 await check_all(store, {(TOPIC, 0): len(stored)})
-            else:  # what was not durable has holes, which are left out
+            else:  # the part that was not durable has holes, which are left out
                 numbers = [int(one.body.split(b"-")[2]) for one in stored]
                 assert numbers == sorted(set(numbers)), cut_at
                 assert numbers[:durable] == list(range(durable)), cut_at
@@ -290,7 +290,7 @@ async def test_a_power_cut_at_any_call_of_a_commit(loss: Loss) -> None:
 
 
 async def test_a_commit_that_fails_makes_the_store_read_only(autojump_clock: trio.testing.MockClock) -> None:
-    """The records are in memory still: what a later try saves can be read, and survives."""
+    """The records are still in memory: those that a later try commits can be read, and survive."""
     disk = SimDisk()
     async with opened(disk, pool_settings()) as store:
         await fill(store, 3)
@@ -348,7 +348,7 @@ async def test_files_without_a_buffer_are_written_through_their_map(autojump_clo
 async def test_a_kill_leaves_no_hole_where_a_file_had_no_buffer(
     buffers: int, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """What is stored through a map survives a kill, so nothing before it may be in a buffer only."""
+    """Bytes stored through a map survive a kill, so no earlier bytes may be in a buffer only."""
     held: set[int] = set()
     for count in range(20, 170, 3):
         disk = SimDisk()
@@ -406,10 +406,10 @@ def test_a_pool_counts_its_buffers() -> None:
 
 
 def resident(memory: mmap.mmap) -> int:
-    """Bytes of it that have a page: the process's own figure is an estimate, and has what others take and give back."""
+    """Bytes of ``memory`` with a page. The process's resident size is an estimate and includes other allocations."""
     place = ctypes.c_char.from_buffer(memory)
     first, pages = ctypes.addressof(place) // mmap.PAGESIZE, len(memory) // mmap.PAGESIZE
-    del place  # else the memory could not be closed
+    del place  # otherwise the memory could not be closed
     with Path("/proc/self/pagemap").open("rb", buffering=0) as file:
         entries = struct.unpack(f"={pages}Q", os.pread(file.fileno(), 8 * pages, 8 * first))
     there: int = sum(entry >> 62 != 0 for entry in entries)  # in memory or swapped out
@@ -440,7 +440,7 @@ def test_memory_is_locked_where_that_is_allowed() -> None:
     memory = mmap.mmap(-1, 1 << 16, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     before = locked()
     refused = lock_memory(memory, 0, 1 << 16)
-    if refused:  # an ordinary user's limit
+    if refused:  # the limit of an ordinary user
         assert refused in (errno.ENOMEM, errno.EPERM, errno.EAGAIN)
         assert locked() == before
     else:
@@ -455,7 +455,7 @@ def test_memory_is_locked_where_that_is_allowed() -> None:
     assert locked() == before
 
 
-async def test_a_refused_lock_is_told_of_once(
+async def test_a_refused_lock_is_reported_once(
     autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refuse = lambda *_: errno.ENOMEM  # noqa: E731
@@ -466,9 +466,9 @@ async def test_a_refused_lock_is_told_of_once(
             await commit(store)
             await fill(store, 10, first=100)
             await commit(store)
-    told = [entry for entry in logs if entry["event"] == "write_buffers_not_locked"]
-    assert len(told) == 1
-    assert "ulimit -l" in told[0]["reason"]
+    warnings = [entry for entry in logs if entry["event"] == "write_buffers_not_locked"]
+    assert len(warnings) == 1
+    assert "ulimit -l" in warnings[0]["reason"]
 
 
 async def test_the_limit_of_locked_memory_is_used_to_the_full() -> None:
@@ -487,9 +487,9 @@ async def test_the_start_says_what_may_be_lost() -> None:
     with capture_logs() as logs:
         async with opened(SimDisk(), pool_settings(commit_interval_commit_log=200)):
             pass
-    told = next(entry for entry in logs if entry["event"] == "transient_store_pool")
-    assert told["log_level"] == "warning"
-    assert "crash of this process loses" in told["reason"]
+    warning = next(entry for entry in logs if entry["event"] == "transient_store_pool")
+    assert warning["log_level"] == "warning"
+    assert "crash of this process loses" in warning["reason"]
 
 
 async def test_sync_flush_has_no_use_for_it() -> None:
@@ -512,7 +512,7 @@ async def test_on_the_real_disk(tmp_path: Path) -> None:
         mapped_file_size_commit_log=1 << 18,
         commit_log_reserve_step=1 << 16,
     )
-    gc.collect()  # an earlier test's memory must not be given back in between
+    gc.collect()  # an earlier test's memory must not be released in between
     before = locked()
     async with opened(RealDisk(), config) as store:
         await fill(store, 3_000)

@@ -1,7 +1,7 @@
-"""Guards consumers against another queue's message: each read path, for units and records that a device has spoilt.
+"""Guards consumers against messages of another queue: each read path, for units and records damaged by the device.
 
-A unit that leads to a valid record of another topic, and records that tell another queue, offset, place or topic length
-than they were stored with. What is wrong is passed over and told of once; the others come, and the consumer goes on.
+A unit points to a valid record of another topic, or a record has another queue, offset, place or topic length than it
+was stored with. The wrong message is skipped and reported once; the others are delivered, and the consumer continues.
 """
 
 import struct
@@ -34,7 +34,7 @@ FAULTS = ["unit", "offset", "high offset", "queue", "place", "topic length", "pr
 
 
 class Everything:
-    """Takes all, by way of the records' properties where asked to: those pulls go the full path."""
+    """A filter that accepts all messages; with ``records`` by their properties, so that pulls take the full path."""
 
     def __init__(self, *, records: bool) -> None:
         self.needs_properties = records
@@ -50,7 +50,7 @@ FILTERS = [None, Everything(records=False), Everything(records=True)]
 
 
 def _spoil(disk: SimDisk, fault: str, phy: int, other: int, size: int) -> None:
-    """Spoil the message at ``phy``, or its unit so that it leads to the record at ``other``, which has its size."""
+    """Damage the message at ``phy``, or make its unit point to the record at ``other``, which has the same size."""
     body_length = int.from_bytes(disk.content(LOG)[phy + 84 : phy + 88], "big")
     topic_at = phy + 88 + body_length
     if fault == "unit":
@@ -76,7 +76,7 @@ def _spoil(disk: SimDisk, fault: str, phy: int, other: int, size: int) -> None:
 
 @asynccontextmanager
 async def spoilt(fault: str, *, spread: bool, sync: bool = False) -> AsyncIterator[tuple[MessageStore, SimDisk, int]]:
-    """A store that was stopped in order and starts again with one fault; the log offset of what is wrong.
+    """A store that was stopped in order and restarts with one fault; yields also the log offset of the wrong message.
 
     ``spread``: each message of the queue stands alone in the log, a message of another topic with its offset beside it;
     otherwise they are one run.
@@ -113,7 +113,7 @@ async def _all(store: MessageStore, topic: str) -> list[StoredMessage]:
 async def _walk(
     store: MessageStore, count: int, filter: MessageFilter | None, *, cold: bool
 ) -> tuple[list[tuple[str, int]], list[int]]:
-    """Read a queue as a consumer does: what came, and the offsets at which nothing did."""
+    """Read a queue as a consumer does; return the messages, and the offsets at which none came."""
     offset, found, nothing = 0, [], []
     while offset < COUNT:
         result = None if cold else store.get_message(TOPIC, 0, offset, count, 1 << 20, filter)
@@ -128,7 +128,7 @@ async def _walk(
             assert result.status is GetMessageStatus.MESSAGE_WAS_REMOVING
             nothing.append(offset)
         result.release()
-        assert result.next_begin_offset > offset, "a consumer would stay here for ever"
+        assert result.next_begin_offset > offset, "a consumer would stay here forever"
         offset = result.next_begin_offset
     return found, nothing
 
@@ -138,7 +138,7 @@ async def _walk(
 @pytest.mark.parametrize("spread", [False, True])
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_pulls(fault: str, spread: bool, sync: bool, cold: bool) -> None:
-    """The fast path for units out of files (in memory, no filter) and the full one (filters, or cold)."""
+    """The fast path for units from files (in memory, no filter) and the full path (filters, or cold)."""
     right = [(TOPIC, offset) for offset in range(COUNT) if offset != WRONG]
     async with spoilt(fault, spread=spread, sync=sync) as (store, disk, phy):
         disk.cold = cold
@@ -147,19 +147,19 @@ async def test_pulls(fault: str, spread: bool, sync: bool, cold: bool) -> None:
                 assert await _walk(store, 32, wanted, cold=cold) == (right, []), wanted
                 found, nothing = await _walk(store, 1, wanted, cold=cold)
                 assert found == right, wanted
-                # a filter of properties may have seen already that there is no such record
+                # a filter of properties may have found already that the record is wrong
                 assert nothing == [WRONG] or (wanted is not None and wanted.needs_properties and not nothing)
             assert not any(file.is_held for file in store.files.files)
-        told = [entry for entry in logs if entry["event"] == "message_skipped"]
-        assert [(entry["topic"], entry["queue"], entry["offset"]) for entry in told] == [(TOPIC, 0, WRONG)]
+        skipped = [entry for entry in logs if entry["event"] == "message_skipped"]
+        assert [(entry["topic"], entry["queue"], entry["offset"]) for entry in skipped] == [(TOPIC, 0, WRONG)]
         if fault != "unit":
-            assert told[0]["log_offset"] == phy
+            assert skipped[0]["log_offset"] == phy
 
 
 @pytest.mark.parametrize("spread", [False, True])
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_the_fast_path_is_taken_where_nothing_is_wrong(fault: str, spread: bool) -> None:
-    """So that the test above tests it, and the prepared pulls, which take the same call."""
+    """So that the test above covers it, and the prepared pulls, which use the same call."""
     async with spoilt(fault, spread=spread) as (store, _, _):
         queue = store.queues.find(TOPIC, 0)
         assert queue is not None
@@ -177,7 +177,7 @@ async def test_the_fast_path_is_taken_where_nothing_is_wrong(fault: str, spread:
 @pytest.mark.parametrize("cold", [False, True])
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_by_key_and_by_id(fault: str, cold: bool) -> None:
-    """A key or an id finds no record that tells a wrong place; one whose unit alone is spoilt it does."""
+    """A key or an id finds no record with a wrong place, but does find one of which only the unit is damaged."""
     async with spoilt(fault, spread=True) as (store, disk, phy):
         disk.cold = cold
         found = [message.queue_offset for message in await by_key(store, f"k{WRONG}")]
@@ -191,7 +191,7 @@ async def test_by_key_and_by_id(fault: str, cold: bool) -> None:
 
 
 async def test_a_record_of_another_place_than_its_own_is_not_taken_for_a_spoilt_unit() -> None:
-    """An offset flipped to one that another message has: that one is found by its key, and this one is not."""
+    """An offset flipped to that of another message: the other one is found by its key, the damaged one is not."""
     async with spoilt("offset", spread=False) as (store, _, phy):
         assert not store.look_message(phy)
         (result,) = await by_key(store, f"u{TOPIC}0-7")
@@ -202,7 +202,7 @@ async def test_a_record_of_another_place_than_its_own_is_not_taken_for_a_spoilt_
 @pytest.mark.parametrize("flags", [0, BORN_HOST_V6, STORE_HOST_V6, BORN_HOST_V6 | STORE_HOST_V6])
 @pytest.mark.parametrize("topic", ["T", "t" * 127, "t" * 200])
 def test_what_is_a_message(flags: int, topic: str) -> None:
-    """Every field that is compared, in records of both kinds and with hosts of both kinds; one bit wrong is enough."""
+    """Every compared field, in records of both kinds and with hosts of both kinds; one wrong bit is enough."""
     name, body, text = topic.encode(), b"body", b"KEYS\x01k\x02"
     wide = len(name) > 127
     hosts = [bytes(20 if flags & bit else 8) for bit in (BORN_HOST_V6, STORE_HOST_V6)]
@@ -233,7 +233,7 @@ def test_what_is_a_message(flags: int, topic: str) -> None:
 
 @pytest.mark.parametrize("fault", ["unit", "offset", "topic length"])
 async def test_the_whole_broker_after_a_restart(tmp_path: Path, fault: str) -> None:
-    """The fast path of a pull and what is made ahead of it: 20 tells the consumer to go on, and it does."""
+    """The fast path of a pull and the prepared pull: code 20 makes the consumer continue at the next offset."""
     async with running_broker(tmp_path) as broker, WireClient.connect(broker.endpoint) as client:
         for number in range(COUNT):
             for topic in ("Orders", "Others"):

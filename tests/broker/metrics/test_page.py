@@ -1,4 +1,4 @@
-"""The page for Prometheus: what stands on it, how it looks, and what it costs."""
+"""The page for Prometheus: its contents, its format and its cost."""
 
 import subprocess
 import sys
@@ -83,7 +83,7 @@ async def test_lag_is_the_distance_from_the_committed_offsets(broker: BrokerCont
     assert page.value("rocketmq_consumer_lag_messages", topic="T", consumer_group="G") == 2
 
 
-async def test_lag_does_not_load_queues_that_nobody_uses(tmp_path: Path) -> None:
+async def test_lag_does_not_load_unused_queues(tmp_path: Path) -> None:
     async with running_broker(tmp_path, **ON) as broker, WireClient.connect(broker.endpoint) as client:
         await client.send("T")
         broker.context.offsets.commit("c", "G", "T", 0, 0)
@@ -153,7 +153,7 @@ async def test_strange_names_stay_inside_their_quotes(broker: BrokerController) 
 
 
 class CpuOfSteps(trio.abc.Instrument):
-    """CPU time of each turn that a task takes: what the loop cannot do anything else in."""
+    """CPU time of each task step. The event loop can do nothing else during a step."""
 
     def __init__(self) -> None:
         self.steps: list[float] = []
@@ -172,12 +172,14 @@ SCRAPES = 3
 
 @pytest.mark.alone
 async def test_ten_thousand_topics_neither_stop_the_loop_nor_cost_much(broker: BrokerController) -> None:
-    """CPU time, the least of several scrapes: neighbours on the machine only ever add to it."""
+    """Takes the least CPU time of several scrapes: other load on the machine can only add to it."""
     for number in range(10_000):
         broker.context.stats.topic_put(f"topic-{number:05}", 1, 100)
         broker.context.stats.group_get("G", f"topic-{number:05}", 1, 100)
         broker.context.offsets.commit("c", "G", f"topic-{number:05}", 0, 0)
-    assert (await get(broker.web_endpoints[0], "/metrics")).status == 200  # the first one imports and fills caches
+    assert (
+        await get(broker.web_endpoints[0], "/metrics")
+    ).status == 200  # the first scrape imports modules and fills caches
     in_all: list[float] = []
     longest: list[float] = []
     for _ in range(SCRAPES):
@@ -190,14 +192,14 @@ async def test_ten_thousand_topics_neither_stop_the_loop_nor_cost_much(broker: B
             trio.lowlevel.remove_instrument(costs)
         assert out.count(b"\nrocketmq_messages_in_total{") == 10_000
         assert out.count(b"\nrocketmq_consumer_lag_messages{") == 10_000
-        assert len(costs.steps) > 50  # in slices, with room for others in between
+        assert len(costs.steps) > 50  # in slices, so that other tasks run in between
         longest.append(max(costs.steps))
     assert min(in_all) < 0.5, in_all
     assert min(longest) < 0.005, longest
 
 
 def _fetcher(address: tuple[str, int]) -> subprocess.Popen[bytes]:
-    """Somebody outside of this process who fetches the page: reading it here would count as the broker's work."""
+    """Another process fetches the page: reading it here would be counted as the broker's CPU time."""
     code = (
         "import sys, urllib.request as u; sys.stdin.readline();"
         f"sys.stdout.buffer.write(u.urlopen('http://{address[0]}:{address[1]}/metrics').read())"
@@ -216,7 +218,7 @@ def test_without_metrics_nothing_of_theirs_is_imported(tmp_path: Path) -> None:
 
 
 async def test_refused_groups_and_offsets_are_counted(tmp_path: Path) -> None:
-    """Guards the only sign of a refused commit that there is: nearly all of them are one-way."""
+    """Guards the only sign of a refused commit: nearly all commits are one-way."""
     async with (
         running_broker(tmp_path / "store", **ON, maxOffsetGroups=1, enableCreateSysGroup=False) as broker,
         WireClient.connect(broker.endpoint) as client,

@@ -1,4 +1,4 @@
-"""Prometheus itself: its linter likes the page, it scrapes a broker, and an alert of ours fires."""
+"""Prometheus itself: its linter accepts the page, it scrapes a broker, and one of our alerts fires."""
 
 import json
 import re
@@ -37,7 +37,7 @@ def promtool(*arguments: str, text: str = "") -> None:
 
 
 async def full_page(broker: BrokerController) -> str:
-    """A page with something under each name."""
+    """A page with a sample for each metric name."""
     async with WireClient.connect(broker.endpoint) as client:
         await client.send("T")
         await client.heartbeat("c1", consumers=[consumer("G", "T")], producers=["P"])
@@ -66,7 +66,7 @@ def expressions() -> list[str]:
 def test_the_dashboard_asks_what_prometheus_understands(tmp_path: Path) -> None:
     rules = [{"record": f"panel:{number}", "expr": text} for number, text in enumerate(expressions())]
     assert len(rules) > 20
-    path = tmp_path / "rules.json"  # YAML knows JSON
+    path = tmp_path / "rules.json"  # JSON is valid YAML
     path.write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}))
     promtool("check", "rules", str(path))
 

@@ -1,4 +1,4 @@
-"""Stand-ins for what the services stand on: connections without sockets, a configuration without a file."""
+"""Fakes that the services run on: connections without sockets, a configuration without a file."""
 
 from collections.abc import Callable, Hashable
 from typing import Any, cast
@@ -11,7 +11,7 @@ from trimq.remoting.server.connection import Connection
 
 
 class FakeConnection:
-    """What services use of a Connection; remembers what was sent."""
+    """The part of Connection that services use. It records what was sent."""
 
     def __init__(self, name: str = "10.0.0.1:1") -> None:
         self.peer_text = name
@@ -37,7 +37,7 @@ class FakeConnection:
         self.drained[key] = callback
 
     def drain(self) -> None:
-        """The client takes its replies again."""
+        """The client reads its replies again."""
         self.over = self.over_again
         callbacks, self.drained = self.drained, {}
         for callback in callbacks.values():
@@ -64,7 +64,7 @@ def channel(connection: FakeConnection, client_id: str = "c") -> ClientChannel:
 
 
 def configuration(**values: Any) -> Configuration:
-    """A configuration with a store in /store of a simulated disk, and keys in their camel case."""
+    """A configuration with its store in /store of a simulated disk. Keys are in camel case."""
     made = Configuration(SCHEMA)
     for key, value in ({"storePathRootDir": "/store", "brokerName": "b", "brokerClusterName": "c"} | values).items():
         made.apply(key, str(value).lower() if isinstance(value, bool) else str(value), "test")

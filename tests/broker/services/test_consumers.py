@@ -27,8 +27,8 @@ class World:
     def __init__(self, config: Configuration | None = None) -> None:
         self.clock = ManualClock()
         self.consumers = ConsumerManager(config or configuration(), self.clock)
-        self.told: list[tuple[str, GroupChange]] = []
-        self.consumers.listeners.append(lambda group, change: self.told.append((group, change)))
+        self.changes: list[tuple[str, GroupChange]] = []
+        self.consumers.listeners.append(lambda group, change: self.changes.append((group, change)))
 
     def heartbeat(
         self,
@@ -73,7 +73,7 @@ def test_a_group_is_there_from_its_first_heartbeat_until_its_last_member_left() 
     assert world.consumers.unregister("G", connection.real)
     assert not world.consumers.unregister("G", connection.real)
     assert world.consumers.group("G") is None
-    assert world.told == [("G", GroupChange.CHANGED), ("G", GroupChange.EMPTY)]
+    assert world.changes == [("G", GroupChange.CHANGED), ("G", GroupChange.EMPTY)]
 
 
 async def test_a_closed_connection_leaves_all_its_groups() -> None:
@@ -152,7 +152,7 @@ def test_a_heartbeat_without_subscriptions_keeps_them() -> None:
 # notification
 
 
-async def test_a_change_is_told_to_all_members_once() -> None:
+async def test_all_members_are_notified_once_of_a_change() -> None:
     world = World()
     connections = [FakeConnection(str(number)) for number in range(3)]
     async with trio.open_nursery() as nursery:
@@ -171,7 +171,7 @@ async def test_a_change_is_told_to_all_members_once() -> None:
         nursery.cancel_scope.cancel()
 
 
-async def test_a_member_that_takes_nothing_is_told_once_when_it_does_again() -> None:
+async def test_a_member_that_takes_nothing_is_notified_once_when_it_does_again() -> None:
     """Guards against notifications that pile up for a connection over its high-water mark."""
     world, slow, quick = World(), FakeConnection("slow"), FakeConnection("quick")
     world.heartbeat(slow, sub("T"), client="slow")
@@ -190,8 +190,8 @@ async def test_a_member_that_takes_nothing_is_told_once_when_it_does_again() -> 
         nursery.cancel_scope.cancel()
 
 
-def test_a_member_that_is_over_its_mark_again_is_told_later() -> None:
-    # guards the last change: what is sent when a connection has drained may bring it over its mark again
+def test_a_member_that_is_over_its_mark_again_is_notified_later() -> None:
+    # guards the last change: a notification sent after a connection has drained may bring it over its mark again
     slow = FakeConnection("slow")
     slow.over = True
     notify(slow.real, "G")
@@ -203,8 +203,8 @@ def test_a_member_that_is_over_its_mark_again_is_told_later() -> None:
     assert notified(slow) == ["G"]
 
 
-async def test_changes_in_short_order_are_told_together_and_the_last_one_always() -> None:
-    # guards against the storm: 300 joins cost three rounds of notifications, not 300, and nobody misses the last change
+async def test_changes_in_short_order_are_notified_together_and_the_last_one_always() -> None:
+    # guards against a storm: 300 joins cost three rounds of notifications, not 300; no member misses the last change
     world = World()
     connections = [FakeConnection(str(number)) for number in range(300)]
 
@@ -219,31 +219,31 @@ async def test_changes_in_short_order_are_told_together_and_the_last_one_always(
             world.heartbeat(connection, sub("T"), client=str(number))
             if number in (0, 100):
                 await trio.testing.wait_all_tasks_blocked()
-        assert sum(await let(0)) == 1  # the first one at once
+        assert sum(await let(0)) == 1  # the first one immediately
         assert sum(await let(PAUSE_SECONDS - 0.01)) == 0
         assert await let(0.01) == [1] * 300
         world.consumers.unregister("G", connections[7].real)
         assert sum(await let(PAUSE_SECONDS)) == 0  # 300 members: 0.3 s
         assert sum(await let(300 / MEMBERS_A_SECOND - PAUSE_SECONDS)) == 299
-        assert sum(await let(10)) == 0  # and that was all
+        assert sum(await let(10)) == 0  # no more notifications
         world.consumers.unregister("G", connections[8].real)
-        assert sum(await let(0)) == 298  # at once again
+        assert sum(await let(0)) == 298  # immediately again
         nursery.cancel_scope.cancel()
 
 
 async def test_the_pause_of_a_very_large_group_has_an_end() -> None:
-    # guards the members of a group of 100,000: a pause by its size would be 100 s
+    # guards the members of a group of 100,000: without a maximum its pause would be 100 s
     clock, member = ManualClock(), FakeConnection()
     notifier = GroupNotifier(clock, lambda group: [member.real] * 100_000)
-    for told in (100_000, 200_000):
+    for count in (100_000, 200_000):
         notifier.changed("G")
         await notifier.notify_due()
-        assert len(member.sent) == told
+        assert len(member.sent) == count
         clock.advance(LONGEST_PAUSE_SECONDS)
 
 
-async def test_another_group_is_told_at_once_while_one_has_its_pause() -> None:
-    # guards that the wait for a group's next time is cut short by a change of another group
+async def test_another_group_is_notified_immediately_while_one_has_its_pause() -> None:
+    # guards that a change of another group ends the wait for a group's next notification time early
     world, first, second = World(), FakeConnection("1"), FakeConnection("2")
     async with trio.open_nursery() as nursery:
         await nursery.start(world.consumers.run)
@@ -255,15 +255,17 @@ async def test_another_group_is_told_at_once_while_one_has_its_pause() -> None:
         world.heartbeat(second, sub("T"), group="H")
         await trio.testing.wait_all_tasks_blocked()
         assert (notified(first), notified(second)) == ([], ["H"])
-        world.consumers.unregister("G", first.real)  # the group is gone: nobody is told, and nothing is left over
+        world.consumers.unregister(
+            "G", first.real
+        )  # the group has no members: none is notified, and nothing is left pending
         world.clock.advance(1)
         await trio.testing.wait_all_tasks_blocked()
         assert notified(first) == []
         nursery.cancel_scope.cancel()
 
 
-async def test_a_change_while_the_members_are_told_is_told_too() -> None:
-    # guards the last change: a member that joins between two slices of a notification is in the next one
+async def test_a_change_during_a_notification_is_notified_too() -> None:
+    # guards the last change: a member that joins between two slices of a notification causes the next one
     world = World()
     late = FakeConnection("late")
 
@@ -286,7 +288,7 @@ async def test_a_change_while_the_members_are_told_is_told_too() -> None:
 
 
 async def test_joins_and_leaves_have_a_budget_of_lines() -> None:
-    # guards the log: a storm of joins writes 20 lines and the number of the others
+    # guards the log: a storm of joins writes 20 lines and the number of suppressed ones
     world, producers = World(), ProducerManager(configuration(), ManualClock())
     connections = [FakeConnection(str(number)) for number in range(50)]
     with capture_logs() as logs:
@@ -310,7 +312,7 @@ async def test_who_is_not_to_be_notified_is_not() -> None:
     world.heartbeat(connection, sub("T"), group="H", notify=False)
     await world.consumers.notifier.notify_due()
     assert notified(connection) == []
-    assert len(world.told) == 2
+    assert len(world.changes) == 2
 
 
 async def test_notification_can_be_switched_off() -> None:

@@ -195,7 +195,7 @@ def test_there_is_a_limit() -> None:
     assert world.hold()
 
 
-def test_nobody_is_held_longer_than_is_good_for_anybody() -> None:
+def test_the_time_a_pull_is_held_is_bounded() -> None:
     world = World()
     world.hold(ms=10**12)
     world.clock.advance(LONGEST_HOLD_MS / 1000 + 0.2)
@@ -253,7 +253,7 @@ def test_an_error_is_an_answer_and_the_others_are_served() -> None:
 
 
 async def test_a_pull_is_not_answered_while_its_client_takes_nothing() -> None:
-    """Guards the high-water mark against held pulls: a message wakes them all, and each brings a reply."""
+    """Guards the high-water mark against held pulls: a message wakes them all, and each causes a reply."""
     world, slow, quick = World(), FakeConnection("slow"), FakeConnection("quick")
     waits, goes = world.hold(slow), world.hold(quick)
     slow.over = True

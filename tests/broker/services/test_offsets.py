@@ -127,7 +127,7 @@ async def test_clones() -> None:
     assert offsets.clone("G", "H") == 2
     offsets.commit("me", "H", "T", 0, 9)
     assert (offsets.query("G", "T", 0), offsets.query("H", "U", 0)) == (1, 2)
-    assert offsets.clone("nobody", "H", "T") == 0
+    assert offsets.clone("unknown", "H", "T") == 0
 
 
 async def test_the_offsets_of_other_groups_in_a_topic() -> None:
@@ -160,7 +160,7 @@ async def test_what_is_removed_leaves_nothing_behind() -> None:
     for table in (offsets.offset_table, offsets.pull_offset_table, offsets.reset_offset_table):
         assert set(table) == {"U@H"}
     assert offsets.groups_of("T") == offsets.topics_of("G") == set()
-    offsets.remove_group("nobody")
+    offsets.remove_group("unknown")
 
 
 NAMES = st.sampled_from(["a", "b", "a|b", "%RETRY%a"])
@@ -169,7 +169,7 @@ OFFSETS = st.integers(-1, 10)
 
 
 class OffsetsMachine(RuleBasedStateMachine):
-    """The manager against plain dicts."""
+    """Compares the manager with plain dicts."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -36,7 +36,7 @@ from trimq.remoting.runtime.clock import ManualClock
 
 
 class NameServers:
-    """A client with name servers behind it; one that is down cannot be connected to, one that hangs does not answer."""
+    """A client connected to name servers. One that is down refuses connections, one that hangs does not answer."""
 
     def __init__(self) -> None:
         self.down: set[str] = set()
@@ -47,7 +47,7 @@ class NameServers:
         self.changed = True
         self.refuse_with = ""
         self.refuses: set[str] | None = None
-        self.told = ""
+        self.conflict = ""
         self.members: dict[str, str] | None = None
 
     async def invoke(self, address: str, command: RemotingCommand, timeout: float) -> RemotingCommand:
@@ -60,7 +60,7 @@ class NameServers:
         if address in self.refuse:
             return command.reply(ResponseCode.SYSTEM_ERROR, "no")
         if command.code == RequestCode.QUERY_DATA_VERSION:
-            found = QueryDataVersionResponseHeader(changed=self.changed, conflict=self.told or None)
+            found = QueryDataVersionResponseHeader(changed=self.changed, conflict=self.conflict or None)
             return command.reply(header=found)
         if command.code == RequestCode.GET_BROKER_MEMBER_GROUP:
             if self.members is None:
@@ -71,14 +71,14 @@ class NameServers:
             if self.refuse_with and address in (self.refuses or {address}):
                 header = RegisterBrokerResponseHeader(conflict=self.refuse_with)
                 return command.reply(ResponseCode.SYSTEM_ERROR, "no", header=header)
-            if self.told:
-                return command.reply(header=RegisterBrokerResponseHeader(conflict=self.told))
+            if self.conflict:
+                return command.reply(header=RegisterBrokerResponseHeader(conflict=self.conflict))
         if command.code == RequestCode.REGISTER_BROKER and self.orders is not None:
             return command.reply(body=encode_json(KVTable(table=self.orders)))
         return command.reply()
 
     def take(self, address: str = "ns:1") -> list[RegisterBrokerBody]:
-        """The registrations since the last look."""
+        """The registrations since the last call."""
         found = []
         for to, command in self.requests:
             if command.code == RequestCode.REGISTER_BROKER and to == address:
@@ -136,7 +136,7 @@ async def test_it_registers_at_the_start_and_every_30_s() -> None:
         assert names(body) == set(world.topics.table)
 
 
-async def test_a_change_of_a_topic_is_told_at_once() -> None:
+async def test_a_change_of_a_topic_is_registered_immediately() -> None:
     world = World()
     async with world.running():
         world.servers.take()
@@ -301,8 +301,8 @@ async def test_without_name_servers_there_is_nothing_to_wait_for() -> None:
 # two brokers of one name and id
 
 
-async def test_a_trimq_name_server_tells_of_another_broker_with_our_name_and_id() -> None:
-    # guards the second broker (refused: not ready, one line, tries again) and the first one (told, and ready)
+async def test_a_trimq_name_server_reports_another_broker_with_our_name_and_id() -> None:
+    # guards the second broker (refused: not ready, one log line, retries) and the first one (notified, and ready)
     world = World()
     with capture_logs() as logs:
         world.servers.refuse_with = "10.0.0.2:1"
@@ -317,7 +317,7 @@ async def test_a_trimq_name_server_tells_of_another_broker_with_our_name_and_id(
             await world.advance(10)
             assert world.api.conflicts() == {}
             assert list(name_server_reasons(world.api)) == []
-            world.servers.told = "10.0.0.3:1"  # now we are the first, and another one comes
+            world.servers.conflict = "10.0.0.3:1"  # now this broker is the first, and another one registers
             await world.advance(30)
             assert world.api.conflicts() == {}
             assert list(name_server_reasons(world.api)) == []
@@ -328,7 +328,7 @@ async def test_a_trimq_name_server_tells_of_another_broker_with_our_name_and_id(
 
 
 async def test_with_apaches_name_server_it_is_seen_when_the_other_one_has_taken_the_route() -> None:
-    # guards the question before each further registration, which Apache's name servers answer with whoever came last
+    # guards the query before each further registration: Apache's name servers answer with the broker registered last
     world = World()
     with capture_logs() as logs:
         async with world.running():
@@ -343,14 +343,14 @@ async def test_with_apaches_name_server_it_is_seen_when_the_other_one_has_taken_
             world.servers.members = {"0": "10.0.0.1:10911"}
             await world.advance(30)
             assert world.api.conflicts() == {}
-            world.servers.members = None  # one of RocketMQ 4
+            world.servers.members = None  # a RocketMQ 4 name server
             await world.advance(30)
             assert world.api.conflicts() == {}
     assert [log["other"] for log in logs if log["event"] == "broker_id_conflict"] == ["10.0.0.2:1"]
 
 
 async def test_a_broker_that_comes_to_an_old_entry_of_its_own_sees_no_conflict() -> None:
-    # guards the restart at another address: what Apache's name server lists before our first registration says nothing
+    # guards a restart at another address: an entry at Apache's name server before our first registration is no conflict
     world = World()
     world.servers.members = {"0": "10.0.0.2:1"}
     async with world.running():
@@ -366,11 +366,11 @@ async def test_a_conflict_at_one_of_two_name_servers_shows_too() -> None:
         assert [reason.code for reason in name_server_reasons(world.api)] == ["broker_id_conflict"]
         world.servers.down.add("ns:2")
         await world.advance(10)
-        assert world.api.conflicts() == {}  # nobody knows any more
+        assert world.api.conflicts() == {}  # no name server reports it any more
 
 
-async def test_a_name_server_that_was_away_is_told_of_all_topics_however_many() -> None:
-    # guards what a failed registration was to tell: with many topics a change tells of itself only, a new start of all
+async def test_a_name_server_that_was_away_gets_all_topics_however_many() -> None:
+    # guards the topics of a failed registration: with many topics a change sends its topic only, a new start sends all
     world = World()
     async with world.running():
         world.topics.put(*(TopicConfig(topic_name=f"T{n}") for n in range(ALL_TOPICS + 1)))
@@ -387,12 +387,12 @@ async def test_a_name_server_that_was_away_is_told_of_all_topics_however_many() 
 
 
 async def test_a_broker_that_only_asks_hears_of_a_conflict_too() -> None:
-    # guards forceRegister=false, where nothing is registered as long as nothing has changed
+    # guards forceRegister=false, where the broker does not register until something has changed
     world = World(forceRegister=False)
     with capture_logs() as logs:
         async with world.running():
             world.servers.changed = False
-            world.servers.told = "10.0.0.3:1"
+            world.servers.conflict = "10.0.0.3:1"
             await world.advance(30)
             assert world.api.conflicts() == {}
     assert [log["other"] for log in logs if log["event"] == "broker_id_conflict"] == ["10.0.0.3:1"]

@@ -25,7 +25,7 @@ HOST = record.pack_host("10.0.0.1", 10911)
 
 
 class Store:
-    """Queues of (record, tags code); what is put for the schedule topic waits there with its due time."""
+    """Queues of (record, tags code). A message put to the schedule topic waits there with its due time."""
 
     def __init__(self, clock: ManualClock) -> None:
         self.clock = clock
@@ -201,7 +201,7 @@ async def test_order_in_a_level_is_kept_over_many() -> None:
 async def test_an_idle_service_sleeps() -> None:
     world = World()
     async with world.running():
-        assert world.clock.sleeping == 1  # the writer of the file
+        assert world.clock.sleeping == 1  # the task that writes the file
         world.store.park(18, "x", 7_200_000)
         await trio.testing.wait_all_tasks_blocked()
         assert world.clock.sleeping == 2
@@ -242,13 +242,13 @@ async def test_cold_messages_are_delivered_too() -> None:
 
 @pytest.mark.parametrize("step_ms", [5, 3_600_000], ids=["5 ms", "an hour"])
 async def test_a_clock_that_is_set_back_brings_nothing_before_its_time(step_ms: int) -> None:
-    """A due time that is further away than the delay: wait the delay from now on, and no longer."""
+    """If a due time is further in the future than the delay, the service waits for the delay from now, no longer."""
     world = World()
     async with world.running():
         world.store.park(5, "x", 60_000)
         await trio.testing.wait_all_tasks_blocked()
         world.clock.set_wall_ms(world.clock.wall_ms() - step_ms)
-        await world.advance(1)  # within a second it has been noticed
+        await world.advance(1)  # the service notices it within a second
         await world.advance(58.9)
         assert world.store.bodies() == []
         await world.advance(1.1)
@@ -256,7 +256,7 @@ async def test_a_clock_that_is_set_back_brings_nothing_before_its_time(step_ms: 
 
 
 async def test_due_times_of_a_clock_that_was_ahead_after_a_restart() -> None:
-    """All that is there when such a time is found is due one delay later, in order; what comes behind it is not."""
+    """Messages present when such a time is found are due one delay later, in order; later messages are not affected."""
     world = World()
     for number in range(40):
         world.store.park(5, str(number), 60_000 + 3_600_000 + number)
@@ -304,7 +304,7 @@ async def test_the_wait_of_a_late_due_time_does_not_follow_the_wall_clock_back()
 
 
 async def test_waiting_for_what_is_not_due_takes_no_turns() -> None:
-    """An earlier due time behind a later one must not make the service look again and again."""
+    """An earlier due time behind a later one must not make the service poll repeatedly."""
     world = World()
     async with world.running():
         world.store.park(5, "x", 60_000)
@@ -417,7 +417,7 @@ async def test_a_disk_that_fails_does_not_stop_delivery() -> None:
         assert json.loads(world.disk.content(PATH))["offsetTable"]["1"] == 2
 
 
-# a store that does not take them
+# a store that refuses messages
 
 
 async def test_what_the_store_refuses_now_is_tried_again() -> None:

@@ -77,7 +77,7 @@ async def test_the_backup_alone_is_enough() -> None:
     assert await State(disk).file.load() == {"value": 1}
 
 
-# guards: an empty file is damage too (a full disk, a tool that truncates): offsets would be lost without a word
+# guards: an empty file is damage too (a full disk, a tool that truncates): offsets would be lost silently
 @pytest.mark.parametrize("broken", [b"{", b"", b"\0\0\0", b" \n"])
 @pytest.mark.parametrize("names", [[PATH], [PATH + ".bak"], [PATH, PATH + ".bak"]])
 async def test_broken_and_no_backup_is_an_error_and_not_an_empty_state(broken: bytes, names: list[str]) -> None:
@@ -136,7 +136,7 @@ async def test_a_power_cut_at_any_call_leaves_the_old_or_the_new_state(loss: Los
         assert loaded in ({"value": 2}, {"value": 3})
         seen.add(loaded["value"])
     else:
-        pytest.fail("the write never came through")
+        pytest.fail("the write never completed")
     assert 2 in seen
 
 
@@ -154,7 +154,7 @@ async def test_many_changes_become_one_write() -> None:
         nursery.cancel_scope.cancel()
 
 
-async def test_with_an_interval_changes_wait_for_it_unless_somebody_waits_for_them() -> None:
+async def test_with_an_interval_changes_wait_for_it_unless_a_caller_waits_for_them() -> None:
     disk, clock = SimDisk(), ManualClock()
     state = State(disk, interval=5.0)
     async with trio.open_nursery() as nursery:
@@ -176,7 +176,7 @@ async def test_with_an_interval_changes_wait_for_it_unless_somebody_waits_for_th
         nursery.cancel_scope.cancel()
 
 
-async def test_a_failed_write_is_told_to_who_waits_and_tried_again() -> None:
+async def test_a_failed_write_is_reported_to_the_waiting_caller_and_retried() -> None:
     disk, clock = SimDisk(), ManualClock()
     state = State(disk)
     disk.fail("data_sync", errno.ENOSPC)
@@ -219,7 +219,7 @@ async def test_a_change_during_a_write_is_written_too() -> None:
 
 
 class GatedDisk(SimDisk):
-    """Each write waits until it is let through, and fails where ``errors`` say so."""
+    """Each write waits until the test releases it, and fails where ``errors`` says so."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -236,8 +236,8 @@ class GatedDisk(SimDisk):
         return fn(*args)
 
 
-async def test_changes_during_a_write_share_the_next_one_and_nobody_is_answered_before_it() -> None:
-    # guards the group commit: 50 changes during one write cost one more write, not 50, and each waits for that
+async def test_changes_during_a_write_share_the_next_one_and_no_caller_is_answered_before_it() -> None:
+    # guards the group commit: 50 changes during one write cost one more write, not 50, and each waits for that write
     disk = GatedDisk()
     state = State(disk)
     answered: list[int] = []
@@ -268,12 +268,12 @@ async def test_changes_during_a_write_share_the_next_one_and_nobody_is_answered_
         nursery.cancel_scope.cancel()
 
 
-async def test_a_failed_write_fails_all_who_waited_for_it_and_nobody_else() -> None:
-    # guards that those whose change was in the failed write hear of it, and those who came later get their own
+async def test_a_failed_write_fails_the_callers_waiting_for_it_and_no_others() -> None:
+    # guards that callers whose change was in the failed write get the error, and later callers get a write of their own
     disk = GatedDisk()
     disk.errors = [OSError(errno.ENOSPC, "full")]
     state = State(disk)
-    told: dict[int, bool] = {}
+    saved: dict[int, bool] = {}
 
     async def change(value: int) -> None:
         state.set(value)
@@ -281,9 +281,9 @@ async def test_a_failed_write_fails_all_who_waited_for_it_and_nobody_else() -> N
         try:
             await state.file.persisted()
         except StateFileError:
-            told[value] = False
+            saved[value] = False
         else:
-            told[value] = True
+            saved[value] = True
 
     async with trio.open_nursery() as nursery:
         for value in (1, 2, 3):
@@ -294,16 +294,16 @@ async def test_a_failed_write_fails_all_who_waited_for_it_and_nobody_else() -> N
         await trio.testing.wait_all_tasks_blocked()
         disk.gates[0].set()
         await trio.testing.wait_all_tasks_blocked()
-        assert told == {1: False, 2: False, 3: False}
+        assert saved == {1: False, 2: False, 3: False}
         assert len(disk.gates) == 2
         disk.gates[1].set()
         await trio.testing.wait_all_tasks_blocked()
-        assert told[4]
+        assert saved[4]
         assert stored(disk) == 4
 
 
 async def test_one_who_gives_up_while_the_text_is_made_leaves_the_others_their_write() -> None:
-    # guards the waiters of a write whose own task is cancelled before it has reached the disk
+    # guards the callers waiting for a write whose own task is cancelled before the write has reached the disk
     disk = SimDisk()
     table = {f"k{n}": "x" * 100 for n in range(20_000)}
     file = StateFile(disk, PATH, lambda: encode_pieces({"table": table}))
@@ -326,7 +326,7 @@ async def test_one_who_gives_up_while_the_text_is_made_leaves_the_others_their_w
 
 
 def test_no_piece_of_a_large_table_is_a_long_piece_of_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    # guards the loop: unknown fields are put to their entries batch by batch, not for the whole table at its beginning
+    # guards the loop: unknown fields are merged into their entries batch by batch, not for the whole table at the start
     table = EntryTable(TopicConfig)
     table.load({f"T{n}": {"perm": 6, "later": n} for n in range(5000)}, "f", "topicName")
     merged = 0
@@ -375,7 +375,7 @@ def test_no_fields_are_an_empty_object() -> None:
     assert b"".join(encode_pieces({})) == b"{}"
 
 
-def test_entries_keep_fields_that_nobody_knows() -> None:
+def test_entries_keep_unknown_fields() -> None:
     table = EntryTable(TopicConfig)
     table.load({"T": {"perm": 6, "later": [1], "attributes": "", "order": None}}, "f", "topicName")
     assert table.entries["T"] == TopicConfig(topic_name="T")

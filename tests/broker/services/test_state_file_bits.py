@@ -1,4 +1,4 @@
-"""A flipped bit in a state file: what goes through, since RocketMQ's JSON files have no checksum."""
+"""A flipped bit in a state file: which flips go unnoticed, since RocketMQ's JSON files have no checksum."""
 
 import json
 from typing import Any
@@ -17,12 +17,12 @@ def _state() -> dict[str, Any]:
 
 
 def _changed(before: dict[str, Any], after: dict[str, Any]) -> int:
-    """How many entries are not as they were."""
+    """The number of entries that have changed."""
     return sum(after.get(name) != fields for name, fields in before.items())
 
 
 async def test_every_flipped_bit_of_a_state_file() -> None:
-    """The backup, or one entry that is another; a flip in a table's own name takes that table."""
+    """A start uses the backup, or one entry differs; a flip in a table's own name loses that table."""
     disk = SimDisk()
     old = _state() | {"dataVersion": {"counter": 6}}
     replace_file(disk, PATH, json.dumps(old).encode())
@@ -49,7 +49,7 @@ async def test_every_flipped_bit_of_a_state_file() -> None:
 
 
 async def test_a_clock_that_was_set_back() -> None:
-    """The newest state is the one that was written last, whatever time it says."""
+    """The newest state is the one written last, whatever its timestamp."""
     disk = SimDisk()
     clock = ManualClock()
     state = {"value": 0, "at": 0}

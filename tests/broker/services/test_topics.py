@@ -80,13 +80,13 @@ async def test_a_broken_file_stops_the_start() -> None:
 
 async def test_a_send_creates_its_topic_after_the_model() -> None:
     topics = await loaded(SimDisk())
-    told: list[str] = []
-    topics.listeners.append(lambda changed: told.extend(topic.topic_name for topic in changed))
+    changes: list[str] = []
+    topics.listeners.append(lambda changed: changes.extend(topic.topic_name for topic in changed))
     made = topics.create_on_send("Orders", "TBW102", 4, 0)
     assert made == TopicConfig(topic_name="Orders", read_queue_nums=4, write_queue_nums=4, perm=6)
     assert topics.create_on_send("Orders", "TBW102", 99) is made
     assert topics.get("Orders") is made
-    assert told == ["Orders"]
+    assert changes == ["Orders"]
 
 
 @pytest.mark.parametrize(("wanted", "got"), [(4, 4), (8, 8), (9, 8), (0, 1), (-3, 1)])

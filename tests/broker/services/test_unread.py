@@ -1,4 +1,4 @@
-"""From where on somebody has yet to read the log: groups with members only, worked out while somebody asks."""
+"""The oldest log offset that a consumer has yet to read: of groups with members only, computed on request."""
 
 import errno
 import os
@@ -19,7 +19,7 @@ from trimq.remoting.runtime.clock import ManualClock
 
 
 class World:
-    """Queues of 100 messages; that of offset n lies at 1000 times the queue id plus n."""
+    """Queues of 100 messages. The message at queue offset n is at log offset 1000 times the queue id plus n."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
@@ -47,13 +47,13 @@ class World:
         return connection
 
     async def asked(self) -> int:
-        """The answer a moment after it was asked for."""
+        """The answer a moment after the request."""
         self.unread.oldest()
         await trio.testing.wait_all_tasks_blocked()
         return self.unread.oldest()
 
     async def later(self) -> int:
-        """The answer that is worked out next."""
+        """The answer that is computed next."""
         self.clock.advance(INTERVAL_SECONDS)
         return await self.asked()
 
@@ -77,7 +77,7 @@ async def test_the_slowest_queue_of_the_groups_with_members() -> None:
         member = it.join()
         assert await it.later() == 2060
         it.offsets.commit_pull("G", "T", 2, 100)
-        assert await it.later() == 3050, "what was sent need not be read again"
+        assert await it.later() == 3050, "messages already sent need not be read again"
         it.offsets.commit_pull("G", "T", 3, 100)
         assert await it.later() == sys.maxsize
         it.offsets.commit_pull("G", "T", 3, 99)
@@ -94,7 +94,7 @@ async def test_queues_that_a_group_has_never_read_do_not_count() -> None:
         assert it.looks == 0
 
 
-async def test_where_nobody_can_say_nothing_counts_as_read() -> None:
+async def test_where_it_is_unknown_nothing_counts_as_read() -> None:
     async with world() as it:
         it.join()
         it.offsets.commit("me", "G", "T", 1, 5)
@@ -106,7 +106,7 @@ async def test_where_nobody_can_say_nothing_counts_as_read() -> None:
         assert await it.later() == 0
 
 
-async def test_it_is_worked_out_once_a_second_and_only_while_somebody_asks() -> None:
+async def test_it_is_computed_once_a_second_and_only_while_requested() -> None:
     async with world() as it:
         it.join()
         it.offsets.commit("me", "G", "T", 1, 5)
@@ -121,7 +121,7 @@ async def test_it_is_worked_out_once_a_second_and_only_while_somebody_asks() -> 
         it.clock.advance(10 * INTERVAL_SECONDS)
         await trio.testing.wait_all_tasks_blocked()
         assert it.looks == 2
-        assert it.unread.oldest() == 0, "what is old is not believed"
+        assert it.unread.oldest() == 0, "an old value is not used"
 
 
 async def test_many_queues_are_looked_up_in_slices() -> None:

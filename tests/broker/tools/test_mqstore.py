@@ -1,4 +1,4 @@
-"""mqstore on stores that this broker wrote, sound ones and damaged ones."""
+"""mqstore on sound and damaged stores that this broker wrote."""
 
 import json
 import os
@@ -54,7 +54,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def store(written: Path, tmp_path: Path) -> Path:
-    """A store of its own for each test."""
+    """A separate copy of the store for each test."""
     root = tmp_path / "store"
     shutil.copytree(written, root)
     return root
@@ -62,7 +62,7 @@ def store(written: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def conf(tmp_path: Path) -> str:
-    """The configuration that the store was written with."""
+    """The configuration with which the store was written."""
     file = tmp_path / "broker.conf"
     file.write_text("maxHashSlotNum=16\nmaxIndexNum=20\nmaxMessageSize=4000\n", encoding="utf-8")
     return str(file)
@@ -103,10 +103,10 @@ def test_a_sound_store(store: Path, conf: str) -> None:
     assert report["units"] == COUNT + 6
     assert report["keys"] == 2 * COUNT + 10 + 3 + 1
     assert report["index_files"] > 1
-    assert contents(store) == before, "nothing is changed by looking"
+    assert contents(store) == before, "verify changes nothing"
 
 
-def test_told_to_people(store: Path, conf: str) -> None:
+def test_the_report_as_text(store: Path, conf: str) -> None:
     done = run("verify", store, "-c", conf)
     assert done.exit_code == 0
     assert "the store is sound" in done.stdout
@@ -121,7 +121,7 @@ def test_a_flipped_bit_in_a_body(store: Path, conf: str) -> None:
     assert code == 3
     assert report["log"]["count"] == 1
     assert "CRC" in report["log"]["shown"][0]
-    assert report["records"] == COUNT + 6, "what stands behind the damage is read"
+    assert report["records"] == COUNT + 6, "records after the damage are read"
 
 
 def test_a_log_file_that_is_missing_or_short(store: Path, conf: str) -> None:
@@ -190,7 +190,7 @@ def test_index_files_of_another_configuration(store: Path) -> None:
 
 
 def _start(store: Path) -> None:
-    """A start with the configuration that the store was written with, and an orderly stop."""
+    """Start with the configuration with which the store was written, and stop in order."""
 
     async def run() -> None:
         async with opened(RealDisk(), settings(str(store))):
@@ -203,10 +203,10 @@ def _cut(start: int, length: int) -> Callable[[Path], None]:
     return lambda store: os.truncate(store / QUEUE / f"{start:020d}", length)
 
 
-# guards: what verify says the next start mends, the next start mends; what it says only a rebuild does, a start leaves
+# guards: the next start repairs what verify says it repairs; it leaves alone what verify says only a rebuild repairs
 @pytest.mark.parametrize("killed", [False, True])
 @pytest.mark.parametrize(
-    ("harm", "start_mends"),
+    ("harm", "start_repairs"),
     [
         *[
             pytest.param(_cut(start, length), True, id=f"file {start} has {length} bytes")
@@ -222,8 +222,8 @@ def _cut(start: int, length: int) -> Callable[[Path], None]:
         pytest.param(lambda store: os.truncate(store / "checkpoint", 100), True, id="a checkpoint that is cut"),
     ],
 )
-def test_what_the_next_start_mends(
-    store: Path, conf: str, harm: Callable[[Path], None], start_mends: bool, killed: bool
+def test_what_the_next_start_repairs(
+    store: Path, conf: str, harm: Callable[[Path], None], start_repairs: bool, killed: bool
 ) -> None:
     harm(store)
     if killed:
@@ -231,10 +231,10 @@ def test_what_the_next_start_mends(
     code, report = verify(store, conf)
     assert code == 1
     if not killed:
-        assert report["start_mends"] == start_mends
-    told = run("verify", store, "-c", conf).stdout.splitlines()[-1]
-    assert ("the next start does it" in told) == report["start_mends"]
-    assert "mqstore rebuild" in told
+        assert report["start_mends"] == start_repairs
+    advice = run("verify", store, "-c", conf).stdout.splitlines()[-1]
+    assert ("the next start does it" in advice) == report["start_mends"]
+    assert "mqstore rebuild" in advice
     _start(store)
     code, again = verify(store, conf)
     if report["start_mends"]:
@@ -252,7 +252,7 @@ def test_a_size_of_queue_files_with_which_no_broker_would_start(store: Path, con
     assert "mappedFileSizeConsumeQueue=200)" in done.stderr
 
 
-def test_the_only_queue_file_tells_nothing_against_the_last_stop(tmp_path: Path, conf: str) -> None:
+def test_the_only_queue_file_is_no_evidence_against_the_last_stop(tmp_path: Path, conf: str) -> None:
     root = tmp_path / "small"
 
     async def write() -> None:
@@ -271,7 +271,7 @@ def test_a_checkpoint_of_the_wrong_size(store: Path, conf: str) -> None:
     assert verify(store, conf)[0] == 1
 
 
-# guards: a rebuild of a store whose log is not mounted would delete its queues
+# guards: without a refusal, a rebuild of a store whose log is not mounted would delete its queues
 @pytest.mark.parametrize("apache", [False, True])
 def test_a_log_that_is_not_there(store: Path, conf: str, apache: bool) -> None:
     shutil.rmtree(store / "commitlog")
@@ -306,8 +306,8 @@ def test_a_store_that_was_not_stopped_in_order(store: Path, conf: str) -> None:
     assert not report["stopped_in_order"]
 
 
-def test_an_index_without_tags_is_sound_and_told_of(tmp_path: Path, conf: str) -> None:
-    """As RocketMQ before 5.5 writes it: verify, and a rebuild that follows the key."""
+def test_an_index_without_tags_is_sound_and_reported(tmp_path: Path, conf: str) -> None:
+    """As RocketMQ before 5.5 writes it: verify, and a rebuild that follows the configuration key."""
     root = tmp_path / "store"
     _write(root)
     _, report = verify(root, conf)
@@ -321,7 +321,7 @@ def test_an_index_without_tags_is_sound_and_told_of(tmp_path: Path, conf: str) -
 
 
 def test_a_due_time_before_the_records_is_sound_and_a_later_one_is_not(tmp_path: Path, conf: str) -> None:
-    """The clock was ahead and was set back: what is due follows the clock, the records' times do not."""
+    """The clock was ahead and was set back: due times follow the clock, store timestamps do not."""
     delayed = "SCHEDULE_TOPIC_XXXX"
 
     async def park(store: Any) -> None:
@@ -422,7 +422,7 @@ def test_dump_filters(store: Path, conf: str) -> None:
     assert run("dump", store, "--begin", "soon").exit_code == 2
 
 
-def test_dump_tells_of_damage(store: Path, conf: str) -> None:
+def test_dump_reports_damage(store: Path, conf: str) -> None:
     path = log(store, 1)
     change(path, path.read_bytes().index(b"TopicTest-0-4"), b"t")
     found = _dumped(store, "-c", conf)
@@ -432,11 +432,11 @@ def test_dump_tells_of_damage(store: Path, conf: str) -> None:
 
 def test_stat(store: Path, conf: str) -> None:
     done = run("stat", store, "-c", conf, "--json")
-    told = json.loads(done.stdout)
-    assert (told["logStart"], told["damaged"]) == (0, 0)
-    assert told["topics"][TOPIC]["messages"] == COUNT
-    assert told["topics"]["Other"]["queues"] == 2
-    assert sum(topic["bytes"] for topic in told["topics"].values()) <= told["logEnd"] <= told["logFiles"] * FILE
+    stat = json.loads(done.stdout)
+    assert (stat["logStart"], stat["damaged"]) == (0, 0)
+    assert stat["topics"][TOPIC]["messages"] == COUNT
+    assert stat["topics"]["Other"]["queues"] == 2
+    assert sum(topic["bytes"] for topic in stat["topics"].values()) <= stat["logEnd"] <= stat["logFiles"] * FILE
     assert "Other" in run("stat", store, "-c", conf).stdout
 
 
@@ -491,7 +491,7 @@ def test_rebuild_of_a_damaged_log_says_so_and_serves_the_rest(store: Path, conf:
 
 
 def test_a_store_that_is_looked_at_cannot_be_changed(store: Path) -> None:
-    """Guards the store that verify reads, whatever the code that is shared with the broker does to it."""
+    """Guards the store that verify reads against writes by code shared with the broker."""
     disk = ReadOnlyDisk()
     path = str(log(store, 0))
     fd = disk.open(path)
@@ -522,7 +522,7 @@ def test_stores_that_cannot_be_looked_at(store: Path, tmp_path: Path) -> None:
     assert "stored in RocksDB" in done.stderr
 
 
-def test_an_empty_newest_log_file_is_told(store: Path, conf: str) -> None:
+def test_an_empty_newest_log_file_is_reported(store: Path, conf: str) -> None:
     newest = max((store / "commitlog").iterdir())
     (newest.parent / f"{int(newest.name) + FILE:020d}").touch()
     code, report = verify(store, conf)
