@@ -1,4 +1,4 @@
-"""Every test of the SDK runs on trio and on asyncio; those that need servers, against ours and against Apache's."""
+"""Each test of the SDK runs on trio and on asyncio; tests that need servers run against TriMQ and against Apache's."""
 
 import itertools
 import os
@@ -17,7 +17,7 @@ _numbers = itertools.count(1)
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """pytest-trio would run both kinds on trio; starting servers takes its time."""
+    """Without this, pytest-trio would run both kinds on trio. Starting servers takes some time."""
     for item in items:
         if HERE in item.path.parents:
             item.own_markers = [mark for mark in item.own_markers if mark.name != "trio"]
@@ -33,7 +33,7 @@ def anyio_backend(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session", params=["trimq", pytest.param("apache", marks=pytest.mark.partners)])
 def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
-    """A name server and a broker that all tests share; topics and groups keep them apart."""
+    """A name server and a broker that all tests share; each test has topics and groups of its own."""
     with running_servers(request.param, tmp_path_factory.mktemp(request.param)) as running:
         yield running
 

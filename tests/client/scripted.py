@@ -1,4 +1,4 @@
-"""A name server and a broker at one address, in the test's loop, that answer as the test says."""
+"""A name server and a broker at one address, in the test's event loop, whose answers the test defines."""
 
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -17,7 +17,7 @@ Answer = Callable[[RemotingCommand], RemotingCommand | None]
 
 
 def records(first: int, count: int) -> bytes:
-    """A pull's body: messages of queue 0 of the topic T, each with its offset as its body."""
+    """The body of a pull's reply: messages of queue 0 of the topic T, each with its offset as its body."""
     return b"".join(
         encode_record(
             topic=b"T",
@@ -36,7 +36,7 @@ def records(first: int, count: int) -> bytes:
 
 
 def pull_header(next_offset: int) -> dict[str, str]:
-    """The header of a pull's answer."""
+    """The header of a pull's reply."""
     offsets = {"nextBeginOffset": str(next_offset), "minOffset": "0", "maxOffset": "1000"}
     return {"suggestWhichBrokerId": "0", **offsets}
 
@@ -44,16 +44,16 @@ def pull_header(next_offset: int) -> dict[str, str]:
 def route_reply(
     command: RemotingCommand, addresses: dict[str, str], *, name: str = "a", queues: int = 1
 ) -> RemotingCommand:
-    """The answer to a question for a route: one broker, with its members' addresses by their ids."""
+    """The reply to a route request: one broker, with the addresses of its members by their ids."""
     brokers = [BrokerData(cluster="c", broker_name=name, broker_addrs=addresses)]
     queue_data = [QueueData(broker_name=name, read_queue_nums=queues, write_queue_nums=queues, perm=6)]
     return command.reply(body=encode_json(TopicRouteData(broker_datas=brokers, queue_datas=queue_data)))
 
 
 class ScriptedBroker:
-    """``answers`` has what is answered to a code; None answers nothing, what is not in it gets an empty reply.
+    """A server whose ``answers`` has a function for each request code; a result of None sends no reply.
 
-    ``seen`` has the requests that came, each with its connection.
+    Requests with other codes get an empty reply. ``seen`` has the requests received, each with its connection.
     """
 
     def __init__(self, queues: int = 1) -> None:
@@ -66,7 +66,7 @@ class ScriptedBroker:
         self.answers: dict[int, Answer] = {RequestCode.GET_ROUTEINFO_BY_TOPIC: self.route}
 
     async def serve(self, stream: SocketStream) -> None:
-        """One connection, to its end."""
+        """Serve one connection until it ends."""
         decoder = FrameDecoder()
         try:
             while True:
@@ -80,22 +80,22 @@ class ScriptedBroker:
                         await self.send(stream, reply)
         except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
             pass
-        finally:  # also where the test ends first: a transport that is left open is a warning of a later test
+        finally:  # also if the test ends first: a transport left open would be a warning in a later test
             with anyio.CancelScope(shield=True):
                 await anyio.aclose_forcefully(stream)
 
     async def send(self, stream: SocketStream, command: RemotingCommand) -> None:
-        """Answers and requests of its own may be sent at the same time."""
+        """Send one frame; replies and the broker's own requests may be sent at the same time."""
         async with self._sending:
             await stream.send(encode(command))
 
     def route(self, command: RemotingCommand) -> RemotingCommand:
-        """Every topic is here."""
+        """A route for any topic, which names this broker."""
         count = 1 if command.ext_fields()["topic"].startswith("%RETRY%") else self.queues
         return route_reply(command, {"0": self.address}, queues=count)
 
     async def until(self, code: int, count: int) -> list[RemotingCommand]:
-        """All requests of a code, as soon as there are so many."""
+        """Wait until ``count`` requests of a code have been received, and return all of them."""
         while self.counts[code] < count:
             await self.arrived.wait()
         return [command for _, command in self.seen if command.code == code]
@@ -103,7 +103,7 @@ class ScriptedBroker:
 
 @asynccontextmanager
 async def scripted_broker(queues: int = 1) -> AsyncIterator[ScriptedBroker]:
-    """It listens inside the block."""
+    """A broker that listens while the block runs."""
     broker = ScriptedBroker(queues)
     async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener, anyio.create_task_group() as tasks:
         broker.address = f"127.0.0.1:{listener.extra(SocketAttribute.local_port)}"

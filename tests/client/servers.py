@@ -1,4 +1,4 @@
-"""Servers for the SDK's tests: ours or Apache's, as processes of the interop harness."""
+"""Servers for the SDK's tests: TriMQ's or Apache's, as processes of the interop harness."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,13 +17,13 @@ PROPERTIES = {
     "transactionCheckInterval": "1000",
 }
 
-#: What the SDK can ask for and our broker refuses until it has it.
+#: Features that the SDK supports and TriMQ's broker does not implement yet.
 NOT_YET = frozenset({"transactions", "request_reply", "timer_messages", "sql_filters", "pop", "ha_status"})
 
 
 @dataclass(frozen=True)
 class Servers:
-    """A name server and a broker that run."""
+    """A running name server and a running broker."""
 
     peer: Peer
     name_server: NameServer
@@ -38,14 +38,14 @@ class Servers:
         return topic
 
     def expect(self, request: pytest.FixtureRequest, feature: str) -> None:
-        """Where this peer does not have a feature, the test has to fail."""
+        """Expect the test to fail if this peer does not have a feature."""
         if self.peer == "trimq" and feature in NOT_YET:
             request.applymarker(pytest.mark.xfail(reason=f"our broker has no {feature} yet", strict=True))
 
 
 @contextmanager
 def running_servers(peer: Peer, directory: Path) -> Iterator[Servers]:
-    """Started here, ended afterwards."""
+    """Servers that are started here and stopped after the test."""
     with ExitStack() as stack:
         name_server = NameServer(peer, directory / "namesrv")
         stack.enter_context(ended_afterwards(name_server.process))

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.anyio
 
 @asynccontextmanager
 async def one_of_three(servers: Servers, name: str) -> AsyncIterator[tuple[Admin, Consumer, MessageQueue]]:
-    """A group (called as the topic) that has consumed the first of three messages, and is still there."""
+    """A group (called as the topic) that has consumed the first of three messages and still exists."""
     servers.create_topic(name, 1)
     async with Producer(f"p_{name}", namesrv=servers.namesrv) as producer:
         receipts = [await producer.send(Message(name, b"%d" % number, keys=f"k{number}")) for number in range(3)]
@@ -49,7 +49,7 @@ async def test_a_group_is_made_changed_and_deleted(servers: Servers, name: str) 
         with pytest.raises(UsageError, match="group"):
             await admin.update_group(servers.broker.address, SubscriptionGroupConfig(group_name="no/group"))
         with pytest.raises(TopicNotFoundError):
-            await admin.group_masters(f"{name}_nobody")
+            await admin.group_masters(f"{name}_unknown")
         with pytest.raises(UsageError, match="neither PULL nor POP"):
             await admin.set_consume_mode(servers.broker.address, name, name, "PUSH")
 
@@ -57,7 +57,7 @@ async def test_a_group_is_made_changed_and_deleted(servers: Servers, name: str) 
 async def test_offsets_are_set_and_copied(servers: Servers, name: str) -> None:
     async with one_of_three(servers, name) as (admin, _, queue):
         assert await admin.offset_of(name, queue) == 1
-        assert await admin.offset_of(f"{name}_nobody", queue) is None
+        assert await admin.offset_of(f"{name}_unknown", queue) is None
         assert (await admin.consume_stats(name, name)).lag == 2
         copy, other = f"{name}_copy", f"{name}_other"
         for group in (copy, other):
@@ -82,7 +82,7 @@ async def test_a_running_consumer_follows_a_reset(servers: Servers, name: str) -
             assert await admin.reset_offset(name, name, 0.0) == {queue: 0}
             async for message in consumer:
                 await message.ack()
-                if message.queue_offset == 0:  # it has had that one before
+                if message.queue_offset == 0:  # the group has consumed this message already
                     break
 
 
@@ -109,7 +109,7 @@ async def test_a_groups_own_topics_are_deleted(servers: Servers, name: str) -> N
     async with Admin(servers.namesrv) as admin:
         await admin.delete_group_topics(name, await admin.addresses())
         assert not await admin.has_topic(f"%RETRY%{name}")
-        await admin.delete_group_topics(name, await admin.addresses())  # there are none any more: no error
+        await admin.delete_group_topics(name, await admin.addresses())  # no such topics are left: no error
 
 
 async def test_messages_are_found(servers: Servers, name: str) -> None:
@@ -117,7 +117,7 @@ async def test_messages_are_found(servers: Servers, name: str) -> None:
         [message] = await admin.messages_by_key(name, "k1")
         assert message.body == b"1"
         assert await admin.messages_by_key(name, "k1", end=message.store_time - 3600) == []
-        assert await admin.messages_by_key(name, "nobody") == []
+        assert await admin.messages_by_key(name, "unknown") == []
         [again] = await admin.messages_by_unique_key(name, message.message_id)
         assert again.offset_message_id == message.offset_message_id
         assert (await admin.message_by_id(message.offset_message_id)).body == b"1"
@@ -141,7 +141,7 @@ async def test_topics_of_brokers_and_clusters(servers: Servers, name: str) -> No
         await admin.create_topic(f"{name}_read_only", queues=1, perm=4)
         assert (await admin.topic_config(servers.broker.address, f"{name}_read_only")).perm == 4
         assert "TBW102" in await admin.system_topics(servers.broker.address)
-        assert not await admin.has_topic(f"{name}_nobody")
+        assert not await admin.has_topic(f"{name}_unknown")
         with pytest.raises(UsageError):
             await admin.update_topic(servers.broker.address, TopicConfig(topic_name="no/topic"))
 
@@ -165,12 +165,12 @@ async def test_what_a_broker_says(servers: Servers, name: str) -> None:
         stats = await admin.broker_stats(address, "TOPIC_PUT_NUMS", name)
         assert stats.stats_day.sum in (
             (3,) if servers.peer == "trimq" else (0, 3)
-        )  # Apache's adds up every ten seconds
+        )  # Apache's broker computes the sums every ten seconds
         everyone = await admin.broker_consume_stats(address)
         assert everyone["brokerAddr"] == address
 
 
-# -- what a real broker does not say when a test wants it --------------------------------------------------------------
+# -- answers that no real broker gives at a test's request -------------------------------------------------------------
 
 
 async def test_other_errors_than_not_found_are_raised() -> None:

@@ -1,4 +1,4 @@
-"""Administration from programs: what goes out, what comes of the answers, and which refusals are answers."""
+"""Admin against scripted brokers: requests, the results made from replies, and error codes that are results."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -27,7 +27,7 @@ def queue(number: int = 0, topic: str = "T") -> MessageQueue:
 
 
 def body(value: object) -> Answer:
-    """Answers with JSON."""
+    """A function that replies with JSON."""
     return lambda command: command.reply(body=encode_json(value))
 
 
@@ -51,7 +51,7 @@ async def administered() -> AsyncIterator[tuple[ScriptedBroker, Admin]]:
 
 
 def routes(broker: ScriptedBroker, missing: str) -> Answer:
-    """Every topic is at the broker, but one."""
+    """The broker has all topics except one."""
 
     def answer(command: RemotingCommand) -> RemotingCommand:
         if command.ext_fields()["topic"] == missing:
@@ -90,22 +90,22 @@ async def test_brokers_are_found_by_cluster_and_name_and_slaves_where_wanted() -
         assert await admin.addresses(broker="b", masters_only=False) == ["127.0.0.1:22", "127.0.0.1:1"]
         assert await admin.addresses(cluster="empty") == []
         assert broker.counts[RequestCode.GET_BROKER_CLUSTER_INFO] == 5
-        assert await admin.addresses(broker="127.0.0.1:33") == ["127.0.0.1:33"]  # an address: nobody is asked
+        assert await admin.addresses(broker="127.0.0.1:33") == ["127.0.0.1:33"]  # an address: no request is sent
         assert broker.counts[RequestCode.GET_BROKER_CLUSTER_INFO] == 5
 
 
 @pytest.mark.parametrize(
-    ("wanted", "says"),
+    ("wanted", "expected"),
     [
         ({"cluster": "other"}, "no cluster other; there are c, empty, gone"),
         ({"broker": "other"}, "no broker other; there are a"),
         ({"cluster": "gone"}, "no broker lost; there are a"),
     ],
 )
-async def test_a_name_that_nobody_has_is_refused_with_those_that_there_are(wanted: dict[str, str], says: str) -> None:
+async def test_an_unknown_name_is_refused_with_those_that_there_are(wanted: dict[str, str], expected: str) -> None:
     async with administered() as (broker, admin):
         broker.answers[RequestCode.GET_BROKER_CLUSTER_INFO] = clusters("127.0.0.1:11")
-        with pytest.raises(UsageError, match=says):
+        with pytest.raises(UsageError, match=expected):
             await admin.addresses(**wanted)  # type: ignore[arg-type]
 
 
@@ -121,7 +121,7 @@ async def test_a_client_that_is_shared_stays_open() -> None:
     assert not own.client.is_open
 
 
-async def test_the_first_broker_that_knows_is_enough_and_the_last_error_tells_that_nobody_does() -> None:
+async def test_the_first_broker_that_knows_is_enough_and_the_last_error_shows_that_none_does() -> None:
     asked: list[str] = []
 
     async def ask(address: str) -> str:
@@ -154,14 +154,14 @@ async def test_settings_are_read_as_they_are_written() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "with blank", "g" * 256])
-async def test_a_group_of_a_bad_name_is_refused_before_anybody_is_asked(name: str) -> None:
+async def test_a_group_of_a_bad_name_is_refused_before_a_request_is_sent(name: str) -> None:
     async with administered() as (broker, admin):
         with pytest.raises(UsageError):
             await admin.update_group(broker.address, SubscriptionGroupConfig(group_name=name))
         assert broker.seen == []
 
 
-async def test_a_topic_of_a_bad_name_is_refused_before_anybody_is_asked() -> None:
+async def test_a_topic_of_a_bad_name_is_refused_before_a_request_is_sent() -> None:
     async with administered() as (broker, admin):
         with pytest.raises(UsageError):
             await admin.update_topic(broker.address, TopicConfig(topic_name="with blank"))
@@ -191,7 +191,7 @@ async def test_an_offset_that_a_group_has_not_is_none_and_zero_is_one() -> None:
             await admin.offset_of("g", queue(3))
         fields = sent(broker, code)[0].ext_fields()
         assert (fields["consumerGroup"], fields["topic"], fields["queueId"]) == ("g", "T", "3")
-        # with zero for "none" a group that never consumed would look as one at the begin
+        # with zero for "none", a group that never consumed would look like one at offset 0
         assert fields["setZeroIfNotFound"] == "false"
 
 
@@ -357,7 +357,7 @@ async def test_a_broker_that_cannot_say_whether_a_group_is_online_is_an_error() 
 # -- brokers ------------------------------------------------------------------------------------------------------
 
 
-async def test_how_a_broker_replicates_is_told_as_it_says_it() -> None:
+async def test_how_a_broker_replicates_is_reported_as_in_its_answer() -> None:
     async with administered() as (broker, admin):
         broker.answers[RequestCode.GET_BROKER_HA_STATUS] = body({"master": True, "inSyncSlaveNums": 1})
         assert await admin.ha_status(broker.address) == {"master": True, "inSyncSlaveNums": 1}
@@ -426,7 +426,7 @@ async def test_the_permission_of_a_topic_changes_and_nothing_else_of_it() -> Non
 # -- messages -----------------------------------------------------------------------------------------------------
 
 
-async def test_what_is_no_offset_id_is_refused_before_anybody_is_asked() -> None:
+async def test_what_is_no_offset_id_is_refused_before_a_request_is_sent() -> None:
     async with administered() as (broker, admin):
         for text in ("", "not hexadecimal", "0" * 33):
             with pytest.raises(UsageError, match="no offset message id"):
@@ -434,7 +434,7 @@ async def test_what_is_no_offset_id_is_refused_before_anybody_is_asked() -> None
         assert broker.seen == []
 
 
-async def test_a_message_has_the_name_of_the_broker_that_its_id_tells() -> None:
+async def test_a_message_has_the_name_of_the_broker_that_its_id_gives() -> None:
     async with administered() as (broker, admin):
         host, _, port = broker.address.partition(":")
         message_id = encode_offset_id(pack_host(host, int(port)), 42)
@@ -456,7 +456,7 @@ async def test_a_broker_without_a_message_of_a_key_does_not_end_the_search() -> 
         assert await admin.messages_by_key("T", "k") == []
         assert (one.counts[code], two.counts[code]) == (1, 1)
         two.answers[code] = lambda command: command.reply(body=records(0, 2))
-        # what an index finds by a key's hash need not have the key
+        # a message found in an index by the hash of a key need not have the key
         assert await admin.messages_by_key("T", "k") == []
         two.answers[code] = refused(ResponseCode.SYSTEM_ERROR)
         with pytest.raises(PerhapsStoredError):

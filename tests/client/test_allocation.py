@@ -1,4 +1,4 @@
-"""Strategies by which members share queues: pure functions, and what holds for each."""
+"""The strategies by which members share queues: pure functions and their properties."""
 
 from collections.abc import Callable
 
@@ -72,6 +72,6 @@ def moved(allocate: Allocation, before: list[str], after: list[str], count: int)
 @given(members=st.integers(2, 8))
 def test_few_queues_move_when_a_member_leaves(allocate: Callable[..., list[MessageQueue]], members: int) -> None:
     clients = sorted(f"c{number}" for number in range(members))
-    moves = [moved(allocate, clients, [other for other in clients if other != gone], 48) for gone in clients]
-    # Of 48 queues those of the member that leaves have to move; average moves about half of all.
+    moves = [moved(allocate, clients, [other for other in clients if other != leaving], 48) for leaving in clients]
+    # Of 48 queues, those of the leaving member have to move; average moves about half of all queues.
     assert sum(moves) / len(moves) <= 2.5 * 48 / members

@@ -1,4 +1,4 @@
-"""Automatic batching, over a sender that does what a test says."""
+"""Automatic batching, with a sender that the test controls."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -21,7 +21,7 @@ OTHER = MessageQueue(topic="T", broker_name="a", queue_id=2)
 
 
 class ScriptedSender:
-    """Batches that were sent, by their messages' bodies; a test answers each. ``open`` False begins none at once."""
+    """Records batches by their messages' bodies; the test completes them. If ``open`` is False, ``begin`` fails."""
 
     def __init__(self) -> None:
         self.sent: list[list[bytes]] = []
@@ -82,7 +82,7 @@ def receipts(prepared: Prepared) -> list[SendReceipt]:
 
 
 class Sends:
-    """Senders of one batcher, and what became of them."""
+    """Callers of one batcher, and the result of each."""
 
     def __init__(self, batcher: Batcher) -> None:
         self.batcher = batcher
@@ -91,7 +91,7 @@ class Sends:
         self.scopes: dict[bytes, anyio.CancelScope] = {}
 
     async def send(self, body: bytes, queue: MessageQueue | None = None, topic: str = "T") -> None:
-        """As Producer.send; None ended it where it was cancelled."""
+        """Like Producer.send; the result is None if the call was cancelled."""
         message = Message(topic, body)
         with anyio.CancelScope() as self.scopes[body]:
             self.ended[body] = None
@@ -107,7 +107,7 @@ class Sends:
 async def batching(
     sender: ScriptedSender, linger: float = 0.0, max_bytes: int = 100_000
 ) -> AsyncIterator[tuple[Sends, anyio.abc.TaskGroup]]:
-    """Everybody has ended when the block is left."""
+    """All senders have ended when the block ends."""
     async with anyio.create_task_group() as outer:
 
         def spawn(function: object) -> None:
@@ -151,7 +151,7 @@ async def test_a_full_batch_leaves_before_its_time() -> None:
 
 
 async def test_a_burst_while_nothing_is_under_way_is_spread_over_the_queues_and_later_batches_are_large() -> None:
-    """A burst was one batch, so that one queue, and one consumer, got all of it."""
+    """Guards: a burst used to be one batch, so one queue, and one consumer, got all of it."""
     sender = ScriptedSender()
     sender.queues_of_topic = 3
     async with batching(sender, linger=0.3) as (sends, group):
@@ -247,7 +247,7 @@ async def test_who_is_cancelled_before_the_batch_leaves_is_not_in_it() -> None:
         group.start_soon(sends.batcher.flush)
         await anyio.wait_all_tasks_blocked()
         assert sender.sent == [[b"1", b"3", b"4"]]
-        sends.scopes[b"3"].cancel()  # too late for the batch
+        sends.scopes[b"3"].cancel()  # too late to take it out of the batch
         await anyio.wait_all_tasks_blocked()
         sender.answer(0)
     assert [sends.ended[body] is None for body in (b"1", b"2", b"3", b"4")] == [False, True, True, False]
@@ -323,7 +323,7 @@ async def test_while_the_broker_has_nothing_to_do_half_of_those_who_come_again_a
         assert [len(bodies) for bodies in sender.sent] == [40, 20, 20]
         sender.answer(1)
         await anyio.wait_all_tasks_blocked()
-        assert [len(bodies) for bodies in sender.sent] == [40, 20, 20, 20]  # the broker has something to do
+        assert [len(bodies) for bodies in sender.sent] == [40, 20, 20, 20]  # the broker is busy
         sender.answer(2)
         await anyio.wait_all_tasks_blocked()
         sender.answer(3)
@@ -332,7 +332,7 @@ async def test_while_the_broker_has_nothing_to_do_half_of_those_who_come_again_a
     assert all(isinstance(receipt, SendReceipt) for receipt in sends.ended.values())
 
 
-async def test_closing_tells_those_whose_batch_was_not_sent() -> None:
+async def test_closing_fails_the_sends_whose_batch_was_not_sent() -> None:
     sender = ScriptedSender()
     batcher = Batcher(1000, 1000, sender, lambda _: None)
     batcher.start()

@@ -1,7 +1,7 @@
-"""Members join and leave a group under load; brokers restart, name servers are lost: nothing is lost.
+"""No message is lost while members join and leave a group under load, brokers restart and name servers are killed.
 
-What is repeated is repeated for a reason that at-least-once allows, and orderly members see each queue and each
-sharding key in order, one member at a time. ``TRIMQ_CHURN_SECONDS`` makes it long (180 for a night),
+A message is delivered again only for a reason that at-least-once allows, and orderly members see each queue and each
+sharding key in order, one member at a time. ``TRIMQ_CHURN_SECONDS`` sets the duration (180 in a nightly run),
 ``TRIMQ_CHURN_SEED`` repeats the choices of an earlier run; a run prints its seed and its figures.
 """
 
@@ -27,15 +27,15 @@ from trimq.client.process_queue import ProcessQueue
 
 SECONDS = float(os.environ.get("TRIMQ_CHURN_SECONDS", "6"))
 SEED = int(os.environ.get("TRIMQ_CHURN_SEED") or random.randrange(1_000_000))
-#: Members come and go until all is seen: how soon queues are taken up is looked at too.
+#: In a long run members join and leave until all is seen: how soon queues are taken over is tested too.
 LONG = SECONDS >= 60
 MEMBERS = 10
 KEYS = "abcd"
 
-#: Until all is seen after the last send: the time that the slowest machine needs, not what is measured.
+#: Seconds after the last send until all must be seen: enough for the slowest machine, not a performance target.
 PATIENCE = 120
 
-# slow: four of them at a time, of three minutes each, on two cores with a load of 17 did not come to their end in time.
+# A generous timeout: four tests at a time, of three minutes each, did not end in time on two cores with a load of 17.
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(SECONDS * 2 + PATIENCE + 60)]
 
 Place = tuple[MessageQueue, int]
@@ -43,7 +43,7 @@ Trouble = Callable[[], Awaitable[None]]
 
 
 class Tenure:
-    """A queue in one member's hands: from the question where to go on, to the commit of how far it came."""
+    """The time for which one member has a queue: from reading the committed offset to committing its own."""
 
     def __init__(self, start: int, began: float) -> None:
         self.start = start
@@ -56,7 +56,7 @@ class Tenure:
 
 
 class Watched(Consumer):
-    """A consumer that keeps a record of its queues."""
+    """A consumer that records its tenure of each queue."""
 
     tenures: dict[ProcessQueue, Tenure]
 
@@ -73,7 +73,7 @@ class Watched(Consumer):
 
 
 class Delivery:
-    """A message in a member's hands."""
+    """One delivery of a message to a member."""
 
     def __init__(self, process_queue: ProcessQueue) -> None:
         self.process_queue = process_queue
@@ -81,7 +81,7 @@ class Delivery:
 
 
 class Load:
-    """Numbers sent by key, in order; what was stored, and what members have seen of it."""
+    """The numbers sent for each key, in order, the messages stored, and the deliveries to members."""
 
     def __init__(self, topic: str, namesrv: list[str], *, orderly: bool) -> None:
         self.topic = topic
@@ -118,7 +118,7 @@ class Load:
                 await anyio.sleep(0.005)
 
     async def member(self) -> None:
-        """Joins, consumes for a while, leaves, and joins again; in a short run it stays when all is sent."""
+        """Join, consume for a while, leave, and join again; in a short run, stay once all is sent."""
         while True:
             consumer = Watched(self.topic, self.topic, namesrv=self.namesrv, start="first", orderly=self.orderly)
             consumer.tenures = self.tenures
@@ -128,7 +128,7 @@ class Load:
                         self.joined += 1
                         async for message in consumer:
                             await self.work(message)
-            except RocketMQError:  # no name server answers: it cannot begin
+            except RocketMQError:  # no name server answers: the consumer cannot start
                 self.not_joined += 1
             await anyio.sleep(self.random.uniform(0, 0.5))
 
@@ -141,7 +141,7 @@ class Load:
         delivery.acknowledged = time.monotonic()
 
     def alone(self, message: ConsumerMessage) -> ExitStack:
-        """Nobody else works on the queue of an orderly member meanwhile."""
+        """Check that no other member works on the queue of an orderly member while the block runs."""
         stack = ExitStack()
         if self.orderly:
             other = self.in_work.get(message.queue)
@@ -165,16 +165,16 @@ class Load:
         if message.queue_offset <= last:
             self.faults.append(f"{message.queue}: {message.queue_offset} after {last} in one member's hands")
         self.last_of_process_queue[delivery.process_queue] = message.queue_offset
-        if self.seen[known] == 1:  # a repetition comes from further back, what is new only in order
+        if self.seen[known] == 1:  # a repeated message has a lower offset; new messages must be in order
             if known[1] < self.last_of_key[key]:
                 self.faults.append(f"{key} {number} after {self.last_of_key[key]}")
             self.last_of_key[key] = known[1]
 
     def check_repetition(self, message: ConsumerMessage, other: Delivery, now: Delivery) -> None:
-        """At-least-once allows it where a member did not know, when it began, how far the one before had come.
+        """At-least-once allows it if a member, when it started, did not know the progress of the member before it.
 
-        It goes back with what that one had done, and so do its successors. Which of two commits that are under way at
-        the same time comes last is for the broker to say: their replies may come in either order.
+        That member repeats what the one before had done, and so do its successors. Which of two commits in flight at
+        the same time is applied last, the broker decides: their replies may come in either order.
         """
         if other.process_queue is now.process_queue:
             self.faults.append(f"{message!r} came twice to one member that had it")
@@ -191,7 +191,7 @@ class Load:
                 tenure for process_queue, tenure in self.tenures.items() if process_queue.queue == message.queue
             ]
             self.faults.append(
-                f"{message!r} came again though its member had told of it: {before}, then {after}; all: {all_of_queue}"
+                f"{message!r} came again after its member's commit: {before}, then {after}; all: {all_of_queue}"
             )
 
     async def until_all_is_seen(self) -> None:
@@ -201,14 +201,14 @@ class Load:
 
     def report(self, what: str, after: float) -> None:
         repeated = sum(self.seen.values()) - len(self.seen)
-        self.tell(
+        self.write(
             f"{what}, seed {SEED}, {SECONDS:g} s: {len(self.stored)} stored, {len(self.unknown)} perhaps stored,"
             f" {len(self.seen)} seen, {repeated} times again, {self.joined} times joined ({self.not_joined} times not),"
             f" all seen {after:.1f} s after the last"
         )
 
-    def tell(self, text: str) -> None:
-        """Seen where pytest shows what a test writes: with -s, and where it failed."""
+    def write(self, text: str) -> None:
+        """Write to standard output, which pytest shows with -s and for failed tests."""
         sys.stdout.write(f"\n{text}\n")
 
     def check(self) -> None:
@@ -219,9 +219,9 @@ class Load:
 
 
 async def churn(load: Load, what: str, trouble: Trouble | None = None) -> None:
-    async with anyio.create_task_group() as everybody:
+    async with anyio.create_task_group() as members:
         for _ in range(MEMBERS):
-            everybody.start_soon(load.member)
+            members.start_soon(load.member)
         async with anyio.create_task_group() as senders:
             for key in KEYS:
                 senders.start_soon(load.send, key)
@@ -236,7 +236,7 @@ async def churn(load: Load, what: str, trouble: Trouble | None = None) -> None:
         ended = time.monotonic()
         await load.until_all_is_seen()
         load.report(what, time.monotonic() - ended)
-        everybody.cancel_scope.cancel()
+        members.cancel_scope.cancel()
     load.check()
 
 
@@ -247,14 +247,14 @@ def named(orderly: bool) -> str:
 @pytest.mark.parametrize("orderly", [False, True], ids=named)
 async def test_members_come_and_go(servers: Servers, name: str, orderly: bool) -> None:
     servers.create_topic(name, 8)
-    # Of a group's first commits for a topic Apache's broker loses some where they come at the same moment.
+    # Apache's broker loses some of a group's first commits for a topic if they arrive at the same moment.
     probe.create_group(servers.broker.address, name)
     probe.commit_offset(servers.broker.address, name, name, 0, 0)
     await churn(Load(name, [servers.namesrv], orderly=orderly), named(orderly))
 
 
 class Cluster:
-    """Two name servers and a broker, which things happen to."""
+    """Two name servers and a broker, which are killed and restarted."""
 
     def __init__(self, directory: Path, stack: ExitStack) -> None:
         self.name_servers = [NameServer("trimq", directory / f"namesrv-{number}") for number in range(2)]
@@ -271,16 +271,16 @@ class Cluster:
         return [server.address for server in self.name_servers]
 
     @asynccontextmanager
-    async def lost(self, *gone: NameServer) -> AsyncIterator[None]:
-        """Name servers that are killed, and are there again behind the block."""
-        for server in gone:
+    async def lost(self, *servers: NameServer) -> AsyncIterator[None]:
+        """Kill name servers; they are started again after the block."""
+        for server in servers:
             await anyio.to_thread.run_sync(server.process.kill)
-        self.happened[f"{len(gone)} name servers killed"] += 1
+        self.happened[f"{len(servers)} name servers killed"] += 1
         try:
             yield
         finally:
             with anyio.CancelScope(shield=True):
-                for server in gone:
+                for server in servers:
                     await anyio.to_thread.run_sync(server.start)
 
     async def restart_broker(self, how: str) -> None:
@@ -290,7 +290,7 @@ class Cluster:
             await anyio.to_thread.run_sync(self.broker.start)
 
     async def trouble(self) -> None:
-        """One name server is lost, and the broker restarts meanwhile; all are lost; the broker is killed."""
+        """Kill one name server and restart the broker while it is down; kill all name servers; kill the broker."""
         pause = min(SECONDS / 12, 5.0)
         async with self.lost(self.name_servers[0]):
             await anyio.sleep(pause)
@@ -310,4 +310,4 @@ async def test_over_restarts_of_the_broker_and_loss_of_name_servers(tmp_path: Pa
         cluster.servers.create_topic(name, 4)
         load = Load(name, cluster.addresses, orderly=orderly)
         await churn(load, f"{named(orderly)}, in trouble", cluster.trouble)
-        load.tell(", ".join(f"{count} times {what}" for what, count in cluster.happened.items()))
+        load.write(", ".join(f"{count} times {what}" for what, count in cluster.happened.items()))

@@ -232,7 +232,7 @@ async def test_start_last_sees_only_what_comes(servers: Servers, name: str) -> N
         await send(servers.namesrv, name, 3)
         [queue] = await consumer.queues(name)
         with anyio.fail_after(20):
-            # Apache's broker acknowledges first, and dispatches then.
+            # Apache's broker acknowledges before it dispatches.
             while (end := await consumer.end_offset(queue)) < 3:  # noqa: ASYNC110 - the broker changes it
                 await anyio.sleep(0.01)
         assert end == 3

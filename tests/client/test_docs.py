@@ -1,4 +1,4 @@
-"""The examples in the SDK's docstrings run, and every public name has one."""
+"""The examples in the SDK's docstrings run, and every public name has an example."""
 
 import doctest
 import importlib
@@ -38,7 +38,7 @@ def _documented() -> list[tuple[str, object]]:
 
 
 INNER = {
-    # what the SDK's parts call on each other
+    # methods that modules of the SDK call on each other
     "producer_data", "consumer_data", "pushes", "deliver", "hand_back", "offer", "spawn", "connection",
     "begin", "ready", "read_arrived", "with_space", "fetch_route",
     "invoke", "request", "oneway", "ask_name_server", "master", "join", "leave", "heartbeat", "has_greeted",

@@ -1,4 +1,4 @@
-"""What users of the SDK do wrong or seldom: objects that are not open, strange settings, bodies that cannot be read."""
+"""Rare and wrong uses of the SDK: objects that are not open, invalid settings, bodies that cannot be decoded."""
 
 import sys
 from collections.abc import Callable
@@ -35,7 +35,7 @@ from trimq.protocol import lenient_json, sysflag
 from trimq.protocol.body import BrokerData, QueueData, TopicRouteData
 from trimq.protocol.codes import RequestCode, ResponseCode
 
-NOBODY = "127.0.0.1:1"
+UNUSED = "127.0.0.1:1"
 
 
 # -- blocking programs -------------------------------------------------------------------------------------------------
@@ -44,10 +44,10 @@ NOBODY = "127.0.0.1:1"
 @pytest.mark.parametrize(
     "use",
     [
-        lambda: sync.Producer("p", namesrv=NOBODY).send(Message("T", b"")),
-        lambda: sync.Producer("p", namesrv=NOBODY).group,
-        lambda: sync.Consumer("g", "T", namesrv=NOBODY).portal,
-        lambda: sync.TransactionProducer("p", lambda _: None, namesrv=NOBODY).transaction(Message("T", b"")),  # type: ignore[arg-type,return-value]
+        lambda: sync.Producer("p", namesrv=UNUSED).send(Message("T", b"")),
+        lambda: sync.Producer("p", namesrv=UNUSED).group,
+        lambda: sync.Consumer("g", "T", namesrv=UNUSED).portal,
+        lambda: sync.TransactionProducer("p", lambda _: None, namesrv=UNUSED).transaction(Message("T", b"")),  # type: ignore[arg-type,return-value]
     ],
     ids=["method", "attribute", "portal", "transaction"],
 )
@@ -61,14 +61,14 @@ def test_a_blocking_object_is_opened_once(servers: Servers, name: str) -> None:
     with producer, pytest.raises(ClosedError, match="open already"):
         producer.__enter__()
     with pytest.raises(AttributeError):
-        producer._nothing  # noqa: B018 - that it is not there is the test
+        producer._nothing  # noqa: B018 - the test is that it does not exist
 
 
 def test_what_a_blocking_class_does_not_wrap_is_the_others(servers: Servers, name: str) -> None:
     servers.create_topic(name, 2)
     with sync.Producer(name, namesrv=servers.namesrv) as producer:
         assert producer.group == name
-        queues = producer.queues(name)  # a coroutine function there
+        queues = producer.queues(name)  # a coroutine function in the asynchronous class
         assert [queue.queue_id for queue in queues] == [0, 1]
         assert producer.queues.__name__ == "queues"
         producer.send_oneway(Message(name, b"one way"), queue=queues[0])
@@ -105,10 +105,10 @@ def test_a_blocking_message_is_given_back(servers: Servers, name: str) -> None:
 
 def test_headers_that_a_client_cannot_write(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="header='xml' is none of json, "):
-        Client(NOBODY, ClientOptions(header="xml"))  # type: ignore[arg-type]
+        Client(UNUSED, ClientOptions(header="xml"))  # type: ignore[arg-type]
     monkeypatch.setattr("trimq.client.core.find_spec", lambda _: None)
     with pytest.raises(UsageError, match="pip install msgpack"):
-        Client(NOBODY, ClientOptions(header="msgpack"))
+        Client(UNUSED, ClientOptions(header="msgpack"))
 
 
 def route(**addresses: dict[str, str]) -> TopicRoute:
@@ -121,7 +121,7 @@ def route(**addresses: dict[str, str]) -> TopicRoute:
 
 def test_a_route_without_masters() -> None:
     found = route(a={}, b={"1": "b:1"})
-    assert {queue.broker_name for queue in found.read_queues} == {"a", "b"}  # not of a broker that is not in the route
+    assert {queue.broker_name for queue in found.read_queues} == {"a", "b"}  # only brokers of the route
     assert found.write_queues == []
     assert (found.master("a"), found.master("b"), found.master("gone")) == (None, None, None)
     assert (found.member("a"), found.member("b")) == (None, "b:1")
@@ -168,7 +168,7 @@ def test_a_message_is_due_once_and_at_a_level_that_there_is() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(
-    ("when", "told"),
+    ("when", "expected"),
     [
         ({"delay": 1.5}, ("TIMER_DELAY_MS", "1500")),
         ({"deliver_at": datetime(2030, 1, 1, tzinfo=UTC)}, ("TIMER_DELIVER_MS", "1893456000000")),
@@ -176,7 +176,7 @@ def test_a_message_is_due_once_and_at_a_level_that_there_is() -> None:
         ({"delay_level": 3}, ("DELAY", "3")),
     ],
 )
-async def test_when_a_message_is_due_travels_in_its_properties(when: dict[str, Any], told: tuple[str, str]) -> None:
+async def test_when_a_message_is_due_travels_in_its_properties(when: dict[str, Any], expected: tuple[str, str]) -> None:
     async with scripted_broker() as broker:
         sent = RequestCode.SEND_MESSAGE_V2
         broker.answers[sent] = lambda command: command.reply(
@@ -185,7 +185,7 @@ async def test_when_a_message_is_due_travels_in_its_properties(when: dict[str, A
         async with Producer("p", namesrv=broker.address) as producer:
             await producer.send(Message("T", b"x", **when))
         [command] = await broker.until(sent, 1)
-        assert "\x01".join(told) in command.ext_fields()["i"].split("\x02")
+        assert "\x01".join(expected) in command.ext_fields()["i"].split("\x02")
 
 
 @pytest.mark.anyio
@@ -283,7 +283,7 @@ async def test_a_broadcasting_consumer_passes_over_what_fails(tmp_path: Path) ->
                 assert (await anext(one)).queue_offset == 1
         assert broker.counts[RequestCode.CONSUMER_SEND_MSG_BACK] == 0
         [offsets] = lenient_json.loads(file.read_bytes()).values()
-        assert offsets == {"T@a@0": 1}  # past the first message, and not past the second, which is not acknowledged
+        assert offsets == {"T@a@0": 1}  # the second message is not acknowledged
 
 
 # -- mqadmin -----------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The guides' examples run, in the order in which they stand, against a real broker."""
+"""The guides' examples run, in their order, against a real broker."""
 
 import ast
 import inspect
@@ -54,7 +54,7 @@ async def test_examples(servers: Servers, guide: str, request: pytest.FixtureReq
 
 
 def test_the_suite_of_the_testing_guide(tmp_path: Path) -> None:
-    """Its files in a folder of their own, run by pytest as a user's are."""
+    """The guide's files in a folder of their own, run by pytest like a user's."""
     texts = examples("docs/sdk/testing.md")
     files = {"conftest.py": "pytest_plugins", "pytest.ini": "[pytest]", "test_shop.py": "from trimq import Message"}
     for name, begin in files.items():

@@ -1,4 +1,4 @@
-"""What Java producers send our consumers get, and the reverse; members of both kinds share a group."""
+"""TriMQ's consumers get the messages of Java producers and the reverse; members of both kinds share a group."""
 
 import time
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ def java(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JavaClient]:
 def any_java(
     request: pytest.FixtureRequest, java: JavaClient, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[JavaClient]:
-    """The newest client, and the last of those before 5.0, which most programs still have."""
+    """The newest client, and the last one before 5.0, which most programs still use."""
     if request.param == java.version:
         yield java
     else:
@@ -44,7 +44,7 @@ Seen = tuple[str, str | None, tuple[str, ...]]
 def received(
     cluster: Cluster, topic: str, count: int, **settings: object
 ) -> list[tuple[str, str | None, tuple[str, ...]]]:
-    """Body, tags and keys of the first messages of a topic, as our consumer gets them."""
+    """Body, tags and keys of the first messages of a topic, as TriMQ's consumer gets them."""
     found: list[Seen] = []
     with Consumer(f"ours_{topic}", topic, namesrv=cluster.namesrv, start="first", **settings) as consumer:
         deadline = time.monotonic() + 60
@@ -150,7 +150,7 @@ def test_what_a_java_member_hands_back_we_can_get(
     with java.consumer(cluster, name, {name: "*"}, failUntil=9) as theirs:
         with Producer(name, namesrv=cluster.namesrv) as producer:
             producer.send(Message(name, b"again", keys=["k"]))
-        theirs.received(2)  # the second time is what has been handed back once
+        theirs.received(2)  # the second delivery is of the message handed back
     with Consumer(name, name, namesrv=cluster.namesrv, start="first") as ours:
         got = ours.take(timeout=60)
         assert got is not None
@@ -200,7 +200,7 @@ def test_a_time_of_delivery(
         began = time.time()
         producer.send(Message(name, b"in three seconds", deliver_at=began + 3))
         assert bodies(consumer.received(1)) == ["in three seconds"]
-        assert time.time() - began >= 1.5  # brokers keep whole seconds
+        assert time.time() - began >= 1.5  # brokers store delays in whole seconds
 
 
 def test_transactions(
@@ -214,7 +214,7 @@ def test_transactions(
     assert received(cluster, name, 1) == [("commit", None, ())]
 
     def never(_message: object) -> None:
-        pytest.fail("the broker asked, though it was told")
+        pytest.fail("the broker asked although it had been notified")
 
     with (
         java.consumer(cluster, name, {name: "*"}) as consumer,

@@ -1,4 +1,4 @@
-"""What the SDK logs: short lines of the standard library's logging, one an outage; no message body, no local variable.
+"""The SDK's log: short lines of the standard library's logging, one per outage, without bodies or local variables.
 
 Guards against tracebacks with local variables on standard output (941 KB for 81 failing messages, 25 ms of the loop
 each) and against a line for each heartbeat, pull and commit that fails while a server is away.
@@ -39,7 +39,7 @@ BODY = b"the-body-of-a-message"
 
 @pytest.fixture(autouse=True)
 def _everything(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All levels; and all lines of a second: tests before, in the same process, may have used those of the modules."""
+    """Log at all levels with a full budget: earlier tests in the same process may have used that of the modules."""
     caplog.set_level(logging.DEBUG, "trimq.client")
     for name, module in list(sys.modules.items()):
         log = vars(module).get("_log")
@@ -49,7 +49,7 @@ def _everything(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatc
 
 
 def lines(caplog: pytest.LogCaptureFixture, level: int = logging.INFO) -> list[str]:
-    """What was told, at ``level`` and above; nothing that a handler could make a traceback with locals of."""
+    """The lines logged at ``level`` and above. Checks that none has exception data, which includes local variables."""
     ours = [entry for entry in caplog.records if entry.name.startswith("trimq.client")]
     assert not [entry for entry in ours if entry.exc_info or entry.exc_text or entry.stack_info]
     assert BODY.decode() not in caplog.text
@@ -58,7 +58,7 @@ def lines(caplog: pytest.LogCaptureFixture, level: int = logging.INFO) -> list[s
 
 
 class Receiver:
-    """The consumer and the process queue of a message that a test made."""
+    """Stands for the consumer and the process queue of a message made by a test."""
 
     group = "g"
     before_process = after_process = ()
@@ -67,7 +67,7 @@ class Receiver:
         self.counts = Counts()
 
     async def hand_back(self, *_: object) -> None:
-        """Nobody takes it."""
+        """Do nothing."""
 
 
 def fail(*_: object) -> None:
@@ -96,7 +96,7 @@ async def test_a_failing_handler_is_a_line_with_the_exceptions_text(caplog: pyte
 
 
 @pytest.mark.anyio
-async def test_a_background_task_is_told_by_its_name_without_its_arguments(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_background_task_is_logged_by_its_name_without_its_arguments(caplog: pytest.LogCaptureFixture) -> None:
     async def task(_batch: object) -> None:
         fail()
 
@@ -108,14 +108,14 @@ async def test_a_background_task_is_told_by_its_name_without_its_arguments(caplo
     assert "<locals>.task" in line
 
 
-def test_an_interceptor_that_fails_is_told_by_its_name(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_interceptor_that_fails_is_logged_by_its_name(caplog: pytest.LogCaptureFixture) -> None:
     call_all([fail], BODY)
     assert lines(caplog) == ["an interceptor failed (reason=ValueError: no such customer, interceptor=fail)"]
 
 
 @pytest.mark.anyio
-async def test_what_fails_below_the_sdk_is_told_the_same_way(caplog: pytest.LogCaptureFixture) -> None:
-    """A broker's request that our handler cannot serve: its body has a message."""
+async def test_what_fails_below_the_sdk_is_logged_likewise(caplog: pytest.LogCaptureFixture) -> None:
+    """The SDK's handler cannot serve a request of the broker whose body has a message."""
     async with scripted_broker() as broker:
         broker.answers[RequestCode.HEART_BEAT] = RemotingCommand.reply
         async with Client(broker.address) as client:
@@ -125,7 +125,7 @@ async def test_what_fails_below_the_sdk_is_told_the_same_way(caplog: pytest.LogC
             command = RemotingCommand.request(RequestCode.CONSUME_MESSAGE_DIRECTLY, {}, BODY)
             await broker.seen[0][0].send(encode(command))
             with anyio.fail_after(20):
-                while not lines(caplog):  # noqa: ASYNC110 - nothing else tells of it
+                while not lines(caplog):  # noqa: ASYNC110 - the log line is the only effect
                     await anyio.sleep(0.01)
     assert lines(caplog) == [
         f"request_failed (reason=ValueError: no such customer, address={broker.address}, code=309)"
@@ -153,7 +153,7 @@ def test_an_outage_is_a_line_when_it_begins_and_one_when_it_is_over(caplog: pyte
     found.over(A)
     assert lines(caplog) == [f"a server answers again (address={A}, after=12.3 s, failures=100)"]
     assert list(found.open) == [B]
-    found.note("a heartbeat", UnreachableError("refused", address=A))  # the next one is another
+    found.note("a heartbeat", UnreachableError("refused", address=A))  # a new outage
     assert len(lines(caplog)) == 2
 
 
@@ -203,13 +203,13 @@ async def test_heartbeats_commits_and_name_servers_share_one_line_an_address(cap
 
 
 class Member:
-    """A producer, as far as heartbeats go."""
+    """A producer, with the methods that heartbeats call."""
 
     def producer_data(self) -> ProducerData:
         return ProducerData(group_name="p")
 
     def consumer_data(self) -> None:
-        """None."""
+        """Return None: it is no consumer."""
 
     def pushes(self) -> dict[int, Push]:
         return {}
@@ -242,7 +242,7 @@ def test_an_exceptions_text_is_one_line() -> None:
 
 
 def test_a_program_that_configures_nothing_sees_warnings_only_and_on_standard_error() -> None:
-    """And no module of the SDK needs structlog or rich: all of them are imported here."""
+    """No module of the SDK needs structlog or rich: all modules are imported here."""
     code = """
 import importlib, logging, pkgutil, sys
 from trimq import client
@@ -256,11 +256,11 @@ try:
     secret = "s3cret"
     raise ValueError("no")
 except ValueError as error:
-    log.fault(logging.WARNING, "told", error)
+    log.fault(logging.WARNING, "reported", error)
 print({"structlog", "rich"} & set(sys.modules))
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
-    assert (run.stdout, run.stderr) == ("set()\n", "told (reason=ValueError: no)\n")
+    assert (run.stdout, run.stderr) == ("set()\n", "reported (reason=ValueError: no)\n")
 
 
 def test_mqadmin_does_not_print_what_the_sdk_logs_in_passing() -> None:

@@ -1,4 +1,4 @@
-"""Blocks of messages: handed out and finished whole or in any other way, they are what single messages are."""
+"""Blocks of messages, handed out and finished whole or in parts, behave like single messages."""
 
 import random
 from collections.abc import Callable
@@ -68,7 +68,7 @@ def test_a_reply_with_a_damaged_message_is_refused_whichever_it_is(count: int, c
 
 @dataclass
 class PlainWindow:
-    """The least that a window can be: everything that was taken, one by one."""
+    """The simplest model of a window: every message taken, one by one."""
 
     next_offset: int
     taken: list[int] = field(default_factory=list)
@@ -109,7 +109,7 @@ def test_a_window_of_blocks_is_what_one_of_single_messages_is(blocks: list[list[
                 if untouched:
                     assert [plain.finished(offset) for offset in block] == [True] * len(block)
             else:
-                offset = chance.randrange(at + 3)  # also what was never taken, and what is finished already
+                offset = chance.randrange(at + 3)  # including offsets never taken and offsets already finished
                 assert window.finished(offset) == plain.finished(offset)
             assert (window.committable, window.span, window.unfinished) == plain.figures
     for offset in range(at + 1):
@@ -163,7 +163,7 @@ def test_a_blocks_messages_stay_the_same_objects() -> None:
 
 @dataclass
 class Reply:
-    """What a pull comes back with: records with their tags, gaps between them and behind; or a damaged body."""
+    """The reply of a pull: records with tags, with gaps between and behind them; or a damaged body."""
 
     gaps: list[tuple[int, str | None]]
     behind: int
@@ -194,14 +194,14 @@ REPLIES = st.builds(
 def process_queue_of(
     subscription: Subscription, on_ready: Callable[[ProcessQueue], None] = lambda _: None, *, orderly: bool = False
 ) -> ProcessQueue:
-    """One that pulls nothing by itself."""
+    """A process queue that does not pull."""
     return ProcessQueue(
         Client("127.0.0.1:1"), "g", QUEUE, subscription, 0, prefetch=Prefetch(), kind=ConsumerMessage,
         with_subscription=False, on_ready=on_ready, orderly=orderly,
     )  # fmt: skip
 
 
-def test_what_has_arrived_is_read_before_anybody_waits() -> None:
+def test_what_has_arrived_is_read_before_a_task_waits() -> None:
     arriving = [[1, 2], [], [3]]
 
     def read_arrived() -> bool:
@@ -217,7 +217,7 @@ def test_what_has_arrived_is_read_before_anybody_waits() -> None:
     found = ready.take(2)
     assert found is not None
     assert (found[0], list(found[1].offsets), len(arriving)) == (process_queue, [1, 2], 2)
-    assert ready.take(2) is None  # something has arrived, but no message
+    assert ready.take(2) is None  # bytes have arrived, but no complete message
     one = ready.take_one()
     assert one is not None
     assert one.queue_offset == 3
@@ -252,7 +252,7 @@ def test_a_process_queue_that_is_paused_or_busy_hands_out_nothing(orderly: bool)
 def test_batches_and_single_messages_are_the_same_messages_and_the_same_offsets(
     replies: list[Reply], tags: str, chance: random.Random
 ) -> None:
-    """A process queue against the plain way: each reply split and filtered at once, each message finished by itself."""
+    """Compare a process queue with a simple one, which splits each reply immediately and finishes single messages."""
     subscription = Subscription("T", tags, 0)
     process_queue = process_queue_of(subscription)
     call = PullCall("g", QUEUE, subscription, 32, with_subscription=False)

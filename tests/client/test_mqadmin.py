@@ -1,4 +1,4 @@
-"""mqadmin: every command does what its name says, for people and for scripts."""
+"""mqadmin: every command does what its name says, with output for people and for scripts."""
 
 import json
 import subprocess
@@ -110,7 +110,7 @@ def test_topics(servers: Servers, name: str) -> None:
     result = run(servers, "topicRoute", "-t", name)
     assert result.exit_code == 1
     assert "TOPIC_NOT_EXIST" in result.output
-    assert "updateTopic" in result.output  # the help says what to do
+    assert "updateTopic" in result.output  # the help lists the commands
 
 
 def test_groups(servers: Servers, name: str) -> None:
@@ -232,9 +232,9 @@ def test_replication(servers: Servers, request: pytest.FixtureRequest) -> None:
 
 
 def test_exit_statuses() -> None:
-    nobody = RUNNER.invoke(main, ["topicList", "-n", "127.0.0.1:1"])
-    assert nobody.exit_code == 3
-    assert "no name server answers" in nobody.output
+    unanswered = RUNNER.invoke(main, ["topicList", "-n", "127.0.0.1:1"])
+    assert unanswered.exit_code == 3
+    assert "no name server answers" in unanswered.output
     assert RUNNER.invoke(main, ["topicRoute"]).exit_code == 2
     assert RUNNER.invoke(main, ["brokerStatus", "-n", "127.0.0.1:1"]).exit_code == 2
     assert RUNNER.invoke(main, ["noSuchCommand"]).exit_code == 2

@@ -1,4 +1,4 @@
-"""mqadmin where there is nothing to show, where the words do not fit together, and in JSON."""
+"""mqadmin with nothing to show, with arguments that do not match, and with JSON output."""
 
 import json
 from datetime import datetime
@@ -106,8 +106,8 @@ def test_an_empty_topic_has_nothing_to_read(servers: Servers, name: str) -> None
     assert "body" not in said(servers, "printMsg", "-t", name)
     [row] = [line.split() for line in said(servers, "statsAll", "-t", name).splitlines() if line.startswith(name)]
     assert row[:2] == [name, "0"]  # no group
-    nobody = said(servers, "statsAll", "-t", f"{name}_nobody")
-    assert f"{name}_nobody" not in nobody
+    unknown = said(servers, "statsAll", "-t", f"{name}_unknown")
+    assert f"{name}_unknown" not in unknown
 
 
 def test_a_consumer_that_does_not_answer(servers: Servers, name: str) -> None:
@@ -115,12 +115,12 @@ def test_a_consumer_that_does_not_answer(servers: Servers, name: str) -> None:
 
     async def ask() -> tuple[Result, Result]:
         async with Consumer(name, name, namesrv=servers.namesrv) as consumer:
-            gone = await anyio.to_thread.run_sync(run, servers, "consumerStatus", "-g", name, "-i", "nobody")
+            missing = await anyio.to_thread.run_sync(run, servers, "consumerStatus", "-g", name, "-i", "unknown")
             there = await anyio.to_thread.run_sync(run, servers, "consumerStatus", "-g", name, "-i", consumer.client.id)
-            return gone, there
+            return missing, there
 
-    gone, there = anyio.run(ask)
-    assert gone.exit_code == 1
+    missing, there = anyio.run(ask)
+    assert missing.exit_code == 1
     assert there.exit_code == 0
     assert name in there.output
 

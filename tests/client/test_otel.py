@@ -1,4 +1,4 @@
-"""Spans of sends and of their processing belong together, over a real broker."""
+"""The spans of a send and of its processing belong to one trace, over a real broker."""
 
 import anyio
 import pytest

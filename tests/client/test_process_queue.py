@@ -1,4 +1,4 @@
-"""A process queue against a broker that answers when the test says so."""
+"""A process queue against a broker that replies when the test triggers it."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -25,7 +25,7 @@ QUEUE = MessageQueue(topic="T", broker_name="a", queue_id=0)
 
 
 class Broker:
-    """Pulls wait for the test."""
+    """A broker whose pulls wait until the test completes them."""
 
     def __init__(self, inner: ScriptedBroker) -> None:
         self.inner = inner
@@ -36,7 +36,7 @@ class Broker:
         return [(stream, command) for stream, command in self.inner.seen if command.code == RequestCode.PULL_MESSAGE]
 
     async def asked(self, count: int) -> int:
-        """Waits for so many pulls in all: where the last one begins."""
+        """Wait until ``count`` pulls have been received, and return the offset of the last one."""
         pulls = await self.inner.until(RequestCode.PULL_MESSAGE, count)
         return int(pulls[-1].ext_fields()["queueOffset"])
 
@@ -46,7 +46,7 @@ class Broker:
 
 
 class Watched(ProcessQueue):
-    """Tells when a pull's answer has been dealt with."""
+    """Signals that the reply to a pull has been processed."""
 
     absorbed = 0
     turn: anyio.Event
@@ -59,7 +59,7 @@ class Watched(ProcessQueue):
             self.turn.set()
 
     def taken(self, count: int) -> list[ReceivedMessage]:
-        """What can be taken, up to a number."""
+        """Take the available messages, up to a number."""
         return list(self.take(count) or ())
 
     async def until_absorbed(self, count: int) -> None:
@@ -92,7 +92,7 @@ async def reading(
 
 
 async def first_answer(broker: Broker, process_queue: Watched, count: int) -> None:
-    """The first pull brings so many messages."""
+    """Answer the first pull with ``count`` messages."""
     await broker.asked(1)
     await broker.answer(0, records(0, count), count)
     await process_queue.until_absorbed(1)
@@ -106,12 +106,12 @@ async def test_the_next_pull_follows_the_answer_of_the_last(header: Literal["jso
         assert await broker.asked(2) == 3
         await broker.answer(1, b"", 3, ResponseCode.PULL_NOT_FOUND)
         assert await broker.asked(3) == 3
-        await broker.answer(2, records(3, 2), 9)  # what is between is not wanted
+        await broker.answer(2, records(3, 2), 9)  # the offsets between are filtered out
         assert await broker.asked(4) == 9
         assert [message.body for message in process_queue.taken(10)] == [b"0", b"1", b"2", b"3", b"4"]
 
 
-async def test_nothing_is_asked_for_while_there_is_no_room() -> None:
+async def test_nothing_is_requested_while_there_is_no_space() -> None:
     async with reading(Prefetch(messages=4, pull_messages=2)) as (broker, process_queue):
         for pull in (1, 2):
             assert await broker.asked(pull) == 2 * pull - 2
@@ -119,7 +119,7 @@ async def test_nothing_is_asked_for_while_there_is_no_room() -> None:
         await process_queue.until_absorbed(2)
         taken = process_queue.taken(3)
         assert len(broker.pulls) == 2
-        process_queue.finished(taken[1:])  # the first one is not finished, but two are
+        process_queue.finished(taken[1:])  # the first message is not finished, but two are
         assert await broker.asked(3) == 4
         assert process_queue.committable == 0
         process_queue.pause()
@@ -145,7 +145,7 @@ async def test_the_bound_by_bytes_holds_too() -> None:
 
 
 async def test_what_cannot_be_read_is_not_passed_over() -> None:
-    """The next pull goes out before an answer's messages are looked at; that must not move what is committed."""
+    """The next pull is sent before a reply's messages are decoded; that must not move the committed offset."""
     async with reading(Prefetch()) as (broker, process_queue):
         await broker.asked(1)
         await broker.answer(0, records(0, 2)[:-1], 2)
@@ -188,7 +188,7 @@ async def test_a_dropped_process_queue_takes_nothing_any_more() -> None:
         await broker.asked(1)
         process_queue.drop()
         await broker.answer(0, records(0, 2), 2)
-        await process_queue.client.request(broker.inner.address, RequestCode.HEART_BEAT, {})  # behind the answer
+        await process_queue.client.request(broker.inner.address, RequestCode.HEART_BEAT, {})  # follows the pull's reply
         assert (process_queue.absorbed, process_queue.taken(10), process_queue.committable) == (0, [], 0)
         assert len(broker.pulls) == 1
 
@@ -209,7 +209,7 @@ async def test_the_next_pull_waits_until_enough_is_finished() -> None:
         await first_answer(broker, process_queue, 3)
         first, second = process_queue.taken(2)
         process_queue.finished_one(first)
-        # a pull would be before it
+        # a pull would have been received before it
         await process_queue.client.request(broker.inner.address, RequestCode.HEART_BEAT, {})
         assert len(broker.pulls) == 1
         process_queue.finished_one(second)
@@ -263,13 +263,13 @@ async def test_the_next_pull_goes_to_the_member_that_the_broker_names() -> None:
         header = pull_header(2) | {"suggestWhichBrokerId": "1"}
         await stream.send(encode(command.reply(ResponseCode.SUCCESS, header=header, body=records(0, 2))))
         assert await slave.asked(1) == 2
-        await slave.answer(0, records(2, 1), 3)  # which names the master
+        await slave.answer(0, records(2, 1), 3)  # the reply names the master
         assert await broker.asked(2) == 3
         assert [message.queue_offset for message in process_queue.taken(10)] == [0, 1, 2]
 
 
 class Group:
-    """A member of a group, as far as heartbeats go."""
+    """A member of a group, with the methods that heartbeats call."""
 
     def producer_data(self) -> ProducerData | None:
         return None

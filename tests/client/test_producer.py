@@ -37,7 +37,7 @@ async def read(namesrv: str, topic: str, count: int) -> list[ReceivedMessage]:
     return sorted(found, key=lambda message: (message.queue_id, message.queue_offset))
 
 
-async def test_a_receipt_tells_where_the_message_is(namesrv: str, name: str) -> None:
+async def test_a_receipt_has_the_position_of_the_message(namesrv: str, name: str) -> None:
     message = Message(name, b"1 book", tags="paid", keys=["o-1", "c-7"], properties={"shop": "north"}, flag=3)
     async with Producer(name, namesrv=namesrv) as producer:
         receipt = await producer.send(message)
@@ -96,7 +96,7 @@ async def test_a_chosen_queue(servers: Servers, name: str) -> None:
 
 
 async def test_a_queue_of_another_topic_says_where_and_the_message_what(servers: Servers, name: str) -> None:
-    """As where something is passed on: whatever came over the connection before, the message's own topic gets it."""
+    """A forwarded message goes to its own topic, whatever topics were sent over the connection before."""
     other = f"{name}_other"
     for topic in (name, other):
         servers.create_topic(topic, 4)
@@ -142,7 +142,7 @@ async def test_linger_makes_batches_with_a_receipt_each(namesrv: str, name: str)
             for number in range(100):
                 group.start_soon(send, number)
     stored = {message.message_id: message for message in await read(namesrv, name, 101)}
-    assert len({receipt.queue for receipt in receipts}) == 4  # a burst while nothing is under way is spread
+    assert len({receipt.queue for receipt in receipts}) == 4  # a burst with no batch in flight is spread
     for receipt in receipts:
         assert stored[receipt.message_id].queue_offset == receipt.queue_offset
 
@@ -204,7 +204,7 @@ async def test_precise_delay(servers: Servers, name: str, by: str, request: pyte
         await producer.send(later)
         stored = await read(servers.namesrv, name, 2)
     assert {message.body for message in stored} == {b"now", b"later"}
-    assert time.time() - began >= 1.5  # brokers keep whole seconds
+    assert time.time() - began >= 1.5  # brokers store delays in whole seconds
 
 
 async def test_usage_errors_are_found_before_anything_is_sent(namesrv: str, name: str) -> None:
@@ -224,7 +224,7 @@ async def test_usage_errors_are_found_before_anything_is_sent(namesrv: str, name
         Message("no blanks", b"x")
 
 
-async def test_a_topic_that_nobody_has(namesrv: str, name: str) -> None:
+async def test_a_topic_that_does_not_exist(namesrv: str, name: str) -> None:
     async with Producer(name, namesrv=namesrv, create_topics=False) as producer:
         with pytest.raises(TopicNotFoundError) as caught:
             await producer.send(Message(name, b"x"))
@@ -241,7 +241,7 @@ async def test_no_name_server_answers(name: str) -> None:
 
 
 async def test_a_dead_name_server_is_passed_over(namesrv: str, name: str) -> None:
-    for _ in range(4):  # where it begins is chance
+    for _ in range(4):  # the first queue is random
         async with Producer(name, namesrv=["127.0.0.1:1", namesrv]) as producer:
             await producer.send(Message(name, b"x"))
 

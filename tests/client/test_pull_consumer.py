@@ -1,4 +1,4 @@
-"""Reading named queues, against a real broker."""
+"""PullConsumer, which reads given queues, against a real broker."""
 
 import time
 from datetime import UTC, datetime
@@ -88,7 +88,7 @@ async def test_poll_without_queues_is_a_usage_error(servers: Servers, name: str)
 
 
 async def test_several_tasks_poll(namesrv: str, name: str) -> None:
-    """Each message goes to one of them, and none of them waits while there is something."""
+    """Each message goes to one task, and no task waits while a message is available."""
     found: list[bytes] = []
     async with (
         Producer(name, namesrv=namesrv) as producer,

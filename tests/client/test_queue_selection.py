@@ -1,7 +1,7 @@
-"""Which queue a message without one goes to: each topic's queues in turn, from a queue chosen by chance.
+"""Selection of a queue for a message without one: each topic's queues in turn, from a random first queue.
 
-Guards against one turn for all topics (four topics in turn and four queues: one queue of each got everything), and
-against a first turn that is always the same (of many producers that send one message each, all sent to one queue).
+Guards against one counter for all topics (four topics in turn with four queues each: one queue of each got all) and
+against a fixed first queue (many producers that send one message each would all send to one queue).
 """
 
 from collections import Counter
@@ -48,7 +48,7 @@ def test_the_turns_of_many_topics_take_bounded_memory(monkeypatch: pytest.Monkey
         tolerance.select(queues(topic))
     assert list(tolerance._turns) == ["B", "C", "D"]
     assert tolerance.select(queues("D")).queue_id == 1
-    assert tolerance.select(queues("A")).queue_id == 0  # forgotten: it begins anew
+    assert tolerance.select(queues("A")).queue_id == 0  # evicted: it starts again at the first queue
 
 
 def test_the_queues_that_are_left_share_alike_while_a_broker_is_out() -> None:
@@ -57,7 +57,7 @@ def test_the_queues_that_are_left_share_alike_while_a_broker_is_out() -> None:
     tolerance.failed("b")
     assert Counter(tolerance.select(both).queue_id for _ in range(6)) == {0: 3, 1: 3}
     assert Counter(tolerance.select(both, avoid="b").queue_id for _ in range(6)) == {0: 3, 1: 3}
-    tolerance.failed("a")  # all are out: any will do, but not the one that has just failed
+    tolerance.failed("a")  # all brokers have failed: any is selected except the last one that failed
     assert {tolerance.select(both, avoid="a").broker_name for _ in range(6)} == {"b"}
     assert Counter(tolerance.select(both).queue_id for _ in range(6)) == {0: 2, 1: 2, 7: 2}
 
@@ -77,7 +77,7 @@ async def test_producers_that_send_one_message_each_use_all_queues(monkeypatch: 
 
 @pytest.mark.anyio
 async def test_a_first_burst_with_linger_uses_all_queues() -> None:
-    """Also before the topic's route is known: the first burst of a program is just that."""
+    """This holds before the topic's route is known, too: a program's first burst is such a case."""
     async with scripted_broker(queues=4) as broker:
         broker.answers[BATCH] = stored
         async with (

@@ -1,4 +1,4 @@
-"""How members take queues up and give them away, against a broker that answers as the test says."""
+"""How members acquire and release queues, against a scripted broker."""
 
 import anyio
 import pytest
@@ -11,12 +11,12 @@ from trimq.protocol.command import RemotingCommand
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(30)]
 
-#: Far below the time after which a member looks again by itself.
+#: Far below the interval at which a member rebalances regularly.
 SOON = 10
 
 
 class Group:
-    """A broker's side of a group: its members, and whose its queues are."""
+    """The broker's side of a group: its members, and the owner of each queue."""
 
     def __init__(self, broker: ScriptedBroker) -> None:
         self.broker = broker
@@ -58,7 +58,7 @@ async def test_queues_are_taken_up_with_one_request_of_each_kind() -> None:
             assert {command.ext_fields()["queueOffset"] for command in pulls} == {"7"}
             assert broker.counts[RequestCode.GET_CONSUMER_LIST_BY_GROUP] == 1
             assert broker.counts[RequestCode.LOCK_BATCH_MQ] == 1
-            assert broker.counts[RequestCode.QUERY_CONSUMER_OFFSET] == 5  # the group's retry topic has a queue too
+            assert broker.counts[RequestCode.QUERY_CONSUMER_OFFSET] == 5  # the group's retry topic has a queue as well
 
 
 async def test_a_queue_that_another_member_has_locked_is_asked_for_again_soon() -> None:
@@ -77,7 +77,7 @@ async def test_a_queue_is_kept_for_a_while_before_it_is_given_away(monkeypatch: 
         monkeypatch.setattr(rebalance, "TENURE", 3600.0)
         with anyio.fail_after(SOON):
             async with member(broker) as consumer:
-                group.others = ["0"]  # it comes before us, and the one queue is its
+                group.others = ["0"]  # it sorts before our client id, so the only queue is its own
                 consumer.rebalancer.now()
                 await broker.until(RequestCode.GET_CONSUMER_LIST_BY_GROUP, 4)
                 assert len(consumer.assignment) == 1
@@ -119,7 +119,9 @@ async def test_a_queue_whose_offset_cannot_be_asked_for_does_not_hold_up_the_oth
                 assert broker.counts[RequestCode.QUERY_CONSUMER_OFFSET] == 6
 
 
-async def test_who_leaves_unlocks_its_queues_though_nobody_confirms_its_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_member_that_leaves_unlocks_its_queues_though_its_commit_is_not_confirmed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(rebalance, "LEAVE_TIMEOUT", 0.05)
     async with scripted_broker(queues=1) as broker:
         Group(broker)

@@ -1,7 +1,7 @@
-"""What happens to a message that cannot be handed back, to a lock that cannot be renewed, to a broker that forgot us.
+"""Messages that cannot be handed back, locks that cannot be renewed, and brokers that have forgotten their clients.
 
-Each guards against silence: a message that is committed and not processed, a queue that two members read, a broker that
-sends nothing until the next regular heartbeat.
+Each test guards against a silent fault: a message that is committed and not processed, a queue that two members read,
+a broker that sends nothing until the next regular heartbeat.
 """
 
 import time
@@ -25,7 +25,7 @@ QUEUE = MessageQueue(topic="T", broker_name="a", queue_id=0)
 
 
 class RecordedProcessQueue:
-    """As far as Retries and Rebalancer use one."""
+    """A process queue, with the attributes that Retries and Rebalancer use."""
 
     def __init__(self) -> None:
         self.done: list[object] = []
@@ -45,21 +45,21 @@ class RecordedProcessQueue:
         self.paused = False
 
 
-async def test_a_message_that_nobody_takes_back_stays_and_is_not_committed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its offset would be committed with those around it, and it would never be processed."""
+async def test_a_message_that_no_broker_takes_back_stays_and_is_not_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise its offset would be committed with those around it, and it would never be processed."""
 
     async def send_back(_client: object, _group: str, message: str, *_: object) -> bool:
         await anyio.lowlevel.checkpoint()
-        return message != "nobody takes it"
+        return message != "no broker takes it"
 
     monkeypatch.setattr(retries, "send_back", send_back)
     monkeypatch.setattr(retries, "LOCAL_RETRY_DELAY", 0.0)
     process_queue: Any = RecordedProcessQueue()
     async with anyio.create_task_group() as group:
         handing: Any = Retries(None, "g", None, 1.0, group.start_soon)  # type: ignore[arg-type]
-        await handing.to_retry_topic(process_queue, ["one", "nobody takes it", "two"], 0)
+        await handing.to_retry_topic(process_queue, ["one", "no broker takes it", "two"], 0)
         assert process_queue.done == ["one", "two"]
-    assert process_queue.again == ["nobody takes it"]
+    assert process_queue.again == ["no broker takes it"]
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ async def test_a_message_that_nobody_takes_back_stays_and_is_not_committed(monke
     ids=["renewed", "not renewed once", "not renewed for long"],
 )
 async def test_a_queue_is_read_as_long_as_its_lock_is_trusted(held: bool, age: float, paused: bool | None) -> None:
-    """The broker gives a lock that is not renewed to another member: two would read the queue."""
+    """The broker gives a lock that is not renewed to another member; two members would read the queue."""
     rebalancer: Any = Rebalancer(
         SimpleNamespace(), "g", lambda: ["T"], None, None, None, orderly=True,  # type: ignore[arg-type]
     )  # fmt: skip
@@ -86,7 +86,7 @@ async def test_a_queue_is_read_as_long_as_its_lock_is_trusted(held: bool, age: f
 
 
 async def test_a_broker_that_was_lost_is_greeted_as_soon_as_it_is_there_again() -> None:
-    """It has forgotten its producers and consumers; the next regular heartbeat comes half a minute later."""
+    """A restarted broker has no producers and consumers; the next regular heartbeat comes half a minute later."""
     async with scripted_broker() as broker, Producer("p", namesrv=broker.address) as producer:
         broker.answers[SEND] = stored
         await producer.send(Message("T", b"x"))

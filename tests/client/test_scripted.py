@@ -1,4 +1,4 @@
-"""What no real broker does when a test wants it: refusals, silence, answers that come when the test says so."""
+"""Behaviour that no real broker shows at a test's request: errors, no reply, replies at a given time."""
 
 from datetime import UTC, datetime
 
@@ -29,7 +29,7 @@ def refused(code: int) -> Answer:
 
 
 def messages_of(command: RemotingCommand) -> int:
-    """How many messages it brings, where it is a batch."""
+    """The number of messages in a send of a batch."""
     return len(decode_batch(command.body)) if command.code == BATCH else 0
 
 
@@ -151,7 +151,7 @@ async def test_every_sender_of_a_batch_learns_what_became_of_it(end: str, warm: 
                 elif end == "closed":
                     await broker.seen[-1][0].aclose()
             if end == "cancelled":
-                await broker.seen[-1][0].aclose()  # the producer would wait for what is under way when it is closed
+                await broker.seen[-1][0].aclose()  # on close, the producer would wait for the sends in flight
         outcome = SendOutcome.NOT_STORED if end == "refused" else SendOutcome.PERHAPS_STORED
         assert {message.outcome for message in messages} == {outcome}
         kinds = {"refused": [NotStoredError] * 5, "cancelled": []}

@@ -1,4 +1,4 @@
-"""A message that is to come again: the broker keeps it, or a copy is sent, or it stays. And what brokers ask for."""
+"""Handing a message back: the broker stores it, a copy is sent, or it stays. And brokers' requests to clients."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -35,14 +35,14 @@ async def client_of(answers: dict[int, Answer]) -> AsyncIterator[tuple[ScriptedB
         yield broker, client
 
 
-@pytest.mark.parametrize(("most", "told"), [(-1, None), (5, "5")])
-async def test_the_broker_keeps_it(most: int, told: str | None) -> None:
+@pytest.mark.parametrize(("most", "expected"), [(-1, None), (5, "5")])
+async def test_the_broker_keeps_it(most: int, expected: str | None) -> None:
     async with client_of({}) as (broker, client):
         assert await send_back(client, "g", message(), 3, most)
         [asked] = await broker.until(BACK, 1)
         fields = asked.ext_fields()
         assert (fields["group"], fields["originTopic"], fields["delayLevel"]) == ("g", "T", "3")
-        assert fields.get("maxReconsumeTimes") == told
+        assert fields.get("maxReconsumeTimes") == expected
         assert broker.counts[SEND] == 0
 
 
@@ -79,7 +79,7 @@ async def test_it_stays_where_neither_works() -> None:
 
 
 class Pushing:
-    """A consumer of T that has read messages 0 and 1 and acknowledged the first; and its connection."""
+    """A consumer of T that has read messages 0 and 1 and acknowledged the first, with its connection."""
 
     def __init__(self, broker: ScriptedBroker, consumer: Consumer) -> None:
         self.broker = broker
@@ -88,7 +88,7 @@ class Pushing:
         self.answers: dict[int, RemotingCommand] = {}
 
     async def ask(self, code: int, fields: dict[str, str], body: bytes = b"") -> RemotingCommand:
-        """What the consumer answers to its broker."""
+        """Send the consumer a request of its broker, and return the reply."""
         self.opaque += 1
         command = RemotingCommand.request(code, fields, body)
         command.opaque = self.opaque
@@ -138,12 +138,12 @@ async def test_offsets_are_reset_by_a_broker() -> None:
         reply = await pushed.ask(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, fields, offsets("a", 0))
         assert reply.code == ResponseCode.SUCCESS
         assert (await anext(pushed.consumer)).queue_offset == 0
-        # a queue that it has not is no error: brokers tell all members
+        # an unknown queue is no error: brokers send the request to all members
         reply = await pushed.ask(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, fields, offsets("b", 0))
         assert reply.code == ResponseCode.SUCCESS
 
 
-async def test_a_consumer_tells_its_offsets() -> None:
+async def test_a_consumer_reports_its_offsets() -> None:
     async with pushing() as pushed:
         reply = await pushed.ask(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, {"topic": "T", "group": "g"})
         [(queue, offset)] = lenient_json.loads(bytes(reply.body))["messageQueueTable"].items()

@@ -1,6 +1,6 @@
-"""What a send's error says: for each response code and each failure on the way, after each kind of earlier attempt.
+"""The error of a send, for each response code and each network failure, after each kind of earlier attempt.
 
-Guards: a refusal that is certain is never PerhapsStoredError; an earlier attempt that may have worked is never
+Guards: a definite refusal is never PerhapsStoredError; an earlier attempt that may have stored is never
 forgotten; an outage is never UsageError.
 """
 
@@ -57,11 +57,11 @@ CODES: dict[int, Any] = {
     USAGE, 206: USAGE, 207: PERHAPS, 208: USAGE, 209: NOT, 210: NOT, 211: NOT, 212: NOT, 213: USAGE, 215: NOT, 501:
     NOT, 604: USAGE, 1500: NOT, 2003: PERHAPS, 3001: USAGE, 3002: USAGE, 9999: PERHAPS,
 }  # fmt: skip
-"""Those of RocketMQ, one of its controller, and one that nobody knows: of what is not known nothing is certain."""
+"""RocketMQ's codes, one of its controller's, and an unknown one, after which the outcome is uncertain."""
 
 FAILURES: dict[str, Any] = {
     "not connected": UNREACHABLE,
-    "no room": UNREACHABLE,
+    "no space": UNREACHABLE,
     "closed before it was written": UNREACHABLE,
     "closed after it was written": PERHAPS,
     "silence, not written": UNREACHABLE,
@@ -71,7 +71,7 @@ FAILURES: dict[str, Any] = {
 }
 
 EARLIER: dict[str, list[Any]] = {"first": [], "refused": [2], "unreachable": ["not connected"], "unknown": [1]}
-"""What the attempt before came to."""
+"""The outcome of the attempt before."""
 
 
 def test_no_code_is_left_out() -> None:
@@ -79,7 +79,7 @@ def test_no_code_is_left_out() -> None:
 
 
 class Connection:
-    """As far as Attempts looks at one."""
+    """A connection, with the attributes that Attempts uses."""
 
     address = ADDRESS
     encoding = Encoding.JSON
@@ -90,11 +90,11 @@ class Connection:
         return running_loop().call()
 
     def end(self, call: Call) -> None:
-        """There is nothing to forget."""
+        """Do nothing."""
 
 
 class Scripted:
-    """A client whose requests end as ``steps`` say: a response code, or a failure of FAILURES."""
+    """A client whose requests end with ``steps`` in turn: a response code, or a failure of FAILURES."""
 
     def __init__(self, steps: Sequence[Any], routes: Sequence[TopicRoute | RocketMQError] = ()) -> None:
         self.steps = list(steps)
@@ -111,7 +111,7 @@ class Scripted:
         return found
 
     def ready(self, _address: str) -> Connection | None:
-        return None if self.steps[0] in ("not connected", "no room") else Connection()
+        return None if self.steps[0] in ("not connected", "no space") else Connection()
 
     async def with_space(self, address: str, code: int, timeout: float) -> Connection:
         if self.steps.pop(0) == "not connected":
@@ -147,13 +147,13 @@ PREPARED = Prepared(SEND, "T", b"x", "", 0, 0, 0, ("id",))
 
 def attempts(client: Scripted, retries: int) -> Attempts:
     return Attempts(
-        client,  # type: ignore[arg-type] # as far as it is needed
+        client,  # type: ignore[arg-type] # has the methods that are used
         "p", retries=retries, retry_unknown=True, timeout=1.0, create_topics=True,
     )  # fmt: skip
 
 
 async def outcome(client: Scripted, retries: int, failure: Failure | None = None) -> Any:
-    """``stored``, or the error's class; the message says the same."""
+    """``stored``, or the error's class. The outcome of the message must match."""
     message = Message("T", b"x")
     try:
         await attempts(client, retries).deliver(PREPARED, None, [message], None, failure)
@@ -171,7 +171,7 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("earlier", EARLIER)
 async def test_the_error_of_a_send(earlier: str) -> None:
-    """The whole table; an earlier attempt that may have worked makes every later refusal uncertain."""
+    """The whole table. If an earlier attempt may have stored the message, every later error is uncertain."""
     before = EARLIER[earlier]
     found, expected = {}, CODES | FAILURES
     for step in expected:
@@ -182,7 +182,7 @@ async def test_the_error_of_a_send(earlier: str) -> None:
 
 
 async def test_a_first_attempt_that_may_have_worked_is_not_forgotten_where_others_made_it() -> None:
-    """The first attempt of a batch is made without a task; its failure is handed over to who repeats it."""
+    """The first attempt of a batch is made without a task; its failure is passed to the task that retries."""
     first = Failure(MessageQueue(topic="T", broker_name="a", queue_id=0), PerhapsStoredError("silence"))
     assert await outcome(Scripted([13]), 2, first) is PerhapsStoredError
     assert await outcome(Scripted([], [NoBrokerError("gone")]), 2, first) is PerhapsStoredError
@@ -190,14 +190,14 @@ async def test_a_first_attempt_that_may_have_worked_is_not_forgotten_where_other
 
 
 async def test_a_topic_that_vanishes_between_attempts_does_not_make_the_first_one_certain() -> None:
-    """A template's route is not kept: it is asked for before each attempt."""
+    """A template's route is not cached: it is requested before each attempt."""
     for lost in (NoBrokerError("gone"), TopicNotFoundError("gone", code=17)):
         assert await outcome(Scripted(["silence, written"], [route(), lost]), 2) is PerhapsStoredError
         assert await outcome(Scripted([2], [route(), lost]), 2) is type(lost)
 
 
 async def test_a_message_that_no_broker_takes_is_not_the_brokers_fault() -> None:
-    """It was left alone for ten minutes after it had refused a message that is too large."""
+    """Guards: a broker was avoided for ten minutes after it had refused a message that was too large."""
     sends = attempts(Scripted([13, 2]), 0)
     for code, is_available in ((13, True), (2, False)):
         with pytest.raises(RocketMQError) as caught:
@@ -259,7 +259,7 @@ async def test_a_batchs_first_attempt_that_may_have_worked_is_not_forgotten() ->
 
 
 async def test_a_batch_that_is_closed_over_says_what_is_known() -> None:
-    """A task of ours that is cancelled leaves an error that is none of the SDK's: it may have been stored."""
+    """If an internal task is cancelled, the error is not one of the SDK's: the message may have been stored."""
     async with scripted_broker() as broker:
         broker.answers[BATCH] = lambda _: None
         errors: list[RocketMQError] = []
@@ -299,7 +299,7 @@ def cluster(*addresses: str) -> bytes:
 
 
 async def test_a_send_waits_for_a_broker_that_restarts() -> None:
-    """Its name server knows no broker for a while, and so no topic."""
+    """While a broker restarts, its name server may know no broker, and so no topic."""
     async with scripted_broker() as broker:
 
         def comes_back(command: RemotingCommand) -> RemotingCommand:
@@ -333,7 +333,7 @@ async def test_an_outage_that_lasts_is_an_outage_error(what: str) -> None:
         assert broker.counts[CLUSTER] > 1
 
 
-async def test_with_brokers_there_a_topic_that_nobody_knows_is_not_found_at_once() -> None:
+async def test_while_brokers_are_up_an_unknown_topic_is_not_found_immediately() -> None:
     async with scripted_broker() as broker:
         broker.answers |= {ROUTE: unknown, CLUSTER: lambda command: command.reply(body=cluster(broker.address))}
         async with Producer("p", namesrv=broker.address, send_timeout=100.0) as producer:
@@ -346,14 +346,14 @@ async def test_a_name_server_that_has_just_started_does_not_speak_for_the_others
     async with scripted_broker() as fresh, scripted_broker() as broker:
         fresh.answers |= {ROUTE: unknown, CLUSTER: lambda command: command.reply(body=cluster())}
         broker.answers[SEND] = stored
-        for _ in range(4):  # it begins with one of them by chance
+        for _ in range(4):  # the first broker is random
             async with Producer("p", namesrv=[fresh.address, broker.address]) as producer:
                 await producer.send(Message("T", b"x"))
         assert broker.counts[SEND] == 4
 
 
 async def test_a_consumer_opens_while_no_broker_is_there_and_waits() -> None:
-    """As it always did for a topic that nobody knows yet: it begins when the topic comes."""
+    """A send to a topic that does not exist yet waits, and starts when the topic is created."""
     async with scripted_broker() as broker:
         broker.answers |= {ROUTE: unknown, CLUSTER: lambda command: command.reply(body=cluster())}
         async with Consumer("g", "T", namesrv=broker.address, start="first", model="broadcasting") as consumer:
@@ -380,7 +380,7 @@ async def everybody_asks(broker: ScriptedBroker, number: int) -> list[type[Rocke
 
 
 async def test_those_who_ask_for_the_same_topic_share_the_answer_that_there_is_none() -> None:
-    """A hundred sends were a hundred questions, one after the other."""
+    """Guards: a hundred sends made a hundred route requests, one after the other."""
     async with scripted_broker() as broker:
         broker.answers |= {ROUTE: unknown, CLUSTER: lambda command: command.reply(body=cluster(broker.address))}
         assert await everybody_asks(broker, 100) == [TopicNotFoundError] * 100
@@ -389,7 +389,7 @@ async def test_those_who_ask_for_the_same_topic_share_the_answer_that_there_is_n
 
 @pytest.mark.parametrize("answer", [refused(1), lambda command: command.reply(body=b"{")], ids=["error", "nonsense"])
 async def test_a_name_servers_fault_stores_nothing(answer: Callable[[RemotingCommand], RemotingCommand]) -> None:
-    """Asking where to send was answered with SYSTEM_ERROR: that was PerhapsStoredError."""
+    """Guards: if the route request failed with SYSTEM_ERROR, the send raised PerhapsStoredError."""
     async with scripted_broker() as broker:
         broker.answers[ROUTE] = answer
         async with Producer("p", namesrv=broker.address) as producer:

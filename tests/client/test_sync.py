@@ -81,7 +81,7 @@ def test_pull_and_admin(servers: Servers, name: str) -> None:
         consumer.seek(queue, 0)
         assert consumer.position(queue) == 0
         assert (consumer.first_offset(queue), consumer.end_offset(queue)) == (0, 3)
-    # What was read is in the queue. Before, it need not be: Apache's broker acknowledges first, and dispatches then.
+    # A message that was read is in the queue. Before, it may not be: Apache's broker acknowledges before it dispatches.
     with Admin(servers.namesrv) as admin:
         [bounds] = admin.topic_stats(name).values()
         assert bounds.max_offset == 3
@@ -107,7 +107,7 @@ def test_threads_share_a_producer(servers: Servers, name: str) -> None:
 
 
 def test_nothing_is_left_behind(servers: Servers, name: str) -> None:
-    before = set(threading.enumerate())  # by which thread, not by how many: those of other tests may end meanwhile
+    before = set(threading.enumerate())  # the threads, not their number: threads of other tests may end during this one
     with Producer(name, namesrv=servers.namesrv) as producer:
         producer.send(Message(name, b"x"))
         assert set(threading.enumerate()) - before
@@ -119,7 +119,7 @@ def test_transaction(servers: Servers, name: str, request: pytest.FixtureRequest
     servers.create_topic(name, 1)
 
     def never(_message: object) -> None:
-        pytest.fail("the broker asked, though it was told")
+        pytest.fail("the broker asked although it had been notified")
 
     with TransactionProducer(name, never, namesrv=servers.namesrv) as producer:  # type: ignore[arg-type]
         with producer.transaction(Message(name, b"good")):

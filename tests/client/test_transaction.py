@@ -19,7 +19,7 @@ pytestmark = pytest.mark.anyio
 
 
 def never(_message: ReceivedMessage) -> TransactionState:
-    pytest.fail("the broker asked, though it was told")
+    pytest.fail("the broker asked although it had been notified")
 
 
 async def bodies(servers: Servers, topic: str, count: int, within: float = 40) -> list[bytes]:
@@ -45,7 +45,7 @@ async def test_commit_and_rollback(servers: Servers, name: str, request: pytest.
         assert await bodies(servers, name, 2) == [b"good", b"plain"]
 
 
-async def test_the_broker_asks_where_it_was_not_told(
+async def test_the_broker_asks_where_it_was_not_notified(
     servers: Servers, name: str, request: pytest.FixtureRequest
 ) -> None:
     servers.expect(request, "transactions")
@@ -95,7 +95,7 @@ async def test_request_and_reply(servers: Servers, name: str, request: pytest.Fi
         group.cancel_scope.cancel()
 
 
-async def test_nobody_replies(servers: Servers, name: str) -> None:
+async def test_a_request_without_a_reply(servers: Servers, name: str) -> None:
     servers.create_topic(name, 1)
     async with Producer(name, namesrv=servers.namesrv) as asker:
         with pytest.raises(TimeoutError):

@@ -1,7 +1,7 @@
-"""How a transaction's end is told to the broker, and how its questions are answered, by what travels.
+"""The requests that end a transaction, and the answers to the broker's checks, as sent over the connection.
 
-Guards: a question about another group's transaction is not answered (the wrong program would decide), an answer to a
-question says that it is one, and the end of a transaction that was not asked for says that it is not.
+Guards: a check of another group's transaction is not answered (the wrong program would decide), and only the answer to
+a check is marked as one (``fromTransactionCheck``).
 """
 
 import anyio
@@ -23,7 +23,7 @@ GREETING = RequestCode.HEART_BEAT
 
 
 def half(broker: ScriptedBroker, group: str, body: bytes) -> bytes:
-    """A prepared message as the broker has it."""
+    """A prepared message as the broker stores it."""
     host, _, port = broker.address.rpartition(":")
     return encode_record(
         topic=b"T", body=body, properties=encode_properties({"PGROUP": group, "TRAN_MSG": "true"}).encode(),
@@ -33,7 +33,7 @@ def half(broker: ScriptedBroker, group: str, body: bytes) -> bytes:
 
 
 async def ask(broker: ScriptedBroker, group: str, body: bytes) -> None:
-    """The broker asks what became of a transaction, by the connection that it was greeted by."""
+    """Send the broker's check of a transaction, over the connection of the producer's heartbeat."""
     header = {"tranStateTableOffset": "7", "commitLogOffset": "70", "topic": "T", "msgId": "m", "transactionId": "t"}
     question = RemotingCommand.request(
         RequestCode.CHECK_TRANSACTION_STATE, header, half(broker, group, body), oneway=True
@@ -60,17 +60,20 @@ async def test_only_the_groups_own_transactions_are_answered_for() -> None:
         await producer.client.heartbeat()
         await ask(broker, "theirs", b"another program's")
         await ask(broker, "our", b"nor one whose name ours begins with")
-        await ask(broker, "ours", b"ours")  # in the order in which they came
+        await ask(broker, "ours", b"ours")  # in the order of their arrival
         [end] = await broker.until(END, 1)
         await anyio.wait_all_tasks_blocked()
         assert broker.counts[END] == 1
     assert asked == [b"ours"]
-    told = end.ext_fields()
+    fields = end.ext_fields()
     assert end.is_oneway
-    assert {name: told[name] for name in ("producerGroup", "tranStateTableOffset", "commitLogOffset", "msgId")} == {
+    assert {name: fields[name] for name in ("producerGroup", "tranStateTableOffset", "commitLogOffset", "msgId")} == {
         "producerGroup": "ours", "tranStateTableOffset": "7", "commitLogOffset": "70", "msgId": "m",
     }  # fmt: skip
-    assert (told["commitOrRollback"], told["fromTransactionCheck"]) == (str(TransactionState.ROLLBACK.value), "true")
+    assert (fields["commitOrRollback"], fields["fromTransactionCheck"]) == (
+        str(TransactionState.ROLLBACK.value),
+        "true",
+    )
 
 
 @pytest.mark.parametrize("state", TransactionState)
@@ -103,9 +106,9 @@ async def test_a_check_that_fails_leaves_the_transaction_open() -> None:
 
 
 @pytest.mark.parametrize("state", TransactionState)
-async def test_the_end_of_a_block_is_told_unasked(state: TransactionState) -> None:
+async def test_the_end_of_a_block_is_reported_unasked(state: TransactionState) -> None:
     def never(_message: ReceivedMessage) -> TransactionState:
-        pytest.fail("nobody asked")
+        pytest.fail("the broker did not ask")
 
     async with scripted_broker() as broker, TransactionProducer("g", never, namesrv=broker.address) as producer:
         broker.answers[SEND] = stored_with_id
@@ -113,8 +116,8 @@ async def test_the_end_of_a_block_is_told_unasked(state: TransactionState) -> No
             transaction.state = state
         [end] = await broker.until(END, 1)
         [send] = await broker.until(SEND, 1)
-    told = end.ext_fields()
-    assert (told["commitOrRollback"], told["fromTransactionCheck"]) == (str(state.value), "false")
-    assert (told["tranStateTableOffset"], told["producerGroup"]) == ("5", "g")
+    fields = end.ext_fields()
+    assert (fields["commitOrRollback"], fields["fromTransactionCheck"]) == (str(state.value), "false")
+    assert (fields["tranStateTableOffset"], fields["producerGroup"]) == ("5", "g")
     assert "PGROUP\x01g\x02" in send.ext_fields()["i"]
-    assert int(send.ext_fields()["f"]) & 4  # prepared: nobody sees it yet
+    assert int(send.ext_fields()["f"]) & 4  # prepared: not visible to consumers yet

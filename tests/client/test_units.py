@@ -91,7 +91,7 @@ async def test_an_in_flight_limit_lets_in_in_order_and_one_that_is_too_large_alo
         await anyio.wait_all_tasks_blocked()
         group.start_soon(enter, "small", 1)
         await anyio.wait_all_tasks_blocked()
-        assert order == []  # the small one would fit, but it is not its turn
+        assert order == []  # the small one would fit, but an earlier one waits
         limit.leave(6)
         await anyio.wait_all_tasks_blocked()
         assert order == ["large"]
@@ -120,7 +120,7 @@ def test_a_faulty_broker_is_left_alone_for_a_while() -> None:
     both = [queue("a"), queue("b")]
     tolerance.failed("a")
     assert {tolerance.select(both).broker_name for _ in range(8)} == {"b"}
-    assert tolerance.select([queue("a")]).broker_name == "a"  # any will do where there is no other
+    assert tolerance.select([queue("a")]).broker_name == "a"  # the only broker is selected although it failed
     now = 1000.0
     assert {tolerance.select(both).broker_name for _ in range(8)} == {"a", "b"}
     tolerance.took("b", 0.6)
@@ -180,7 +180,7 @@ async def test_routes_are_asked_for_once_and_templates_are_not_kept() -> None:
     assert found.member("b", 7) == "b:1"
     assert cache.address_of("a") == "a:1"
     del known["T"]
-    assert await cache.refresh("T") is found  # a name server that has just started knows nobody
+    assert await cache.refresh("T") is found  # a name server that has just started knows no broker
     assert set(cache.addresses(masters_only=True)) == {"a:1", "b:1"}
 
 
@@ -235,7 +235,7 @@ def test_replies_are_split_into_messages() -> None:
     ids=["client", "producer", "pull_consumer", "consumer"],
 )
 async def test_opening_in_a_cancelled_scope_ends(make: Callable[[], Lifecycle]) -> None:
-    """Its tasks are shielded: nothing but opening itself can end them."""
+    """Its tasks are shielded: only the opening code can end them."""
     with anyio.fail_after(10, shield=True), anyio.CancelScope() as scope:
         scope.cancel()
         async with make():
@@ -301,7 +301,7 @@ def test_what_the_form_has_no_place_for_is_not_usual(prepared: Prepared) -> None
     ],
     ids=["bare", "not waiting", "tags", "tags and keys", "properties", "sharding key", "delay"],
 )
-def test_properties_travel_whichever_way_they_are_written(message: Message) -> None:
+def test_properties_travel_in_whichever_form_they_are_written(message: Message) -> None:
     ids = UniqueIdGenerator(bytes(4))
     expected = message.wire_properties()
     for instead in (None, message.wire_properties()):

@@ -1,4 +1,4 @@
-"""The commands that pages tell people to type: blocks that begin with ```sh and a name (none: the page's own)."""
+"""The shell commands of pages: blocks that start with ```sh and a name (without a name: the page's only block)."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The examples of the pages that people read, and who runs each of them.
+"""The examples of the documentation pages, and the test that runs each.
 
 An example is a block between fences, or a paragraph that is indented by four spaces.
 """
@@ -25,7 +25,7 @@ _INDENTED = re.compile(r"(?:\A|(?<=\n\n))((?: {4,}[^\n]*\n)(?:(?: {4,}[^\n]*)?\n
 
 
 def examples(page: str) -> list[str]:
-    """The texts of a page's examples, without their indentation, in no order."""
+    """The texts of a page's examples, without their indentation, in no particular order."""
     text = (ROOT / page).read_text(encoding="utf-8")
     fenced = [dedent(found[2]).strip("\n") for found in _FENCED.finditer(text)]
     # An indented paragraph in a list belongs to the list.
@@ -40,7 +40,7 @@ STREAM = "tests/spark/test_topic_docs.py::test_a_streaming_count_in_five_command
 JOBS = "tests/spark/test_job_docs.py::test_the_commands_of_the_page"
 TARGETS = "tests/docs/test_examples.py::test_the_commands_for_tests_exist"
 NOT_RUN = "not run: "
-"""Before the reason why nobody runs it."""
+"""Prefix of the reason why no test runs an example."""
 
 RUN_BY: dict[str, dict[str, str]] = {
     "README.md": {
@@ -87,4 +87,4 @@ RUN_BY: dict[str, dict[str, str]] = {
     "tests/interop/README.md": {"make test-clients": TARGETS},
     "tests/spark/README.md": {"make test-spark": TARGETS},
 }
-"""Page to the beginning of an example to the test that runs it. The first beginning that fits counts; "" fits all."""
+"""Page to first words of an example to the test that runs it. The first match counts; "" matches all."""

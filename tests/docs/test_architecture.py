@@ -13,7 +13,7 @@ PATH = re.compile(r"`((?:[a-z_]+/)+(?:[a-z_]+\.[a-z]+)?|[a-z_]+\.py)`")
 
 
 def paths(text: str) -> list[Path]:
-    """Files and folders that a text names; a bare file name is in the folder that was named before it."""
+    """Files and folders named in a text; a bare file name is in the folder named before it."""
     found: list[Path] = []
     folder = ROOT
     for name in PATH.findall(text):
@@ -25,7 +25,7 @@ def paths(text: str) -> list[Path]:
 
 
 def defined(path: Path) -> set[str]:
-    """Classes, their methods as ``Class.method``, and functions of a module, or of all modules of a folder."""
+    """Classes, methods as ``Class.method``, and functions of a module, or of all modules in a folder."""
     names: set[str] = set()
     for module in path.glob("*.py") if path.is_dir() else [path]:
         for node in ast.parse(module.read_text(encoding="utf-8")).body:

@@ -1,4 +1,4 @@
-"""Every example on a page is run by a test, or a reason stands here why not."""
+"""Every example on a page is run by a test, or examples.py has the reason why not."""
 
 import re
 import shlex
@@ -24,7 +24,7 @@ def test_pages_are_found() -> None:
     assert not [page for page in PAGES if ".venv" in page]
 
 
-def test_both_ways_of_writing_an_example_are_seen(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_both_forms_of_an_example_are_seen(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("pages")
     page = folder / "page.md"
     page.write_text(
@@ -38,7 +38,7 @@ def test_both_ways_of_writing_an_example_are_seen(tmp_path_factory: pytest.TempP
 def test_every_example_is_run(page: str) -> None:
     for example in examples(page):
         assert runner(page, example), (
-            f"nobody runs this example of {page}; name its test in tests/docs/examples.py:\n{example}"
+            f"no test runs this example of {page}; name its test in tests/docs/examples.py:\n{example}"
         )
 
 
@@ -80,7 +80,7 @@ async def test_the_check_is_a_feature(tmp_path: Path) -> None:
 
 
 def test_the_commands_for_tests_exist() -> None:
-    """They run these very tests, so it is looked at that their targets, files and options are there."""
+    """These commands run the tests themselves, so only the existence of their targets, files and options is checked."""
     lines = [
         line
         for page, entries in RUN_BY.items()

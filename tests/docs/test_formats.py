@@ -113,7 +113,7 @@ def test_failed_sync(tmp_path: Path) -> None:
 
 
 def test_every_example_is_checked() -> None:
-    """A page whose example nobody reads is a page that goes wrong."""
+    """A page whose example is not tested becomes wrong unnoticed."""
     source = Path(__file__).read_text(encoding="utf-8")
     unread = {name for name in EXAMPLES if f'"{name}"' not in source and not name.startswith("frame-")}
     assert not unread

@@ -1,4 +1,4 @@
-"""docs/operate.md says what is true: every event that asks for attention, the reasons, the alerts, the backup."""
+"""docs/operate.md matches the code: the events that need attention, the reasons, the alerts, the backup."""
 
 import ast
 import os
@@ -22,15 +22,15 @@ from trimq.remoting.http import health as phases
 MANUAL = PAGES["operate"].read_text()
 TOOLS = str(Path(sys.executable).parent)
 LEVELS = {"debug", "info", "warning", "error", "exception", "critical"}
-ROOMS = ("broker", "namesrv", "remoting")
+PACKAGES = ("broker", "namesrv", "remoting")
 PASSED_ON = {"client_log.py", "log_setup.py"}
-"""They hand events on that others name."""
+"""Modules that pass on events named by their callers."""
 
 
 def logged(source: str) -> set[str]:
     """The names of events that a module logs: every text in the first argument of a call like log.warning().
 
-    ``failed`` is a ClientLog's, and the name of other methods too, which are given no text.
+    ``failed`` is a method of ClientLog; methods of other classes with this name take no text.
     """
     found: set[str] = set()
     for node in ast.walk(ast.parse(source)):
@@ -49,9 +49,9 @@ def logged(source: str) -> set[str]:
 
 
 def test_every_event_is_explained() -> None:
-    modules = [path for room in ROOMS for path in (ROOT / room).rglob("*.py") if path.name not in PASSED_ON]
+    modules = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py") if path.name not in PASSED_ON]
     events = {event for path in modules for event in logged(path.read_text())}
-    assert {"connection_callback_failed", "broken_frame"} <= events  # those of remoting's client side too
+    assert {"connection_callback_failed", "broken_frame"} <= events  # remoting's client side is included
     assert len(events) > 75
     assert {event for event in events if f"`{event}`" not in MANUAL} == set()
 
@@ -62,15 +62,15 @@ def test_every_event_on_the_page_exists() -> None:
         event for row in re.findall(r"^\| (`.*?) \|", tables, re.MULTILINE) for event in re.findall(r"`([a-z_]+)`", row)
     }
     assert len(named) > 75
-    logs = "".join(path.read_text() for room in ROOMS for path in (ROOT / room).rglob("*.py"))
+    logs = "".join(path.read_text() for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
     assert {event for event in named if f'"{event}"' not in logs} == set()
 
 
 def test_every_code_that_a_server_answers_is_explained() -> None:
     used = {
         name
-        for room in ROOMS
-        for path in (ROOT / room).rglob("*.py")
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*.py")
         for name in re.findall(r"\bResponseCode\.([A-Z_]+)", path.read_text())
     }
     assert len(used) > 15
@@ -98,7 +98,7 @@ ELSEWHERE = {
     "mqadmin updateSubGroup": "tests/client/test_mqadmin.py",
     "mqbroker --accept-missing-log": "tests/broker/test_cli.py",
 }
-"""Commands that stand in a sentence only, and the tests that run them."""
+"""Commands that are in a sentence only, and the tests that run them."""
 
 
 def test_every_command_in_a_sentence_stands_in_a_block_too() -> None:
@@ -116,11 +116,11 @@ def test_every_command_in_a_sentence_stands_in_a_block_too() -> None:
 
 
 ENDED = "trap 'kill $(jobs -p) 2>/dev/null || :; wait' EXIT\n"
-"""What a block starts in the background ends with it, however that is."""
+"""Ends the background processes of a block with it, however it ends."""
 
 
 def sh(name: str, environment: dict[str, str], replaced: dict[str, str] | None = None) -> str:
-    """Runs a block as a shell does, with what is of this machine in the place of what the page has."""
+    """Run a block in a shell, with values of this machine in place of those on the page."""
     text = ENDED + ALL[name]
     for old, new in (replaced or {}).items():
         assert old in text, old
@@ -151,10 +151,10 @@ def test_the_commands_for_a_shell(tmp_path: Path) -> None:
     replaced["localhost:10911"] = f"localhost:{broker}"
     out = sh("operate shell", {}, replaced)
     assert out.splitlines().count("ready") >= 2
-    assert "# TRIMQ_" not in out  # nothing is set by a variable
+    assert "# TRIMQ_" not in out  # no variable sets a value
     assert re.search(r"^DefaultCluster +broker-a +0 ", out, re.MULTILINE), out
     assert "fileReservedTime=48" in (tmp_path / "broker.conf").read_text().splitlines()
-    assert not (tmp_path / "store" / "abort").exists()  # an orderly end
+    assert not (tmp_path / "store" / "abort").exists()  # an orderly shutdown
 
 
 async def test_a_backup_of_a_running_broker_has_all_that_was_acknowledged(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ async def test_a_restored_store_is_sound_before_a_broker_opens_it(tmp_path: Path
 
 @pytest.mark.parametrize("unit", ["trimq-broker.service", "trimq-namesrv.service"])
 def test_systemd_understands_the_units(unit: str, tmp_path: Path) -> None:
-    """What they start is started by the tests with Docker, which have no systemd."""
+    """The tests with Docker start the same commands, without systemd."""
     analyze = shutil.which("systemd-analyze")
     if analyze is None:
         pytest.skip("systemd-analyze is not here")

@@ -1,4 +1,4 @@
-"""README's figures are those of the last benchmarks, each with its date and machine."""
+"""README's figures are those of the latest benchmarks, each with its date and machine."""
 
 import json
 from typing import Any
@@ -17,7 +17,7 @@ LOADS = {
 
 
 def measured(part: str) -> tuple[Any, str]:
-    """The numbers of a benchmark, and when and where they were taken."""
+    """The numbers of a benchmark, with the date and the machine of the measurement."""
     found = json.loads((ROOT / "bench" / "results" / f"{part}.json").read_text(encoding="utf-8"))
     machine = found["machine"]
     return found["numbers"], f"{machine['when'][:10]}, {machine['cpu']}, {machine['memory']}"
@@ -69,5 +69,5 @@ def test_the_sentences_have_the_last_figures() -> None:
 
 
 def test_what_readme_calls_behind_is_behind() -> None:
-    # where this fails after a new measurement, that sentence of README is to be written anew
+    # if this fails after a new measurement, rewrite that sentence of README
     assert measured("sdk")[0]["ratios"]["send64"] < 1

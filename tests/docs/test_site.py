@@ -1,4 +1,4 @@
-"""`make docs` makes a site of the pages that loads nothing from elsewhere, and fails on what a link does not find."""
+"""`make docs` makes a site from the pages that loads nothing from other servers, and fails on a broken link."""
 
 import os
 import re
@@ -28,7 +28,7 @@ def need_sphinx() -> None:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `make docs` makes."""
+    """The folder that `make docs` makes."""
     need_sphinx()
     made = tmp_path_factory.mktemp("docs") / "site"
     environment = {**os.environ, "MAKEFLAGS": "", "ARGS": ""}
@@ -39,7 +39,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Loads(HTMLParser):
-    """The addresses from which a browser loads something to show a page, and the styles in it."""
+    """The addresses that a browser loads to show a page, and the page's styles."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Loads(HTMLParser):
 
 
 def loaded(path: Path) -> list[str]:
-    """What a page or a style sheet has the browser load."""
+    """The addresses that a page or a style sheet makes the browser load."""
     text = path.read_text(encoding="utf-8")
     if path.suffix != ".html":
         return styled(text)
@@ -140,7 +140,7 @@ def test_what_a_link_does_not_find_fails_the_build(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_links_lead_to_files(page: str) -> None:
-    """Of all pages, those outside the site too; and without its tools."""
+    """The links of all pages are checked, including pages outside the site, without Sphinx."""
     text = CODE.sub("", (ROOT / page).read_text(encoding="utf-8"))
     targets = [target for target in LINK.findall(text) if not re.match(r"[a-z]+:", target)]
     folder = (ROOT / page).parent

@@ -1,4 +1,4 @@
-"""Which records go where, and what stands in the tag slot of their units, as RocketMQ has it."""
+"""Where each kind of record is dispatched, and the tag slot of its unit, as in RocketMQ."""
 
 import pytest
 

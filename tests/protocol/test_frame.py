@@ -1,4 +1,4 @@
-"""Frames: three encodings, any split of the stream, and what a hostile peer may send."""
+"""Frames: three encodings, any split of the stream, and hostile input."""
 
 import importlib
 import json
@@ -141,7 +141,7 @@ def test_no_bytes_do_anything_but_decode_or_raise_frame_error(header: bytes, enc
 
 
 def both_passes(fields: dict[str, object], kind: type[msgspec.Struct]) -> list[dict[str, object]]:
-    """What the fast pass over the header makes of the fields, and what the tolerant one does."""
+    """The fields as read by the fast pass over the header, and as read by the tolerant one."""
     command = decode(memoryview(frame(json.dumps({"code": 310, "extFields": fields}).encode()))[4:])
     outcomes: list[dict[str, object]] = []
     for request in (command, RemotingCommand(310, ext=command.ext_fields())):

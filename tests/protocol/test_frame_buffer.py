@@ -1,4 +1,4 @@
-"""The buffer that frames are received into gives what the decoder of a stream gives, however the bytes come."""
+"""The receive buffer yields the same frames as the stream decoder, however the bytes are split."""
 
 import random
 
@@ -13,7 +13,7 @@ from trimq.protocol.frame_buffer import FrameBuffer
 
 
 def feed(buffer: FrameBuffer, data: bytes) -> list[RemotingCommand]:
-    """As a socket would: as much as fits at once."""
+    """Fill the buffer as a socket would: as many bytes as fit at a time."""
     found = []
     while data:
         space = buffer.space()
@@ -46,7 +46,7 @@ def test_frames_come_out_as_they_went_in(sizes: list[int], most: int, chance: ra
         count = chance.randint(least, max(least, most))
         found += feed(buffer, stream[at : at + count])
         at += count
-    # Looked at last of all: what was handed out does not change with what comes behind it.
+    # Compared at the end: bytes received later must not change the frames handed out.
     assert seen(found) == seen(FrameDecoder().feed(stream))
     assert buffer.pending == 0
 

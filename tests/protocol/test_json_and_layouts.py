@@ -139,7 +139,7 @@ def test_sizes_and_names_of_files() -> None:
 
 
 def test_configurations_that_tables_keep_cannot_change() -> None:
-    """Caches look whether a table still has the object that they know."""
+    """Caches compare the object in a table by identity, so it must not change in place."""
     with pytest.raises(AttributeError):
         TopicConfig(topic_name="T").perm = 4  # type: ignore[misc]
     with pytest.raises(AttributeError):

@@ -1,4 +1,4 @@
-"""The native extension: when it is used, when not and why, and that it is what this code takes it for."""
+"""The native extension: when it is used, the reasons why not, and that it matches its protocols."""
 
 import ast
 import inspect
@@ -39,7 +39,7 @@ def test_the_version_is_the_crates() -> None:
 
 
 def test_this_process_has_what_is_installed() -> None:
-    # an extension that is there and is not used would hide that nobody tests it; in CI it has to be there
+    # an extension that is installed but not used would be left untested unnoticed; in CI it has to be installed
     if SWITCHED_OFF:
         assert state(NATIVE) == (False, "TRIMQ_NATIVE=off", "python (TRIMQ_NATIVE=off)")
     elif os.environ.get("CI") or not NATIVE.reason.startswith("not installed: "):
@@ -48,7 +48,7 @@ def test_this_process_has_what_is_installed() -> None:
 
 
 def members(kind: type) -> dict[str, Any]:
-    """What a protocol asks for by name: methods, properties, attributes. Special methods are not looked at."""
+    """The names that a protocol requires: methods, properties, attributes. Special methods are skipped."""
     return {name: made for name, made in vars(kind).items() if name[0] != "_"} | inspect.get_annotations(kind)
 
 
@@ -57,7 +57,7 @@ def public(of: Any) -> set[str]:
 
 
 def shape(function: Any, left_out: int) -> tuple[int, set[str]]:
-    """How many arguments by position, and the names of those by keyword alone."""
+    """The number of positional arguments, and the names of the keyword-only ones."""
     arguments = [*inspect.signature(function).parameters.values()][left_out:]
     keywords = {argument.name for argument in arguments if argument.kind is argument.KEYWORD_ONLY}
     return len(arguments) - len(keywords), keywords
@@ -68,7 +68,7 @@ CLASSES = {"Keys": native.Keys, "Reader": native.Reader, "Messages": native.Mess
 
 @pytest.mark.skipif(not NATIVE.is_on, reason=f"no native extension: {NATIVE.reason}")
 def test_the_module_has_what_its_type_says() -> None:
-    # guards: mypy sees the protocols, and what is called is what Rust has
+    # mypy checks callers against the protocols only; this checks the protocols against the Rust module
     found = sys.modules["trimq_native"]
     assert shape(found.Reader, 0) == shape(native.MakeReader.__call__, 1)
     for kind, real, skipped in [(Extension, found, 0)] + [
@@ -103,23 +103,23 @@ def test_not_installed_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> No
     assert re.fullmatch(r"not installed: .*make native in a checkout, or pip install \./native", reason)
 
 
-@pytest.mark.parametrize(("version", "told"), [("0.0.9", "0.0.9"), (None, "unknown")])
-def test_of_another_version_it_is_not_used(monkeypatch: pytest.MonkeyPatch, version: str | None, told: str) -> None:
+@pytest.mark.parametrize(("version", "shown"), [("0.0.9", "0.0.9"), (None, "unknown")])
+def test_of_another_version_it_is_not_used(monkeypatch: pytest.MonkeyPatch, version: str | None, shown: str) -> None:
     monkeypatch.setitem(sys.modules, "trimq_native", module(version))
     is_on, reason, status = state(load({}))
-    expected = f"version {told} where {VERSION} is expected"
+    expected = f"version {shown} where {VERSION} is expected"
     assert (is_on, status) == (False, f"python ({expected})")
     assert reason.startswith(f"{expected}: ")
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "shown"),
     [
         ("from .trimq_native import *", "No module named 'trimq_native.trimq_native'"),
         ("raise ImportError('version GLIBC_9.9 not found')", "version GLIBC_9.9 not found"),
     ],
 )
-def test_one_that_cannot_be_loaded_says_why(tmp_path: Path, text: str, told: str) -> None:
+def test_one_that_cannot_be_loaded_says_why(tmp_path: Path, text: str, shown: str) -> None:
     (tmp_path / "trimq_native").mkdir()
     (tmp_path / "trimq_native" / "__init__.py").write_text(text, encoding="utf-8")
     code = "from trimq.protocol.native import NATIVE; print(NATIVE.is_on, NATIVE.status, NATIVE.reason, sep='|')"
@@ -127,7 +127,7 @@ def test_one_that_cannot_be_loaded_says_why(tmp_path: Path, text: str, told: str
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True, timeout=30
     )
-    assert done.stdout == f"False|python (cannot be loaded)|cannot be loaded: {told}\n"
+    assert done.stdout == f"False|python (cannot be loaded)|cannot be loaded: {shown}\n"
 
 
 def test_turned_off_after_a_fault() -> None:
@@ -142,12 +142,12 @@ def test_turned_off_after_a_fault() -> None:
 
 def test_what_was_off_cannot_fail() -> None:
     found = NativeExtension(None, "TRIMQ_NATIVE=off")
-    found.turn_off("nobody called it")
+    found.turn_off("not called")
     assert (found.reason, found.has_failed) == ("TRIMQ_NATIVE=off", False)
 
 
 def imported(source: str) -> set[str]:
-    """Names after import and from, and all texts that are nothing else than a name: import_module() is given one."""
+    """Names after import and from, and all strings that are only a name, which may be given to import_module()."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):

@@ -34,7 +34,7 @@ def calls(text: str) -> Iterator[tuple[str, str]]:
 
 
 def test_each_call_does_its_work_in_guarded() -> None:
-    """A panic outside of it would be a PanicException, which ``except Exception`` does not see."""
+    """A panic outside of the guard would be a PanicException, which ``except Exception`` does not catch."""
     found = {
         name: body
         for source in (ROOT / "native/binding/src").glob("*.rs")
@@ -82,17 +82,17 @@ def a_batch() -> Messages:
         {"source": BODY[:40]},
         {"at": 1},
         {"at": (1 << 63) - 1},
-        {"room": -1},
+        {"space": -1},
     ],
 )
 def test_what_cannot_be_written_is_a_fault_of_the_extension_s(change: dict[str, Any]) -> None:
-    """What is written is what was read: that it does not fit together is a mistake here, and Python's way is taken."""
+    """Only sends that were read are written, so a mismatch is a fault of the extension; Python is used instead."""
     messages = a_batch()
-    room = bytearray(messages.total + change.get("room", 0))
+    space = bytearray(messages.total + change.get("space", 0))
     with pytest.raises(NATIVE.fault):
         messages.write(
             change.get("source", BODY),
-            memoryview(room),
+            memoryview(space),
             change.get("at", 0),
             PHYSICAL,
             STORED_AT,
@@ -143,7 +143,7 @@ def test_nothing_is_written_over_what_it_is_made_of(shared: str) -> None:
 
 @native
 def test_buffers_are_let_go_with_the_call() -> None:
-    """A file can be closed though what was read from it, or has been written into it, is still there."""
+    """A file can be closed while the objects read from it, or written into it, still exist."""
     extension = NATIVE.extension
     assert extension is not None
     kept: list[Any] = []

@@ -1,6 +1,6 @@
-"""The native extension and Python, call by call: the extension takes what Python takes, with the same fields.
+"""The native extension and Python, call by call: the extension accepts what Python accepts, with the same fields.
 
-Python's way is the reference, and what is expected here is worked out by it, from the same bytes. Whole brokers are
+The Python implementation is the reference: it computes the expected results from the same bytes. Whole brokers are
 compared in tests/broker/test_send_native.py. ``make nightly`` tries thousands of examples.
 """
 
@@ -45,7 +45,7 @@ NEXT: Final = 1 << 45
 
 
 def make_reader(*, reserved: frozenset[str] = frozenset(), tags: bool = False, store_host: bytes = STORE_HOST) -> Any:
-    """As the broker makes it."""
+    """The reader, as the broker creates it."""
     assert NATIVE.extension is not None
     fast = [name for name in FAST_NAMES - reserved if name.startswith(SLOW_PREFIXES)]
     return NATIVE.extension.Reader(
@@ -64,7 +64,7 @@ def make_reader(*, reserved: frozenset[str] = frozenset(), tags: bool = False, s
 
 
 class Sent(NamedTuple):
-    """A send as Python's way understands it."""
+    """A send as decoded by Python."""
 
     command: RemotingCommand
     header: Any
@@ -76,9 +76,9 @@ class Sent(NamedTuple):
 def by_python(
     frame: bytes, code: int, *, reserved: frozenset[str] = frozenset(), limits: tuple[int, int] = NO_LIMITS
 ) -> Sent | None:
-    """What Python's way makes of a frame; None where it is not an ordinary send that is within the limits.
+    """Decode a frame with Python; None unless it is an ordinary send within the limits.
 
-    As SendFastPath.serve has it, and the log's limits; what depends on topics is left out.
+    The conditions are those of SendFastPath.serve and the log's limits, without those that depend on topics.
     """
     view = memoryview(frame)[4:]
     try:
@@ -88,7 +88,7 @@ def by_python(
         return None
     if command.encoding is Encoding.JSON:
         size = int.from_bytes(view[:4], "big")
-        try:  # in one pass it is the same
+        try:  # decoding in one pass must give the same
             typed = decoder(HEADERS[code])(view[4 : 4 + size])
         except NOT_DECODED:
             pass
@@ -118,7 +118,7 @@ def by_python(
 
 
 def read(reader: Any, frame: bytes, code: int, host: bytes, limits: tuple[int, int] = NO_LIMITS) -> Messages | None:
-    """What the extension makes of it."""
+    """Decode a frame with the extension; None if it does not accept it."""
     messages: Messages = reader.read(memoryview(frame), code, [(0, len(frame), 1)], [host], 1, limits)
     assert messages.parts() == ([(1, len(frame))] if len(messages) else [(0, 0)])
     return messages if len(messages) else None
@@ -133,12 +133,12 @@ class Taken(NamedTuple):
 
 
 def next_of(queue: tuple[str, int]) -> int:
-    """Where a queue goes on: each at a place of its own."""
+    """The next offset of a queue, different for each queue."""
     return NEXT + 1000 * string_hash(queue[0]) + queue[1]
 
 
 def check_stored(messages: Messages, frames: bytes, taken: Sequence[Taken], spans: int, *, tags: bool) -> None:
-    """Write what the extension has read, and compare all that comes of it with Python's: each send by itself."""
+    """Write the sends read by the extension, and compare all results with Python's, which handles each send alone."""
     places = {(topic, queue_id): at for at, (topic, queue_id, _, _) in enumerate(messages.queues())}
     buffer = bytearray(messages.total + 3)
     starts = list(map(next_of, places))
@@ -193,7 +193,7 @@ def check_stored(messages: Messages, frames: bytes, taken: Sequence[Taken], span
 
 
 def twins(frame: bytes, code: int, *, tags: bool = False, host: bytes = HOSTS[0]) -> bool:
-    """Whether both take a frame, with the same that comes of it. What the extension alone takes is a failure."""
+    """Return whether both accept a frame, with equal results. Accepted by the extension alone is a failure."""
     sent = by_python(frame, code)
     messages = read(make_reader(tags=tags), frame, code, host)
     if messages is None:
@@ -230,7 +230,7 @@ KEYS_AND_TAGS: Final = st.text(LETTERS, min_size=1, max_size=8) | st.sampled_fro
 
 @st.composite
 def ordinary_texts(draw: st.DrawFn) -> str:
-    """Texts of ordinary messages: keys and a tag in half of them each, so that a few examples have all kinds."""
+    """Property texts of ordinary messages. Half have keys and half have a tag, so few examples cover all kinds."""
     names = [name for name in ("KEYS", "TAGS") if draw(st.booleans())] + draw(st.lists(OTHERS, max_size=3))
     return "".join([f"{name}\x01{draw(KEYS_AND_TAGS)}\x02" for name in draw(st.permutations(names))]) + draw(UNIQUE)
 
@@ -239,7 +239,7 @@ ORDINARY: Final = ordinary_texts()
 
 
 def one_in(count: int, rare: st.SearchStrategy[Any], usual: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """``rare`` in one of so many examples. (one_of takes a strategy that it is given twice for one.)"""
+    """``rare`` in one of so many examples. (one_of counts a strategy that is given twice as one.)"""
     return st.sampled_from(range(count)).flatmap(lambda at: rare if at == count - 1 else usual)
 
 
@@ -333,7 +333,7 @@ CLIENT_SENDS: Final = json.loads(Path(__file__).with_name("client_sends.json").r
 @pytest.mark.parametrize("which", range(len(CLIENT_SENDS)), ids=lambda at: f"{CLIENT_SENDS[at]['client']} {at}")
 @pytest.mark.parametrize("tags", [False, True])
 def test_what_official_clients_write_is_taken(which: int, tags: bool) -> None:
-    """Headers that the clients' own code has written: letters that are escaped in different ways, fields in any order.
+    """Headers written by the clients' own code, which differ in escapes and in the order of fields.
 
     From Java's RemotingCommand.headerEncode (fastjson and binary), the struct of Go's client with both of its encoders,
     and buildHeader of ali-ons (JSON.stringify), for both forms of a send.
@@ -380,14 +380,14 @@ ODD: Final = [
     *['"e":3,', '"e":"3",', '"batch":true,', '"m":"true",', '"code":12,', '"opaque":1,', '"k":"1",', '"k":"TRUE",'],
     *['"~ext":{},', '"~body":"",', "9223372036854775808", "2147483648", "\u2028", "\ufeff", "\t", "\r\n"],
 ]
-"""What is put among the characters of a header."""
+"""Characters that are inserted in a header."""
 CHANGES: Final = st.lists(
     st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 4), st.sampled_from(ODD)), min_size=1, max_size=3
 )
 
 
 def changed(text: str, changes: Sequence[tuple[float, int, str]]) -> str:
-    """With other characters in place of some, at places from 0 (the begin) to 1."""
+    """Replace some characters by others, at relative positions from 0 (the start) to 1."""
     for where, count, new in changes:
         at = int(where * len(text))
         text = text[:at] + new + text[at + count :]
@@ -405,7 +405,7 @@ def test_what_the_extension_takes_of_any_json_python_takes(
     head = changed(in_json(*send, code, how), changes)
     frame = framed(head.encode("utf-8", "surrogatepass"), body)
     taken = twins(frame, code, tags=True)
-    if not changes:  # in the usual form it is taken by both or by none of them
+    if not changes:  # in the usual form both accept it or neither does
         assert taken == (by_python(frame, code) is not None)
 
 
@@ -450,7 +450,7 @@ def test_what_is_not_ordinary_is_left(code: int, binary: bool, change: dict[str,
 @pytest.mark.parametrize("field", [*"abcdefghi", "jklm"])
 @pytest.mark.parametrize("binary", [False, True])
 def test_a_field_that_is_there_twice_is_left(field: str, binary: bool) -> None:
-    """Of equal names Python takes the last: what the extension would take has to be no other."""
+    """Of equal names Python takes the last; the extension must not take another."""
     more: dict[str, Any] = dict(zip("jklm", ["3", "false", "4", "false"], strict=True))
     if binary:
         frame = plain_frame(310, binary=True, **more)
@@ -474,7 +474,7 @@ def test_a_field_that_is_there_twice_is_left(field: str, binary: bool) -> None:
 @pytest.mark.parametrize("where", ["fields", "language", "serializeTypeCurrentRPC"])
 @pytest.mark.parametrize("escape", ["\\x", "\\u00", "\\ud800", "\\udc00\\ud800"])
 def test_a_wrong_escape_is_left_to_python(where: str, escape: str) -> None:
-    """Also where nothing is made of the value: Python's way closes the connection."""
+    """This holds for values that are not used, too: Python closes the connection."""
     ext = {
         "a": "g",
         "b": "T",
@@ -525,7 +525,7 @@ SENT: Final = st.tuples(sends(MOSTLY), st.booleans(), HOWS, BODIES, st.sampled_f
 ROUNDS: Final = st.lists(
     one_in(4, st.lists(SENT, max_size=1), st.lists(SENT, min_size=2, max_size=6)), min_size=1, max_size=4
 )
-"""What each connection has sent: sends, in binary or how else, their bodies, and their topics."""
+"""The sends of each connection: in binary or another encoding, their bodies, and their topics."""
 
 
 def frame_of(one: Any, code: int) -> bytes:
@@ -552,7 +552,7 @@ def frame_of(one: Any, code: int) -> bytes:
 def test_rounds_are_what_python_makes_of_each(
     connections: list[Any], code: int, tags: bool, most: int, of_each: int, bad: set[tuple[str, int]], cut: int
 ) -> None:
-    """Up to the first that is not ordinary, in each connection; then up to the first to a queue that is not good."""
+    """Accept each connection's sends up to the first that is not ordinary, then up to the first to an invalid queue."""
     frames, spans, hosts = b"", [], []
     taken: list[Taken] = []
     parts, left_parts = [], []
@@ -563,7 +563,7 @@ def test_rounds_are_what_python_makes_of_each(
         begin = stop = good_stop = len(frames)
         own = [frame_of(one, code) for one in sent_here]
         frames += b"".join(own)
-        if cut and own:  # the last frame of each is not all there
+        if cut and own:  # the last frame of each is incomplete
             frames = frames[:-cut]
         count = good = 0
         for one in own:
@@ -594,7 +594,7 @@ def test_rounds_are_what_python_makes_of_each(
 
 @pytest.mark.parametrize("bad", [0, 1, 2, 3])
 def test_what_stands_behind_a_message_that_is_left_out_does_not_overtake_it(bad: int) -> None:
-    """Of its own connection; what others have sent stays, to the same queues too."""
+    """It drops sends of its own connection only; those of others stay, to the same queues too."""
     frames, spans, taken, parts = b"", [], [], []
     for number, queues in enumerate([[0, 1, 0, 2], [2, 2, 1], [0], [1, 0, 0]]):
         begin = stop = len(frames)
@@ -618,7 +618,7 @@ def test_what_stands_behind_a_message_that_is_left_out_does_not_overtake_it(bad:
 
 @pytest.mark.parametrize("body", [b"", bytes(101)])
 def test_a_queue_that_nothing_goes_to_is_not_met(body: bytes) -> None:
-    """The first message to it is over a limit, another client's is not: what was read of the first is forgotten."""
+    """The first message to it exceeds a limit, another client's does not: the first must leave no trace."""
     frames, spans = b"", []
     for topic, key, data in [("Orders", "A", body), ("Payments", "B", body), ("Orders", "OrdersPayments", bytes(100))]:
         ext = {"a": "g", "b": topic, "c": "T", "d": 4, "e": 1, "f": 0, "g": 1, "h": 0, "i": f"UNIQ_KEY\x01{key}\x02"}
@@ -643,7 +643,7 @@ def test_a_queue_that_nothing_goes_to_is_not_met(body: bytes) -> None:
     limits=st.tuples(st.integers(0, 8), st.integers(0, 400)) | st.just(NO_LIMITS),
 )
 def test_rules_are_those_of_the_pattern(text: str, reserved: frozenset[str], limits: tuple[int, int]) -> None:
-    """Also with names that features have reserved, and with small limits."""
+    """The rules include property names reserved by features, and small limits."""
     ext = {"a": "g", "b": "Orders", "c": "T", "d": "4", "e": "1", "f": "0", "g": "1", "h": "0", "i": text}
     frame = framed(json.dumps({"code": 310, "extFields": ext, "opaque": 3}).encode(), b"body")
     sent = by_python(frame, 310, reserved=reserved, limits=limits)
@@ -681,7 +681,7 @@ BATCHED: Final = st.tuples(
 
 
 def batch_by_python(body: bytes, host: bytes, store_host: bytes, *, tags: bool) -> tuple[Any, ...] | None:
-    """Records, units and index rows of a batch; None where it is none, or has what a batch may not have."""
+    """Records, units and index rows of a batch; None if it is no batch, or has properties not allowed in one."""
 
     def refuse(properties: dict[str, str]) -> None:
         raise RemotingError(1, repr(properties))
@@ -707,7 +707,7 @@ def batch_by_python(body: bytes, host: bytes, store_host: bytes, *, tags: bool) 
 
 
 def is_plain(message: tuple[int, bytes, bytes]) -> bool:
-    """Whether a message has nothing that the extension leaves to Python."""
+    """Whether the extension handles a message itself, without Python."""
     _, body, raw = message
     try:
         text = raw.decode()
@@ -798,7 +798,7 @@ def test_hashes_of_keys_are_pythons(entries: list[tuple[str, tuple[str, ...], in
 
 
 def with_hash(wanted: int) -> str:
-    """A text of this hash: seven letters from "@" on, which are the digits of a number of base 31."""
+    """A text with this hash: seven letters from "@" on, the digits of a number in base 31."""
     powers = [31**power for power in reversed(range(7))]
     rest = (wanted - ord("@") * sum(powers)) & 0xFFFFFFFF
     text = ""
@@ -833,7 +833,7 @@ def test_tags_codes_at_the_edges(value: int) -> None:
 def test_entries_are_written_as_pythons_are(
     slots: int, known: list[int], lost: list[int], new: list[tuple[int, int, int]], begin: int
 ) -> None:
-    """Behind counted ones, over such as a process that was killed has left."""
+    """Entries are written behind the counted ones, over entries that a killed process has left."""
     extension, plain = NATIVE.extension, PlainBatch()
     assert extension is not None
     files = [bytearray(40 + 4 * slots + 20 * (len(known) + len(lost) + len(new) + 2)) for _ in range(2)]

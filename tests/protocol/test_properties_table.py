@@ -1,4 +1,4 @@
-"""The table of properties: what is made from it is current, and it says of each name what there is to say."""
+"""The table of properties: generated files are current, and each name has all its columns."""
 
 import ast
 import tomllib
@@ -16,8 +16,8 @@ ENTRIES: dict[str, dict[str, Any]] = TABLE["property"]
 ENTRY_NAMES = {entry["name"] for entry in ENTRIES.values()}
 CONSTANTS = {f"{generate_properties.CONSTANT_PREFIX}{key}": entry["name"] for key, entry in ENTRIES.items()}
 ROOT = Path(__file__).parents[2]
-SEEN_BY_THE_FAST_WAY = {"KEYS", "UNIQ_KEY", "TAGS", "WAIT"}
-"""What the fast paths of sends look at themselves."""
+SEEN_BY_THE_FAST_PATH = {"KEYS", "UNIQ_KEY", "TAGS", "WAIT"}
+"""Properties that the fast paths of sends read themselves."""
 
 
 @pytest.mark.parametrize("generator", [generate_codes, generate_properties])
@@ -55,7 +55,7 @@ def _members(node: ast.expr) -> set[str]:
 
 
 def _bound(tree: ast.Module) -> dict[str, set[str]]:
-    """Names of a module, and the properties that they stand for."""
+    """Names defined in a module, and the properties that they contain."""
     return {
         target.id: _members(node.value)
         for node in tree.body
@@ -64,13 +64,13 @@ def _bound(tree: ast.Module) -> dict[str, set[str]]:
 
 
 def _is_of_properties(node: ast.expr) -> bool:
-    """Whether an expression is called like a message's properties."""
+    """Whether an expression has a name used for the properties of messages."""
     name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
     return "propert" in name or name in {"shared", "_added", "_ext"}
 
 
 def _operands(tree: ast.Module) -> Iterator[tuple[ast.expr, bool]]:
-    """What stands where a property is named, and whether it is asked for there: what is set needs not be slow."""
+    """Expressions that name a property, and whether it is read there: a property that is only set need not be slow."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             called = node.func.attr if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)
@@ -87,10 +87,10 @@ def _operands(tree: ast.Module) -> Iterator[tuple[ast.expr, bool]]:
 
 
 def asked(text: str) -> tuple[set[str], set[str]]:
-    """Names of properties that a module asks for, and those that it writes out although there are constants."""
+    """Names of properties that a module reads, and names written as literals although there are constants."""
     tree = ast.parse(text)
     bound = _bound(tree)
-    # ``for name in NAMES``: the loop's variable stands for all of them
+    # ``for name in NAMES``: the loop variable stands for all of these names
     for node in ast.walk(tree):
         if isinstance(node, ast.For) and isinstance(node.target, ast.Name) and isinstance(node.iter, ast.Name):
             bound.setdefault(node.target.id, set()).update(bound.get(node.iter.id, set()))
@@ -128,9 +128,9 @@ def test_what_is_asked_for_is_found(text: str, names: set[str], literals: set[st
     assert asked(text) == (names, literals)
 
 
-def _asked_in(*rooms: str) -> tuple[set[str], set[tuple[str, str]]]:
+def _asked_in(*packages: str) -> tuple[set[str], set[tuple[str, str]]]:
     names, literals = set[str](), set[tuple[str, str]]()
-    for path in [path for room in rooms for path in sorted((ROOT / room).rglob("*.py"))]:
+    for path in [path for package in packages for path in sorted((ROOT / package).rglob("*.py"))]:
         here, written_out = asked(path.read_text(encoding="utf-8"))
         names |= here
         literals |= {(str(path.relative_to(ROOT)), name) for name in written_out}
@@ -138,14 +138,14 @@ def _asked_in(*rooms: str) -> tuple[set[str], set[tuple[str, str]]]:
 
 
 def test_what_means_something_to_the_broker_is_not_fast() -> None:
-    """Where the broker's code asks for a property, the name must be one that brings the message there."""
+    """A property that the broker's full path reads must be one that sends the message there."""
     names, _ = _asked_in("broker")
     assert {"DELAY", "TRAN_MSG", "POP_CK", "INNER_NUM", "TIMER_DELAY_MS", "REAL_TOPIC"} <= names
-    assert names - SEEN_BY_THE_FAST_WAY <= SLOW_NAMES
+    assert names - SEEN_BY_THE_FAST_PATH <= SLOW_NAMES
     assert NOT_IN_A_BATCH <= SLOW_NAMES
 
 
 def test_names_of_properties_come_from_the_table() -> None:
-    """A name that somebody writes out is one that no search for its users finds."""
+    """A name written as a literal is not found by a search for the uses of its constant."""
     _, literals = _asked_in("broker", "client")
     assert literals == set()

@@ -1,4 +1,4 @@
-"""The reader of property text: every short cut says what the plain one says."""
+"""The readers of property text: each optimized one gives the same results as the simple one."""
 
 import re
 import time
@@ -35,7 +35,7 @@ ITEMS = st.lists(st.tuples(NAMES, VALUES), max_size=5)
 
 
 def plainly(text: str) -> list[tuple[str, str]]:
-    """What the format says, step by step."""
+    """The format as specified, step by step."""
     found = []
     for piece in text.split("\x02"):
         name, separator, value = piece.partition("\x01")
@@ -58,7 +58,7 @@ def test_every_reader_finds_what_is_there(text: str) -> None:
 
 
 def test_a_text_without_pairs_is_not_searched_from_each_of_its_letters() -> None:
-    """That would be a thousand million steps."""
+    """Quadratic time would be a thousand million steps."""
     assert pairs("a" * 32_767) == []
 
 
@@ -90,7 +90,7 @@ def test_what_is_ordinary_means_the_same_piece_by_piece(
     assert re.fullmatch("[0-9A-Za-z]*", properties.get("UNIQ_KEY", ""))
 
 
-def test_a_name_of_nobody_is_the_users() -> None:
+def test_a_name_without_a_meaning_is_a_user_property() -> None:
     assert are_fast(["colour", "Delay", "KEYSX"], frozenset())
     assert not are_fast(["INNER_MULTI_DISPATCH"], frozenset())
     assert not are_fast(["__unknown"], frozenset())

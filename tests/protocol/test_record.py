@@ -1,4 +1,4 @@
-"""Records, ids, properties, batches: layouts against worked examples, and damage that has to be noticed."""
+"""Records, ids, properties, batches: layouts compared with worked examples, and damage that must be detected."""
 
 import struct
 from contextlib import suppress
@@ -218,7 +218,7 @@ def test_a_batch_body_decodes_or_is_a_batch_error(data: bytes) -> None:
 
 @given(st.integers(1, 4), st.integers(0, 5), st.integers(0, 5), st.data())
 def test_messages_of_one_shape_are_held_to_their_lengths(count: int, body: int, text: int, data: st.DataObject) -> None:
-    """One number of one message changed: what is taken for a batch is one, message by message."""
+    """Change one number of one message: whatever is accepted as a batch is a valid batch, message by message."""
     batch = bytearray(encode_batch([(at, b"b" * body, b"p" * text) for at in range(count)]))
     size = len(batch) // count
     at = data.draw(st.integers(0, count - 1)) * size + data.draw(st.sampled_from([3, 19, 20 + body + 1]))

@@ -1,4 +1,4 @@
-"""Messages of a batch give the records that each of them gives."""
+"""A batch gives the same records as its messages one by one."""
 
 import struct
 from typing import Any

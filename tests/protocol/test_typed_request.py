@@ -1,4 +1,4 @@
-"""Requests decoded in one pass: whatever that accepts means what decoding the frame whole says."""
+"""Requests decoded in one pass: if accepted, the result equals that of decoding the whole frame."""
 
 import struct
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from trimq.protocol.headers.send import SendMessageRequestHeader, SendMessageReq
 from trimq.protocol.typed_request import NOT_DECODED, decoder
 
 IN_FRONT = b"before it"
-"""What stands in the receive buffer in front of the frame."""
+"""Bytes in the receive buffer in front of the frame."""
 
 SEND = {
     "producerGroup": '"group"',
@@ -80,7 +80,7 @@ ALL_HEADERS: list[type[Struct]] = [*(kind for _, kind, _ in KINDS), Empty]
 
 DEEP = "[" * 5000 + "]" * 5000
 TOO_DEEP = 1_000_000
-"""Of brackets: since Python 3.14 what counts is the stack, of which this needs more than there is."""
+"""Nested brackets: since Python 3.14 the limit is the size of the stack, which this exceeds."""
 NUMBERS = ["0", "7", "-1", "1.0", "1.5", "1e3", "2147483648", "9223372036854775807", "9223372036854775808"]
 NUMBERS += ["-9223372036854775809", "9" * 25, "1e999", "-0", "01", "+5", "NaN", "Infinity", "-Infinity"]
 TEXTS = [
@@ -100,7 +100,7 @@ TEXTS = [
 TEXTS += ["\\/\\\\", "\\x", "a\tb", "\x7f", "\udcff"]
 VALUES = [*NUMBERS, *(f'"{text}"' for text in [*NUMBERS, *TEXTS]), "null", "true", "false", "{}", "[]"]
 VALUES += ['{"a":{"b":[1,null,{"c":"d"}]}}', '["a",["b"]]', "{", "", DEEP]
-"""As they stand in the JSON; what a lone surrogate of Python's stands for is a byte that is not UTF-8."""
+"""Values as written in JSON; a lone surrogate stands for a byte that is not UTF-8."""
 
 HOSTILE = ["~body", "~typed", "~head", "~ext", "~encoding"]
 ENVELOPE = ["code", "extFields", "flag", "language", "opaque", "remark", "serializeTypeCurrentRPC", "version", *HOSTILE]
@@ -112,12 +112,12 @@ def json_object(members: Members, gap: str = "") -> str:
 
 
 def frame(header: bytes, body: bytes = b"") -> bytes:
-    """What follows the length word."""
+    """A frame without its length word."""
     return struct.pack(">I", len(header)) + header + body
 
 
 def strict(value: object) -> tuple[object, str]:
-    """Two of these are equal where 1, True and 1.0 are told apart as well."""
+    """A key for comparing values that distinguishes 1, True and 1.0."""
     return value, repr(value)
 
 
@@ -131,7 +131,7 @@ def outcome(call: Callable[[], object]) -> tuple[object, ...]:
 
 
 def seen(command: RemotingCommand) -> dict[str, object]:
-    """All that a handler may ask of a command."""
+    """The result of every attribute and method of a command that handlers use."""
     found: dict[str, object] = {
         name: strict(getattr(command, name))
         for name in ("code", "opaque", "flag", "version", "language", "remark", "encoding", "is_reply", "is_oneway")
@@ -145,7 +145,7 @@ def seen(command: RemotingCommand) -> dict[str, object]:
 
 
 def one_pass(kind: type[Struct], header: bytes, body: bytes, buffer: bytearray) -> RemotingCommand:
-    """The command that one pass gives for a frame in a receive buffer. Raises one of NOT_DECODED."""
+    """Decode a frame in a receive buffer in one pass. Raises one of NOT_DECODED."""
     buffer[:] = IN_FRONT + header + body + b"behind it"
     view = memoryview(buffer)
     begin = len(IN_FRONT)
@@ -157,7 +157,7 @@ def one_pass(kind: type[Struct], header: bytes, body: bytes, buffer: bytearray) 
 
 @st.composite
 def members(draw: st.DrawFn, ordinary: Members, names: list[str]) -> Members:
-    """``ordinary`` with some that are missing, changed, named twice, or unknown."""
+    """``ordinary`` with some fields missing, changed, repeated, or unknown."""
     found = list(ordinary)
     for _ in range(draw(st.sampled_from([0, 0, 1, 1, 2, 3]))):
         key = draw(st.sampled_from(names))
@@ -208,7 +208,7 @@ def test_what_one_pass_accepts_is_what_the_whole_frame_says(asked: tuple[type[St
 
 @pytest.mark.parametrize("name", [*ENVELOPE, "unknown"])
 def test_each_value_in_the_envelope(name: str) -> None:
-    """The same, for what random headers may not meet."""
+    """The same, for cases that random headers may not produce."""
     ordinary = [("code", "12"), ("extFields", json_object(list(QUERY.items()))), ("opaque", "1")]
     compare([[*ordinary, (name, value)] for value in VALUES])
     compare([[pair for pair in ordinary if pair[0] != name] + [(name, value)] for value in VALUES])
@@ -327,7 +327,7 @@ def test_what_has_to_be_decoded_whole_is_left(name: str) -> None:
 
 @pytest.mark.parametrize("extra", [("remark", "5"), ("remark", "{}"), ("~ext", "5"), ("~ext", "[]")])
 def test_a_frame_that_is_broken_is_broken_in_one_pass_too(extra: tuple[str, str]) -> None:
-    """Else a handler would be given a command whose ext fields it cannot have."""
+    """Otherwise a handler would get a command whose ext fields cannot be decoded."""
     header = json_object([*ext_with(), extra]).encode()
     with pytest.raises(FrameError):
         decode(memoryview(frame(header)))
@@ -344,7 +344,7 @@ HEADER = json_object([*ext_with(unknown='"größe"'), ("opaque", "5"), ("flag", 
 
 
 def resize(buffer: bytearray) -> None:
-    """Raises BufferError where somebody has a view of it."""
+    """Resize the buffer. Raises BufferError if a view of it exists."""
     buffer += b"more"
     del buffer[-4:]
 

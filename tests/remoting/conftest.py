@@ -1,4 +1,4 @@
-"""For tests of what runs on anyio."""
+"""Fixtures for tests of code that runs on anyio."""
 
 from collections.abc import Awaitable, Callable
 
@@ -10,7 +10,7 @@ Main = Callable[[], Awaitable[None]]
 
 @pytest.fixture(params=["trio", "asyncio"])
 def run(request: pytest.FixtureRequest) -> Callable[[Main], None]:
-    """Runs a test on each backend, within 10 s."""
+    """Run a test on each backend, within 10 s."""
 
     def run_it(main: Main) -> None:
         async def limited() -> None:

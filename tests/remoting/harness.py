@@ -1,4 +1,4 @@
-"""A reactor on a loopback port, and clients made of bare frames that say exactly what a test wants to say."""
+"""A reactor on a loopback port, and clients that send and receive bare frames, so a test controls every byte."""
 
 import itertools
 import socket
@@ -68,7 +68,7 @@ class Peer:
         return await self.receive()
 
     async def is_closed_by_server(self) -> bool:
-        """Waits until the server has closed the connection; False where it sends something."""
+        """Wait until the server has closed the connection; return False if it sends something."""
         try:
             return not await self.stream.receive_some(1)
         except trio.BrokenResourceError:
@@ -117,13 +117,13 @@ async def serving(
 async def within_seconds(
     table: HandlerTable | None = None, limits: ReactorLimits | None = None, clock: Clock | None = None
 ) -> AsyncIterator[Server]:
-    """As ``serving``, for 15 s at most: where something waits for ever, the test fails."""
+    """Like ``serving``, for 15 s at most: if something waits forever, the test fails."""
     with trio.fail_after(15):
         async with serving(table, limits, clock) as server:
             yield server
 
 
 async def until(server: Server, condition: str) -> None:
-    """Wait until an expression over ``stats`` (``s``) is true; the reactor gets the loop between two looks."""
+    """Wait until an expression over ``stats`` (``s``) is true; the reactor runs between two checks."""
     while not eval(condition, {"s": server.reactor.stats}):
         await trio.lowlevel.checkpoint()

@@ -1,4 +1,4 @@
-"""Our client and our server together."""
+"""TriMQ's remoting client and server together."""
 
 import trio
 
@@ -9,7 +9,7 @@ from trimq.remoting.client.remoting_client import ClientConnection, RemotingClie
 from trimq.remoting.server.reactor import Connection, Outcome
 
 
-async def test_many_callers_both_ways_in_every_encoding() -> None:
+async def test_many_callers_in_both_directions_in_every_encoding() -> None:
     """Each request makes the server ask its client before it answers."""
 
     async def ask_back(connection: Connection, command: RemotingCommand) -> Outcome:
@@ -17,11 +17,11 @@ async def test_many_callers_both_ways_in_every_encoding() -> None:
         return command.reply(body=bytes(answer.body) + b"!")
 
     def answer(connection: ClientConnection, command: RemotingCommand) -> RemotingCommand:
-        return command.reply(body=b"you said " + command.body)
+        return command.reply(body=b"you sent " + command.body)
 
     async def call(client: RemotingClient, address: str, number: int) -> None:
         reply = await client.invoke(address, RemotingCommand.request(2, body=b"%d" % number), 5)
-        assert bytes(reply.body) == b"you said %d!" % number
+        assert bytes(reply.body) == b"you sent %d!" % number
 
     table = echo_table()
     table.register(2, ask_back)

@@ -1,4 +1,4 @@
-"""The client, on trio and on asyncio, against a server that does what a test says."""
+"""The client, on trio and on asyncio, against a scripted server."""
 
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -23,7 +23,7 @@ Main = Callable[[], Awaitable[None]]
 
 
 class FakeServer:
-    """Answers every request with its own body, unless ``serve`` says otherwise."""
+    """Reply to every request with its own body, unless ``serve`` replies otherwise."""
 
     def __init__(self) -> None:
         self.address = ""
@@ -86,7 +86,9 @@ def test_a_request_and_its_reply(run: Callable[[Main], None]) -> None:
 
 
 @pytest.mark.parametrize("encoding", Encoding)
-def test_headers_travel_as_the_client_is_told(run: Callable[[Main], None], encoding: Encoding) -> None:
+def test_headers_travel_in_the_encoding_that_the_client_was_given(
+    run: Callable[[Main], None], encoding: Encoding
+) -> None:
     async def main() -> None:
         async with serving() as server, RemotingClient(encoding=encoding) as client:
             reply = await client.invoke(server.address, command(key="value"))
@@ -166,7 +168,7 @@ def test_oneways_are_flagged_and_arrive_even_if_the_client_is_closed_at_once(run
 def test_no_reply_in_time(run: Callable[[Main], None]) -> None:
     async def main() -> None:
         async with serving() as server, RemotingClient() as client:
-            await client.invoke(server.address, command())  # connecting may take longer than what is timed here
+            await client.invoke(server.address, command())  # connect first: it may take longer than the timeout
             server.serve = server.never
             with pytest.raises(RemotingTimeoutError, match=r"it was sent") as error:
                 await client.invoke(server.address, command(code=77), timeout=0.3)
@@ -181,7 +183,7 @@ def test_no_reply_in_time(run: Callable[[Main], None]) -> None:
 
 
 def test_a_request_that_never_left_is_taken_back(run: Callable[[Main], None]) -> None:
-    """The peer reads nothing: the first request fills the socket, the second one waits behind it."""
+    """The peer reads nothing: the first request fills the socket, the second waits behind it."""
 
     async def main() -> None:
         async def deaf(stream: ByteStream, one: RemotingCommand) -> None:
@@ -202,7 +204,7 @@ def test_a_request_that_never_left_is_taken_back(run: Callable[[Main], None]) ->
             client.begin(connection, command(bytes(9_000_000)), in_time, large)
             assert not connection.has_space
             with pytest.raises(RemotingTimeoutError, match="it was not sent"):
-                await client.invoke(server.address, command(b"no room even to queue it"), timeout=0.05)
+                await client.invoke(server.address, command(b"no space even to queue it"), timeout=0.05)
             with pytest.raises(RemotingTimeoutError, match="it was not sent"):
                 await client.invoke_oneway(server.address, command(), timeout=0.01)
             async with anyio.create_task_group() as tasks:
@@ -274,7 +276,7 @@ def test_a_broken_connection_fails_its_requests_and_the_next_one_gets_a_new_one(
     run(main)
 
 
-def test_nobody_there(run: Callable[[Main], None]) -> None:
+def test_no_server_at_the_address(run: Callable[[Main], None]) -> None:
     async def main() -> None:
         with socket.socket() as unused:
             unused.bind(("127.0.0.1", 0))
@@ -289,7 +291,7 @@ def test_nobody_there(run: Callable[[Main], None]) -> None:
 
 
 class Line:
-    """Connects to nobody, and counts."""
+    """Count the attempts to connect, which all fail."""
 
     def __init__(self) -> None:
         self.attempts = 0
@@ -447,7 +449,7 @@ def test_a_server_that_talks_nonsense(run: Callable[[Main], None]) -> None:
     run(main)
 
 
-def test_what_does_not_fit_a_frame_is_refused_and_harms_nobody(run: Callable[[Main], None]) -> None:
+def test_what_does_not_fit_a_frame_is_refused_and_harms_no_other_request(run: Callable[[Main], None]) -> None:
     async def main() -> None:
         async with serving() as server, RemotingClient() as client:
             with pytest.raises(FrameError):

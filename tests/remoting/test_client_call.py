@@ -1,4 +1,4 @@
-"""How tasks wait for replies and for batches: by the lowest calls of each loop, whose cancellation is ours to serve."""
+"""Waiting for replies and batches with the low-level calls of each loop, which leave cancellation to the caller."""
 
 from collections.abc import Awaitable, Callable
 
@@ -20,7 +20,7 @@ def test_a_crowd_is_woken_together_and_those_who_come_later_wait_for_the_next_ti
             await crowd.wait()
             woken.append(name)
 
-        crowd.wake()  # nobody there
+        crowd.wake()  # no task waits
         async with anyio.create_task_group() as group:
             for name in "abc":
                 group.start_soon(wait, name)
@@ -122,7 +122,7 @@ def test_a_call_wakes_its_task_once(run: Callable[[Main], None]) -> None:
     run(main)
 
 
-def test_a_call_that_is_finished_after_its_task_was_cancelled_harms_nobody(run: Callable[[Main], None]) -> None:
+def test_a_call_that_is_finished_after_its_task_was_cancelled_harms_no_task(run: Callable[[Main], None]) -> None:
     async def main() -> None:
         call, over = running_loop().call(), anyio.Event()
 
@@ -139,7 +139,7 @@ def test_a_call_that_is_finished_after_its_task_was_cancelled_harms_nobody(run: 
             scopes[0].cancel()
             call.finish()
             await anyio.wait_all_tasks_blocked()
-            call.finish()  # its task waits for something else now
+            call.finish()  # its task waits for something else by now
             await anyio.wait_all_tasks_blocked()
             over.set()
 

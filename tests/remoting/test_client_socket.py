@@ -1,4 +1,4 @@
-"""Connections as plain sockets: addresses in turn, and reading what has arrived without the loop's turn."""
+"""Connections on plain sockets: trying addresses in turn, and reading arrived bytes without running the event loop."""
 
 import select
 import socket
@@ -39,7 +39,7 @@ def test_the_first_address_that_takes_a_connection_is_it(
     run(main)
 
 
-def test_where_no_address_takes_one_the_first_error_is_told(
+def test_where_no_address_takes_one_the_first_error_is_raised(
     run: Callable[[Main], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
@@ -54,7 +54,7 @@ def test_where_no_address_takes_one_the_first_error_is_told(
 
 
 def lookups(monkeypatch: pytest.MonkeyPatch, *found: tuple[str, int]) -> list[tuple[str, int]]:
-    """One address for each lookup of a name; gives back those that are still to come."""
+    """Each lookup of a name gives the next address; returns the list of those still to come."""
     left = list(found)
 
     async def getaddrinfo(*_: object, **__: object) -> list[tuple[int, int, int, str, tuple[str, int]]]:
@@ -65,15 +65,15 @@ def lookups(monkeypatch: pytest.MonkeyPatch, *found: tuple[str, int]) -> list[tu
 
 
 def was_closed(server: socket.socket) -> bool:
-    """Whether the connection that has come to the server has been closed by who made it."""
+    """Whether the client has closed the connection that the server has accepted."""
     with server.accept()[0] as peer:
         return peer.recv(1) == b""
 
 
-def test_a_name_whose_address_went_to_another_server_meanwhile(
+def test_a_name_whose_address_went_to_another_server(
     run: Callable[[Main], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when two name servers' containers start again and swap addresses while a broker tries to reach one of them."""
+    """Two name servers' containers may restart and swap addresses while a broker connects to one of them."""
 
     async def main() -> None:
         with socket.create_server(("127.0.0.1", 0)) as other, socket.create_server(("127.0.0.1", 0)) as server:
@@ -107,7 +107,7 @@ def test_a_name_is_looked_up_once_where_its_server_answers_at_once(
 
 
 class Asked:
-    """A client whose request has come to a server that answers when the test says so, with no turn of the loop."""
+    """A client whose request has reached a server that replies at the test's call, without running the event loop."""
 
     def __init__(self, client: RemotingClient, peer: socket.socket, request: RemotingCommand) -> None:
         self.client = client
@@ -129,12 +129,12 @@ async def asked(
     peer, _ = server.accept()
     await anyio.wait_readable(peer)
     (request,) = FrameDecoder().feed(peer.recv(10_000))
-    await anyio.wait_all_tasks_blocked()  # the connection's own tasks have begun
+    await anyio.wait_all_tasks_blocked()  # the connection's own tasks have started
     return Asked(client, peer, request)
 
 
 def arrived(connection: ClientConnection) -> None:
-    """Waits without a turn of the loop: even on loopback the kernel delivers when it likes."""
+    """Wait without running the event loop: even on loopback the kernel delivers with a delay."""
     assert select.select([connection._socket], [], [], 5)[0]
 
 
@@ -150,7 +150,7 @@ def test_what_has_arrived_is_taken_by_who_looks(run: Callable[[Main], None]) -> 
                 frame = encode(one.request.reply(body=b"hello"))
                 one.peer.sendall(frame[:30])
                 arrived(connection)
-                assert (client.read_arrived(), connection.waiting) == (True, 1)  # something, and not all
+                assert (client.read_arrived(), connection.waiting) == (True, 1)  # part of the reply
                 one.peer.sendall(frame[30:])
                 arrived(connection)
                 assert (client.read_arrived(), connection.waiting) == (True, 0)
@@ -187,7 +187,7 @@ def test_who_looks_finds_a_broken_connection_and_is_not_harmed(run: Callable[[Ma
     run(main)
 
 
-def test_a_fault_of_ours_closes_the_connection_and_is_told(run: Callable[[Main], None]) -> None:
+def test_a_fault_of_ours_closes_the_connection_and_is_reported(run: Callable[[Main], None]) -> None:
     async def main() -> None:
         replies: list[object] = []
         with socket.create_server(("127.0.0.1", 0)) as server:

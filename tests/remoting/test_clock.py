@@ -1,4 +1,4 @@
-"""Clocks: the one that a test moves, and that the real one agrees with the machine."""
+"""Clocks: the manual one for tests, and the real one, which agrees with the machine's."""
 
 import time
 

@@ -30,7 +30,7 @@ class Section:
     low_speed: int = option(1, "How slow.", minimum=0, dynamic=True)
     colour: Colour = option(Colour.RED, "Which colour.")
     lights_on: bool = option(False, "Lights.", dynamic=True)
-    owner_ip1: str | None = option(None, "Whose.", key="ownerIP1", unset="nobody's", dynamic=True)
+    owner_ip1: str | None = option(None, "Whose.", key="ownerIP1", unset="none", dynamic=True)
     plates: str = option("AA", "Plates.", check=lambda text: "" if len(text) == 2 else "two letters")
 
     def problem(self) -> tuple[str, str] | None:
@@ -40,7 +40,7 @@ class Section:
 SCHEMA = Schema(
     program="car",
     sections=(Section,),
-    inert={"ashTray": "nobody smokes"},
+    inert={"ashTray": "smoking is not allowed"},
     unsupported={"autoPilot": "not yet", "parkAssist": "not yet"},
     harmless={"parkAssist": "false"},
     protected=frozenset({"plates"}),
@@ -71,7 +71,7 @@ def test_every_value_says_where_it_came_from(tmp_path: Path) -> None:
     assert rows["lightsOn"].source == "default"
     assert rows["ownerIP1"].value == ""
     assert rows["topSpeed"].meaning == "How fast. (unit: km/h; changes apply live)"
-    assert rows["ownerIP1"].meaning == "Whose. Empty: nobody's. (changes apply live)"
+    assert rows["ownerIP1"].meaning == "Whose. Empty: none. (changes apply live)"
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_strange_keys_leave_a_word_each(tmp_path: Path) -> None:
         f"{where}:5: autoPilot is not supported: not yet",
         f"{where}:8: lowSpeed is already set in line 7; the last value is used",
     ]
-    assert configuration.notes == [f"{where}:4: ashTray has no effect: nobody smokes"]
+    assert configuration.notes == [f"{where}:4: ashTray has no effect: smoking is not allowed"]
     assert configuration.section(Section).low_speed == 2
 
 

@@ -90,7 +90,7 @@ async def test_a_deferred_one_counts_and_beyond_the_limit_the_other_handler_deci
 
 
 @pytest.mark.parametrize("code", [1, 9, 1000, 500_000])
-def test_codes_that_the_prefix_cannot_tell_apart(code: int) -> None:
+def test_codes_that_the_prefix_cannot_distinguish(code: int) -> None:
     with pytest.raises(ValueError, match="cannot have a fast path"):
         json_front(code)
 
@@ -103,7 +103,7 @@ def test_a_table_without_a_code_has_no_direct_handler_of_it() -> None:
 
 @pytest.mark.parametrize("over", [0, 1])
 async def test_the_longest_frame(over: int) -> None:
-    """One that is longer by a byte costs its connection, also where it is all that has come."""
+    """A frame that is one byte too long closes its connection, even if nothing else has arrived."""
     longest = 400
 
     def fast(_connection: Connection, asked: TypedRequest[Fields]) -> bytes | None:

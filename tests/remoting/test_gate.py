@@ -1,4 +1,4 @@
-"""The gate by itself: who is told when, what a mistake of theirs leaves open, what features it takes."""
+"""The gate alone: when listeners are notified, what a failing listener leaves open, which features are accepted."""
 
 from functools import partial
 from itertools import pairwise
@@ -32,7 +32,7 @@ class Grouped:
 
 
 def tables() -> list[HandlerTable]:
-    """That of a main port, and that of a port without PULL."""
+    """The tables of a main port and of a port without PULL."""
     main = HandlerTable()
     vip = main.without(PULL)
     for code in (ECHO, OTHER):
@@ -57,24 +57,24 @@ def looks(sees: Sees = Sees.PROPERTIES, **more: Any) -> Feature:
     return Feature("looks", veto, sees, **(more or {"properties": frozenset({"colour"})}))
 
 
-def test_all_ways_are_shut_while_listeners_are_told() -> None:
+def test_all_fast_paths_are_closed_while_listeners_are_notified() -> None:
     both = tables()
     gate = both[0].gate
-    told = []
+    notified = []
 
     def listener() -> None:
-        told.append([(dict(table.fast), dict(table.grouped), is_vetoed(table)) for table in both])
+        notified.append([(dict(table.fast), dict(table.grouped), is_vetoed(table)) for table in both])
 
     gate.listeners.append(listener)
     feature = looks()
     gate.register(feature)
     gate.remove(feature)
-    assert told == [[({}, {}, True)] * 2, [({}, {}, False)] * 2]
+    assert notified == [[({}, {}, True)] * 2, [({}, {}, False)] * 2]
     assert all(len(table.fast) == 2 and len(table.grouped) == 4 for table in both)
 
 
 def test_a_listener_that_raises_leaves_nothing_open() -> None:
-    """Whether it would have had a way leave out what the feature has to see is not known."""
+    """It is not known which fast paths the listener would have closed, so all stay closed."""
     both = tables()
     gate = both[0].gate
     fails = True
@@ -113,7 +113,7 @@ def test_terms_change_with_all_that_a_look_depends_on() -> None:
     assert gate.terms(connection, ECHO) == found[0]
 
     def is_new() -> bool:
-        """Unlike those before; the same when it is asked for again."""
+        """Whether the terms differ from all before; a second call must give the same."""
         found.append(gate.terms(connection, ECHO))
         assert gate.terms(connection, ECHO) == found[-1]
         assert None not in found
@@ -125,7 +125,7 @@ def test_terms_change_with_all_that_a_look_depends_on() -> None:
     gate.register(looks(Sees.READINESS, readiness=others, codes=frozenset({OTHER})))
     assert is_new()
     others.is_set = True
-    assert not is_new(), "what is not about this code"
+    assert not is_new(), "a state that does not concern this code"
     ready.is_set = True
     assert is_new()
     assert gate.admit(connection)
@@ -141,17 +141,17 @@ def test_terms_change_with_all_that_a_look_depends_on() -> None:
 
 
 async def _later(*_: Any) -> Any:
-    """Would have to be waited for."""
+    """A coroutine function, which no caller awaits."""
 
 
 class Later:
     async def __call__(self, *_: Any) -> Any:
-        """The same."""
+        """Also a coroutine function."""
 
 
 @pytest.mark.parametrize("function", [_later, partial(_later, 1), Later(), Later().__call__])
 def test_a_coroutine_function_is_no_check(function: Any) -> None:
-    """It would refuse nothing, and admit everybody: nobody waits for it."""
+    """No task would await it, so it would refuse no request and admit every client."""
     with pytest.raises(ValueError, match="the feature later has a coroutine function"):
         Feature("later", function)
     with pytest.raises(ValueError, match="the feature later has a coroutine function"):

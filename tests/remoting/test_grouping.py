@@ -1,4 +1,4 @@
-"""Requests that come several at a time: held, served together, and nobody sees a difference."""
+"""Requests that arrive several at a time are held and served together; clients see no difference."""
 
 import socket
 import struct
@@ -41,21 +41,21 @@ def opaque_of(data: memoryview) -> int:
 
 
 class Together:
-    """A GroupedServer that answers with the text ``together``; ``calls`` says how many frames each span had."""
+    """A GroupedServer that answers with the text ``together``; ``calls`` has the number of frames of each span."""
 
     def __init__(self, code: int = ECHO) -> None:
         self.code = code
         self.calls: list[list[int]] = []
         self.seen: list[int] = []
         self.order: list[int] = []
-        """Opaques in the order in which they were served, in either way."""
+        """Opaques in the order in which they were served, together or alone."""
         self.passes = False
         self.stops = False
-        """Whether it hands back a half of every second span."""
+        """Whether it hands back half of every second span."""
         self.error: Exception | None = None
         self.later: list[tuple[Connection, list[int]]] | None = None
         self.alone: list[int] | None = None
-        """Opaques of requests that came alone; None: it passes them over."""
+        """Opaques of requests that came alone; None: it skips them."""
 
     def serve_one(self, connection: Connection, frame: memoryview) -> bytes | Literal[Later.DEFERRED] | None:
         if self.error is not None:
@@ -94,7 +94,7 @@ class Together:
         return Served(parts, replies) if self.later is None else Served(parts, deferred=True)
 
     def opaques_of(self, frames: memoryview, span: Span, most: int) -> tuple[list[int], list[int]]:
-        """Of the whole frames of its code that come first, and where each next one begins."""
+        """The spans of the leading whole frames of its code, with the start of the frame after each."""
         found: list[int] = []
         stops = [span.begin]
         while len(found) < most and span.end - stops[-1] >= 8:
@@ -116,7 +116,7 @@ class Fixture:
         self.server = server
         self.together = together
         self.single = single
-        """Opaques of what was served one by one."""
+        """Opaques of the requests served one by one."""
 
 
 @asynccontextmanager
@@ -145,7 +145,7 @@ async def replies_to(peer: Peer, count: int) -> dict[int, bytes]:
 
 
 def raw_socket(peer: Peer) -> socket.socket:
-    """To send without giving the reactor the loop."""
+    """The socket of a peer, for sending without running the reactor."""
     raw: socket.socket = peer.stream.socket._sock  # type: ignore[attr-defined]
     return raw
 
@@ -165,7 +165,7 @@ async def test_many_of_one_connection_are_served_together() -> None:
 
 
 async def test_those_of_several_connections_are_served_together() -> None:
-    """What lies ready when a round begins is one group; each gets the replies to its own."""
+    """All requests that have arrived when a round starts are one group; each client gets its own replies."""
     async with holding() as fixture, fixture.server.peer() as one, fixture.server.peer() as two:
         for peer, begin in ((one, 1000), (two, 2000)):
             raw_socket(peer).sendall(b"".join(map(frame, opaques(begin, LEAST - FEW))))
@@ -184,7 +184,7 @@ async def test_few_are_served_one_by_one(count: int) -> None:
 
 
 async def test_a_frame_that_is_too_long_ends_its_connection_among_many_too() -> None:
-    """The length of held frames is not looked at: where the receive buffer has room for longer ones, none is held."""
+    """The length of held frames is not checked, so none is held if the receive buffer has space for longer ones."""
     async with holding(ReactorLimits(max_frame=4096)) as fixture, fixture.server.peer() as peer:
         numbers = opaques(1000, LEAST)
         raw_socket(peer).sendall(b"".join(map(frame, numbers)) + frame(2000, bytes(4096)) + frame(3000))
@@ -194,7 +194,7 @@ async def test_a_frame_that_is_too_long_ends_its_connection_among_many_too() -> 
 
 
 async def one_each(fixture: Fixture, peers: list[Peer], begin: int) -> None:
-    """A request of each, all of which are there when the round begins."""
+    """Send a request from each peer; all have arrived when the round starts."""
     for at, peer in enumerate(peers):
         raw_socket(peer).sendall(frame(begin + at))
     for at, peer in enumerate(peers):
@@ -210,7 +210,7 @@ async def test_one_that_comes_alone_is_its_server_s_first() -> None:
             assert await replies_to(peer, 1) == {opaque: b"alone"}
         assert (fixture.together.alone, fixture.single, fixture.together.calls) == ([1, 2], [], [])
         assert fixture.server.reactor.stats.frames == 2
-        fixture.together.alone = None  # what it passes over
+        fixture.together.alone = None  # it skips requests that come alone
         await peer.send_bytes(frame(3))
         assert await replies_to(peer, 1) == {3: b"single"}
 
@@ -241,8 +241,8 @@ async def test_what_is_raised_for_one_that_came_alone_is_its_reply() -> None:
 
 
 async def test_clients_with_one_at_a_time_where_there_are_many() -> None:
-    """From the second round on; no longer once there have been only small rounds for a while."""
-    async with holding(ReactorLimits(turn=60)) as fixture, AsyncExitStack() as stack:  # no round is cut in two
+    """Frames are held from the second round on, and no longer after a while of small rounds only."""
+    async with holding(ReactorLimits(turn=60)) as fixture, AsyncExitStack() as stack:  # one turn serves a whole round
         peers = [await stack.enter_async_context(fixture.server.peer()) for _ in range(LEAST)]
         await trio.testing.wait_all_tasks_blocked()
         await one_each(fixture, peers, 1000)
@@ -320,7 +320,7 @@ async def test_what_is_left_of_a_turn_is_held_behind_others() -> None:
 
 
 async def test_a_long_rest_is_not_put_behind_others() -> None:
-    """There would be no room to receive more."""
+    """Otherwise there would be no space to receive more."""
     async with holding(ReactorLimits(turn=60)) as fixture, fixture.server.peer() as one, fixture.server.peer() as two:
         await trio.testing.wait_all_tasks_blocked()
         intake = fixture.server.reactor.intake
@@ -343,7 +343,7 @@ async def test_a_long_rest_is_not_put_behind_others() -> None:
 
 
 async def test_a_connection_s_requests_keep_their_order() -> None:
-    """Held ones, others behind them, and held ones again: whatever pieces arrive together."""
+    """Held frames, other ones behind them, and held frames again, in whatever pieces they arrive."""
     async with holding() as fixture, fixture.server.peer() as peer:
         expected: list[int] = []
         data = b""
@@ -406,7 +406,7 @@ async def test_a_frame_that_goes_on_in_what_comes_next_is_one() -> None:
         fixture.together.passes = True
         await trio.testing.wait_all_tasks_blocked()
         connection, intake = fixture.server.connection(), fixture.server.reactor.intake
-        for piece in (data[:stop], data[stop:]):  # the reactor does not get the loop meanwhile
+        for piece in (data[:stop], data[stop:]):  # the reactor does not run in between
             raw_socket(peer).sendall(piece)
             intake.turn_end = float("inf")
             intake.serve(connection)
@@ -416,7 +416,7 @@ async def test_a_frame_that_goes_on_in_what_comes_next_is_one() -> None:
 
 
 async def test_what_it_hands_back_is_served_one_by_one_and_nothing_twice() -> None:
-    """Every second client's frames are served to the half: the other half has its replies too, in their order."""
+    """Half of every second client's frames are served together; the other half gets its replies too, in order."""
     async with holding() as fixture, AsyncExitStack() as stack:
         fixture.together.stops = True
         peers = [await stack.enter_async_context(fixture.server.peer()) for _ in range(4)]
@@ -538,7 +538,7 @@ async def test_replies_that_come_later() -> None:
     [
         ReactorLimits(max_inflight_per_connection=LEAST - 1),
         ReactorLimits(max_inflight=LEAST - 1),
-        ReactorLimits(max_inflight_per_connection=LEAST - 1, turn=0.0),  # the rest is served in turns of their own
+        ReactorLimits(max_inflight_per_connection=LEAST - 1, turn=0.0),  # the rest is served in later turns
     ],
     ids=["of a connection", "of all", "in short turns"],
 )
@@ -554,7 +554,7 @@ async def test_more_than_may_be_in_flight_are_answered_busy(limits: ReactorLimit
         assert set(await replies_to(peer, LEAST - 1)) == set(opaques(1000, LEAST - 1))
 
 
-async def test_a_client_that_goes_at_once_harms_nobody() -> None:
+async def test_a_client_that_disconnects_immediately_harms_no_other() -> None:
     async with holding() as fixture:
         for _ in range(20):
             async with fixture.server.peer() as peer, fixture.server.peer() as stays:
@@ -573,7 +573,7 @@ async def test_what_was_received_is_served_before_its_connection_is_closed(count
         intake.turn_end = float("inf")
         intake.serve(connection)
         assert not fixture.together.order
-        connection.close("a test says so")
+        connection.close("closed by a test")
         assert fixture.together.order == list(opaques(1000, count))
         assert set(await replies_to(peer, count)) == set(opaques(1000, count))
 
@@ -586,7 +586,7 @@ async def test_others_requests_are_not_held() -> None:
 
 
 async def test_requests_in_the_binary_form_are_held_too() -> None:
-    """Its code stands elsewhere."""
+    """In other encodings the request code has another position."""
     commands = [RemotingCommand(ECHO, opaque, ext={}, body=b"b", encoding=Encoding.ROCKETMQ) for opaque in range(FEW)]
     async with holding() as fixture, fixture.server.peer() as peer:
         await peer.send_bytes(b"".join(map(encode, commands)))
@@ -620,7 +620,7 @@ async def test_what_is_never_served_together_is_not_held_for_a_while() -> None:
 
 
 class Looks:
-    """A feature that sees what is about ECHO and ALSO; ``seen`` has the opaques."""
+    """A feature that sees requests with the codes ECHO and ALSO; ``seen`` has their opaques."""
 
     def __init__(self, gate: Gate) -> None:
         self.gate = gate
@@ -637,7 +637,7 @@ class Looks:
 
 @asynccontextmanager
 async def two_that_are_served_here(fixture: Fixture) -> AsyncIterator[tuple[list[Peer], list[Connection]]]:
-    """Clients whose turns a test calls for."""
+    """Two clients, which the test serves by calling the intake."""
     async with fixture.server.peer() as one, fixture.server.peer() as two:
         await trio.testing.wait_all_tasks_blocked()
         by_port = {connection.peer[1]: connection for connection in fixture.server.reactor.connections.values()}
@@ -646,7 +646,7 @@ async def two_that_are_served_here(fixture: Fixture) -> AsyncIterator[tuple[list
 
 
 def switching(connection: Connection, sees: Sees) -> Looks:
-    """A feature that is registered by what SWITCH asks for."""
+    """A feature that the handler of SWITCH registers."""
     looks = Looks(connection.table.gate)
 
     def switch(_connection: Connection, _command: RemotingCommand) -> Outcome:
@@ -659,8 +659,8 @@ def switching(connection: Connection, sees: Sees) -> Looks:
 
 @pytest.mark.parametrize("sees", [Sees.HEADER, Sees.IDENTITY])
 @pytest.mark.parametrize("many", [True, False], ids=["others together", "another alone"])
-async def test_a_way_that_is_shut_within_a_round_is_shut_for_the_rest_of_it(many: bool, sees: Sees) -> None:
-    """What is left of one client is served between another's way being found and being gone: it may change the gate."""
+async def test_a_path_that_is_closed_within_a_round_is_closed_for_the_rest_of_it(many: bool, sees: Sees) -> None:
+    """One client's rest is served after another's fast path was found, before its use; it may change the gate."""
     async with (
         holding(ReactorLimits(turn=60)) as fixture,
         two_that_are_served_here(fixture) as ((one, two), (first, second)),
@@ -687,7 +687,7 @@ async def test_a_way_that_is_shut_within_a_round_is_shut_for_the_rest_of_it(many
 
 
 async def test_held_frames_are_looked_at_where_the_gate_has_changed_since() -> None:
-    """One more client goes while they wait, and somebody who hears of that changes the gate."""
+    """Another client disconnects while they wait, and a callback of that changes the gate."""
     async with (
         holding(ReactorLimits(turn=60)) as fixture,
         two_that_are_served_here(fixture) as ((one, two), (first, second)),
@@ -698,7 +698,7 @@ async def test_held_frames_are_looked_at_where_the_gate_has_changed_since() -> N
         raw_socket(one).sendall(b"".join(map(frame, opaques(1000, LEAST))))
         intake.serve(first)
         assert intake.grouping.end
-        raw_socket(two).shutdown(socket.SHUT_WR)  # the reactor does not get the loop meanwhile
+        raw_socket(two).shutdown(socket.SHUT_WR)  # the reactor does not run in between
         intake.serve(second)
         assert second.closed
         assert intake.grouping.end, "still held"

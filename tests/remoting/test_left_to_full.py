@@ -1,4 +1,4 @@
-"""What a fast handler leaves, and what it never sees: the full handler gets it once, as it was sent."""
+"""Requests that a fast handler leaves or never sees: the full handler gets each once, as it was sent."""
 
 import itertools
 import struct
@@ -27,9 +27,9 @@ from trimq.remoting.server.limits import RECEIVE_BUFFER, ReactorLimits
 from trimq.remoting.server.reactor import Connection
 
 CODE = 100
-"""With a fast handler."""
+"""The code with a fast handler."""
 OTHER = 101
-"""Without."""
+"""The code without one."""
 
 ONE_BY_ONE = pytest.mark.parametrize("one_by_one", [False, True], ids=["in one burst", "one by one"])
 
@@ -58,7 +58,7 @@ def plain(opaque: int, body: bytes = b"", *, word: str = "w", flag: int = 0, cod
 
 
 class Seen(NamedTuple):
-    """What a handler has been given."""
+    """The request as given to a handler."""
 
     code: int
     opaque: int
@@ -83,11 +83,11 @@ def seen(command: RemotingCommand) -> Seen:
 
 
 class Handlers:
-    """A fast handler that serves what has the word ``fast`` and leaves the rest, and full ones that serve all."""
+    """A fast handler that serves requests with the word ``fast`` and leaves the rest, and full ones that serve all."""
 
     def __init__(self) -> None:
         self.fast: list[int] = []
-        """Opaques of what the fast one was given."""
+        """Opaques of the requests given to the fast handler."""
         self.full: list[Seen] = []
 
     def serve_fast(self, _connection: Connection, request: TypedRequest[Fields]) -> bytes | None:
@@ -109,12 +109,12 @@ class Handlers:
 
 
 class Sent(NamedTuple):
-    """A request, and what is to become of it."""
+    """A request and its expected outcome."""
 
     data: bytes
     given: Seen
     looked_at: bool = True
-    """Whether a fast handler is given it."""
+    """Whether it is given to a fast handler."""
 
 
 def sent(
@@ -258,7 +258,7 @@ KINDS: list[Callable[[int, bytes], Sent]] = [
 
 
 async def send(server: Server, peer: Peer, data: list[bytes], *, one_by_one: bool) -> None:
-    """All at once, or each when those before have been served."""
+    """Send all requests together, or each after those before have been served."""
     if not one_by_one:
         await peer.send_bytes(b"".join(data))
         return
@@ -318,7 +318,7 @@ def test_any_traffic_on_one_connection(kinds: list[Callable[[int, bytes], Sent]]
 
 @ONE_BY_ONE
 async def test_the_full_handler_gets_the_header_that_the_fast_one_has_seen(one_by_one: bool) -> None:
-    """It is not decoded again."""
+    """The header is not decoded again."""
     looked_at: list[Fields] = []
     given: list[Fields] = []
     table = HandlerTable()
@@ -336,7 +336,7 @@ async def test_the_full_handler_gets_the_header_that_the_fast_one_has_seen(one_b
 
 
 @ONE_BY_ONE
-async def test_a_second_code_that_nobody_serves(one_by_one: bool) -> None:
+async def test_a_second_code_without_a_handler(one_by_one: bool) -> None:
     handlers = Handlers()
     header = b'{"code":100,"extFields":{"word":"fast"},"opaque":%d,"code":102}'
     async with serving(handlers.table()) as server, server.peer() as peer:
@@ -349,7 +349,7 @@ async def test_a_second_code_that_nobody_serves(one_by_one: bool) -> None:
     assert (handlers.fast, handlers.full) == ([], [])
 
 
-# what is raised
+# exceptions
 
 
 def fails(error: Exception) -> FastHandler:
@@ -372,7 +372,7 @@ ERRORS: list[tuple[Exception, int, str]] = [
 @ONE_BY_ONE
 @pytest.mark.parametrize(("error", "code", "remark"), ERRORS, ids=[type(error[0]).__name__ for error in ERRORS])
 async def test_what_a_fast_handler_raises(error: Exception, code: int, remark: str, one_by_one: bool) -> None:
-    """It is the reply; to a one-way there is none; the full handler is not called, and the connection goes on."""
+    """The exception becomes the reply, if one is wanted; the full handler is not called; the connection continues."""
     handlers = Handlers()
     table = handlers.table()
     table.register(CODE, handlers.serve_full, header=Fields, fast=fails(error))
@@ -433,11 +433,11 @@ async def test_a_header_that_the_full_handler_refuses(header: type[Struct] | Non
         assert server.reactor.stats.failures == 0
 
 
-# what is kept
+# requests retained by a handler
 
 
 def waiting(gate: trio.Event, before: list[Seen], *, is_coroutine: bool) -> Handler:
-    """A full handler that looks at its request before and after it has waited."""
+    """A full handler that reads its request before and after it has waited."""
 
     async def wait(_connection: Connection, command: RemotingCommand) -> Outcome:
         before.append(seen(command))
@@ -465,13 +465,13 @@ async def test_a_handler_that_waits_has_its_own_bytes(size: int, is_coroutine: b
         await send(server, peer, requests, one_by_one=one_by_one)
         await until(server, "s.frames == 3")
         await trio.testing.wait_all_tasks_blocked()
-        for opaque in range(4, 8):  # each in the place of the last one, and of what has buffers of its own
+        for opaque in range(4, 8):  # each overwrites the receive buffer of the one before
             await peer.send_bytes(plain(opaque, b"#" * (size + 1000), word="#" * 100, code=OTHER, flag=2))
             await until(server, f"s.frames == {opaque}")
         gate.set()
         replies = sorted([await peer.receive(), await peer.receive()], key=lambda reply: reply.opaque)
         assert [reply.opaque for reply in replies] == [1, 2]
-        before.sort(key=lambda given: given.opaque)  # the tasks began in any order
+        before.sort(key=lambda given: given.opaque)  # the tasks started in any order
         assert [given.opaque for given in before] == [1, 2, 3]
         assert before[0].body == b"1" * size
         assert before[0].ext == {"other": "7", "word": "first"}
@@ -529,7 +529,7 @@ async def test_a_request_with_the_number_of_one_of_ours_is_no_reply() -> None:
 
 
 class Keeper:
-    """Full handlers of what a fast one has left, without a reply until they are let go."""
+    """Full handlers, for requests left by a fast one, that do not reply until they are released."""
 
     def __init__(self) -> None:
         self.looked_at: list[int] = []
@@ -567,7 +567,7 @@ class Keeper:
 async def test_beyond_the_limits_no_fast_handler_is_asked(
     limits: ReactorLimits, where: str, as_task: bool, one_by_one: bool
 ) -> None:
-    """The answer is SYSTEM_BUSY; one-ways are served, and so are requests after those in flight have ended."""
+    """The reply is SYSTEM_BUSY; one-ways are served, and so are requests sent after those in flight have ended."""
     keeper = Keeper()
     async with within_seconds(keeper.table(as_task=as_task), limits) as server, server.peer() as peer:
         requests = [plain(1), plain(2), plain(3), plain(4, flag=2), plain(5)]
@@ -596,7 +596,7 @@ async def test_beyond_the_limits_no_fast_handler_is_asked(
 
 @ONE_BY_ONE
 async def test_a_fast_handler_that_uses_up_the_limit_leaves_no_more_than_system_busy(one_by_one: bool) -> None:
-    """The limits hold where the full handler is called, whatever has happened since they were looked at."""
+    """The limits hold when the full handler is called, whatever has happened since they were checked."""
     handlers = Handlers()
 
     def fast(connection: Connection, _request: TypedRequest[Any]) -> None:
@@ -678,12 +678,12 @@ async def test_a_broken_header_ends_its_connection_as_without_a_fast_handler(nam
 @ONE_BY_ONE
 @pytest.mark.parametrize("word", [0, 1, 11, 12, 100, 2**24 - 1, Encoding.ROCKETMQ << 24 | 39, 9 << 24 | 39])
 async def test_a_header_word_that_does_not_fit_what_looks_like_json(word: int, one_by_one: bool) -> None:
-    """The header is shorter than the front of it, longer than the frame, or said to be of another encoding."""
+    """The header is shorter than its fixed part, longer than the frame, or marked as another encoding."""
     handlers = Handlers()
     text = b'{"code":100,"extFields":{"word":"fast"}}'
     async with serving(handlers.table()) as server, server.peer() as peer:
         view = server.reactor.intake.view
-        view[:] = b" " * len(view)  # of frames before: JSON may end with such
+        view[:] = b" " * len(view)  # bytes of earlier frames: JSON may end with blanks
         await peer.send_bytes(
             (b"" if one_by_one else plain(1, flag=2)) + struct.pack(">II", 4 + len(text), word) + text
         )

@@ -25,7 +25,7 @@ def test_console_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_level_changes_while_it_runs(capsys: pytest.CaptureFixture[str]) -> None:
     configure(LogConfig())
-    log = structlog.get_logger("somebody")
+    log = structlog.get_logger("a_module")
     set_level(LogLevel.ERROR)
     log.warning("unseen")
     set_level(LogLevel.DEBUG)
@@ -74,7 +74,7 @@ def test_no_backups(tmp_path: Path) -> None:
 
 
 def test_the_log_of_a_program_follows_its_configuration(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of the name server's as of the broker's."""
+    """This holds for the name server and for the broker."""
     for load in (load_broker, load_namesrv):
         configuration = load(flags={"noSuchKey": ("1", "test")})
         close = open_log("program", configuration)
@@ -85,7 +85,7 @@ def test_the_log_of_a_program_follows_its_configuration(capsys: pytest.CaptureFi
         finally:
             close()
         captured = capsys.readouterr()
-        said = captured.out + captured.err
-        assert "before" in said
-        assert "after" not in said
+        written = captured.out + captured.err
+        assert "before" in written
+        assert "after" not in written
         assert "program: warning: test: unknown key noSuchKey" in captured.err

@@ -1,4 +1,4 @@
-"""OutBuffer against a socket that takes as much as a test says."""
+"""OutBuffer with a socket that accepts as many bytes as the test allows."""
 
 import socket
 from collections.abc import Iterator
@@ -13,10 +13,10 @@ from trimq.remoting.server.out_buffer import MAX_BUFFERS, OutBuffer
 
 
 class NarrowSocket:
-    """Takes the next of ``room`` bytes a call, then is full."""
+    """Accepts the next of ``space`` bytes in each call, then is full."""
 
-    def __init__(self, room: Iterator[int]) -> None:
-        self.room = room
+    def __init__(self, space: Iterator[int]) -> None:
+        self.space = space
         self.taken = bytearray()
         self.vectors: list[int] = []
 
@@ -25,10 +25,10 @@ class NarrowSocket:
 
     def sendmsg(self, buffers: list[bytes | memoryview]) -> int:
         self.vectors.append(len(buffers))
-        room = next(self.room, 0)
-        if not room:
+        space = next(self.space, 0)
+        if not space:
             raise BlockingIOError
-        data = b"".join(buffers)[:room]
+        data = b"".join(buffers)[:space]
         self.taken += data
         return len(data)
 
@@ -48,13 +48,13 @@ SIZES = st.sampled_from([0, 1, 100, 5000, 8191, 8192, 20000, 40000])
 
 @given(
     sizes=st.lists(st.tuples(SIZES, st.booleans()), max_size=30),
-    rooms=st.lists(st.sampled_from([0, 1, 7, 8192, 30000, 100000])),
+    spaces=st.lists(st.sampled_from([0, 1, 7, 8192, 30000, 100000])),
 )
 def test_all_bytes_leave_in_order_and_owners_hear_of_it_once_theirs_are_gone(
-    sizes: list[tuple[int, bool]], rooms: list[int]
+    sizes: list[tuple[int, bool]], spaces: list[int]
 ) -> None:
     out = OutBuffer()
-    sock = NarrowSocket(iter(rooms))
+    sock = NarrowSocket(iter(spaces))
     expected = bytearray()
     ends: list[int] = []
     released: list[int] = []
@@ -68,9 +68,9 @@ def test_all_bytes_leave_in_order_and_owners_hear_of_it_once_theirs_are_gone(
         if number % 3 == 0:
             flush(out, sock)
             assert released == [end for end in ends if end <= len(sock.taken)]
-    for _ in range(len(rooms)):
+    for _ in range(len(spaces)):
         flush(out, sock)
-    sock.room = iter([10**9] * 100)
+    sock.space = iter([10**9] * 100)
     assert flush(out, sock)
     assert sock.taken == expected
     assert released == ends

@@ -1,6 +1,6 @@
-"""Guards the bound of what waits to be sent to a client that does not read, whichever way its replies come.
+"""Guards the bound of the bytes queued for a client that does not read, for each kind of reply.
 
-It is the high-water mark and one reply of each request that was begun; and nothing is lost or sent twice by it.
+The bound is the high-water mark and one reply of each request that was started. It causes no loss and no duplicates.
 """
 
 from collections import Counter
@@ -35,11 +35,11 @@ class Fields(Struct):
 
 
 EXT = {"word": "w"}
-"""Without it a request does not get to the fast handler."""
+"""Without these fields a request does not reach the fast handler."""
 
 
 class Handlers:
-    """Each way in which a reply of ``SIZE`` bytes may come.
+    """One handler for each kind of reply, of ``SIZE`` bytes.
 
     ``begun`` counts requests by code, ``fast_ones`` those that the fast handler has served.
     """
@@ -180,7 +180,7 @@ async def test_one_ways_that_wait_happen_though_their_client_has_gone() -> None:
 
 
 async def test_requests_of_a_client_that_has_gone_do_not_begin_any_more() -> None:
-    """Guards memory: a client that sends many requests and closes, again and again, leaves none of them waiting."""
+    """Guards memory: a client that sends many requests and closes, repeatedly, leaves none of them waiting."""
     handlers = Handlers()
     async with serving(handlers.table(), LIMITS) as server:
         async with server.peer() as peer:
@@ -198,11 +198,11 @@ async def test_requests_of_a_client_that_has_gone_do_not_begin_any_more() -> Non
 
 
 async def test_only_what_was_counted_as_in_flight_is_taken_off_again() -> None:
-    """Guards the limits of requests in flight: one-ways were not counted, those of a closed connection are gone."""
+    """Guards the limits of requests in flight: one-ways do not count, a closed connection's are subtracted."""
     handlers = Handlers()
     async with serving(handlers.table(), LIMITS) as server, server.peer() as peer:
-        async with server.peer() as gone:
-            await gone.send(*[request(WAITS) for _ in range(3)])
+        async with server.peer() as closing:
+            await closing.send(*[request(WAITS) for _ in range(3)])
             await until(server, "s.inflight == 3")
         await until(server, "s.connections == 1 and s.inflight == 0")
         await peer.send(*[request(WAITS, oneway=True) for _ in range(5)], request(WAITS))
@@ -214,7 +214,7 @@ async def test_only_what_was_counted_as_in_flight_is_taken_off_again() -> None:
 
 
 async def test_a_one_way_is_not_lost_for_the_requests_in_flight_beside_it() -> None:
-    """The limit of one-ways that run as tasks is their own."""
+    """One-ways that run as tasks have a limit of their own."""
     handlers = Handlers()
     limits = ReactorLimits(max_inflight_per_connection=5, max_tasks_per_connection=4)
     async with serving(handlers.table(), limits) as server, server.peer() as peer:
@@ -251,7 +251,7 @@ async def test_tasks_of_a_closed_connection_that_wait_when_the_server_stops_are_
         assert handlers.done == []
 
 
-async def test_what_the_server_asks_and_tells_waits_until_the_client_has_drained() -> None:
+async def test_requests_and_notices_of_the_server_wait_until_the_client_has_drained() -> None:
     async with serving(Handlers().table(), LIMITS) as server, server.peer(receive_buffer=4096) as peer:
         await peer.send(*[request(PLAIN) for _ in range(200)])
         await until(server, "s.paused")
@@ -273,7 +273,7 @@ async def test_what_the_server_asks_and_tells_waits_until_the_client_has_drained
 
 
 async def test_a_long_reply_lets_others_work_after_each_slice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each look at the time is a millisecond later: every pause ends a slice. Two of them take turns."""
+    """Each reading of the clock is a millisecond later, so every pause ends a slice. Two replies take turns."""
     now = 0.0
     order: list[int] = []
 
@@ -301,7 +301,7 @@ async def test_a_long_reply_lets_others_work_after_each_slice(monkeypatch: pytes
             for _ in range(count):
                 assert bytes((await peer.receive()).body) == b"x" * 50_000
     assert [number for number in order if number != 2] in ([1] * 5 + [3] * 5, [3] * 5 + [1] * 5)  # one at a time
-    assert "2, 2" not in str(order[:-2])  # and that of the other connection in between
+    assert "2, 2" not in str(order[:-2])  # the reply of the other connection is in between
 
 
 async def test_a_reply_longer_than_a_frame_is_refused() -> None:
@@ -347,7 +347,7 @@ async def test_a_long_reply_is_given_up_when_its_client_has_gone() -> None:
 
 
 async def _read_slowly(peer: Peer, count: int, sizes: list[int]) -> list[int]:
-    """Read replies a few bytes at a time, ``sizes`` in turn; their numbers as they came."""
+    """Read replies a few bytes at a time, ``sizes`` in turn; return their numbers in order of arrival."""
     found: list[int] = []
     at = 0
     while len(found) < count:

@@ -1,4 +1,4 @@
-"""The reactor: requests in, replies out, whatever the split of the bytes and the kind of the handler."""
+"""The reactor receives requests and sends replies, for any split of the bytes and any kind of handler."""
 
 import socket
 import struct
@@ -86,7 +86,7 @@ async def test_a_oneway_request_is_served_and_never_answered() -> None:
             case b"command":
                 return command.reply()
             case b"error":
-                raise RemotingError(1, "nobody hears this")
+                raise RemotingError(1, "not sent to any client")
             case b"coroutine":
                 return coroutine(command)
         return None
@@ -194,7 +194,7 @@ async def test_a_held_poll_does_not_count_and_is_settled_with_any_outcome() -> N
         assert (stats.inflight, stats.held, connection.held) == (0, 1, 1)
         connection.close("test")
         assert stats.held == 0
-        connection.settle(held[0], later(held[0]))  # must not warn that it was never awaited
+        connection.settle(held[0], later(held[0]))  # must not cause a warning that it was never awaited
 
 
 async def test_errors_of_handlers_become_replies() -> None:
@@ -268,7 +268,7 @@ async def test_hooks_run_once_a_round_before_its_replies_are_sent() -> None:
         assert events[:first].count("handler") == 3
 
 
-async def test_a_hook_that_fails_is_logged_and_keeps_nobody_from_being_served() -> None:
+async def test_a_hook_that_fails_is_logged_and_every_client_is_served() -> None:
     ran: list[int] = []
 
     def fail() -> None:
@@ -387,7 +387,7 @@ async def test_a_client_that_does_not_reply() -> None:
 
 
 async def test_on_close_is_called_once_whatever_it_raises() -> None:
-    gone: list[Connection] = []
+    closed_ones: list[Connection] = []
 
     def fail(connection: Connection) -> None:
         raise ZeroDivisionError
@@ -396,13 +396,13 @@ async def test_on_close_is_called_once_whatever_it_raises() -> None:
         async with server.peer() as peer:
             await peer.ask(request())
             connection = server.connection()
-            connection.on_close += [gone.append, fail, gone.append]
+            connection.on_close += [closed_ones.append, fail, closed_ones.append]
         await until(server, "s.closed == 1")
-        assert gone == [connection, connection]
+        assert closed_ones == [connection, connection]
         connection.close("again")
         connection.reply(b"into the void")
         connection.complete(None)
-        assert (len(gone), server.reactor.stats.closed, server.reactor.stats.inflight) == (2, 1, 0)
+        assert (len(closed_ones), server.reactor.stats.closed, server.reactor.stats.inflight) == (2, 1, 0)
 
 
 async def test_a_handler_may_close_its_connection_with_more_requests_waiting() -> None:
@@ -425,7 +425,7 @@ async def test_a_handler_may_close_its_connection_with_more_requests_waiting() -
 
 
 async def test_long_work_is_cut_into_turns_so_that_others_run() -> None:
-    """With turns of no length every request is a turn of its own, and other tasks run as often as the reactor does."""
+    """With turns of zero length every request is a turn of its own, and other tasks run as often as the reactor."""
     log: list[str] = []
 
     def handler(connection: Connection, command: RemotingCommand) -> Outcome:
@@ -455,7 +455,7 @@ async def test_long_work_is_cut_into_turns_so_that_others_run() -> None:
 
 
 @pytest.mark.parametrize("gather", [0, 60])
-async def test_a_round_with_several_clients_takes_in_who_asks_meanwhile(gather: float) -> None:
+async def test_a_round_with_several_clients_takes_in_requests_that_arrive_during_it(gather: float) -> None:
     ends = [socket.socketpair() for _ in range(3)]
     table = echo_table()
 
@@ -483,7 +483,7 @@ async def test_a_round_with_several_clients_takes_in_who_asks_meanwhile(gather: 
 async def test_after_replies_to_several_clients_the_reactor_looks_again_before_it_waits(
     spin_many: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a clock that goes on by a microsecond each time that the reactor looks at it."""
+    """Run on a clock that advances by a microsecond each time the reactor reads it."""
     ends = [socket.socketpair() for _ in range(2)]
     now = time.perf_counter()
     answered_at: list[float] = []
@@ -512,7 +512,7 @@ async def test_after_replies_to_several_clients_the_reactor_looks_again_before_i
         await trio.testing.wait_all_tasks_blocked()
         monkeypatch.setattr("trimq.remoting.server.reactor.perf_counter", clock)
         monkeypatch.setattr(trio.lowlevel, "wait_readable", counted)
-        for client, _ in ends:  # both are there when the reactor looks
+        for client, _ in ends:  # both have arrived when the reactor polls
             client.sendall(encode(request(2)))
         await trio.testing.wait_all_tasks_blocked()
         assert len(answered_at) == 2

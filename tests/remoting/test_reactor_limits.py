@@ -1,4 +1,4 @@
-"""What a reactor does not put up with, and that nobody else notices."""
+"""Misbehaviour that a reactor does not accept; other clients are not affected."""
 
 import errno
 import resource
@@ -26,7 +26,7 @@ KEEP = 2
 
 
 class Keeper:
-    """Handlers that keep requests until a test lets them go."""
+    """Handlers that hold requests until the test releases them."""
 
     def __init__(self) -> None:
         self.kept: list[tuple[Connection, RemotingCommand]] = []
@@ -98,7 +98,7 @@ async def test_requests_before_a_broken_frame_are_answered() -> None:
     ("first", "word"),
     [(b"\x16\x03\x01\x02\x00\x01\x00", "TLS"), (b"GET / HTTP/1.1\r\n\r\n", "HTTP"), (b"PROXY TCP4 1.2", "proxy")],
 )
-async def test_other_protocols_are_told_apart(first: bytes, word: str) -> None:
+async def test_other_protocols_are_recognized(first: bytes, word: str) -> None:
     async with serving() as server, server.peer() as peer:
         with structlog.testing.capture_logs() as logs:
             await peer.send_bytes(first)
@@ -116,7 +116,7 @@ async def test_an_announced_length_costs_no_memory() -> None:
 
 
 async def test_long_frames_share_their_buffers() -> None:
-    """One after the other, at the same time, with one that goes away in the middle: each gets its own bytes."""
+    """One after the other, at the same time, with one that disconnects in the middle: each gets its own bytes."""
     async with serving() as server, server.peer() as first, server.peer() as second:
         for size in (40_000, 300_000, 1_000_000, 1_200_000, 50_000, 40_001):
             bodies = [bytes([number]) * (size + number) for number in (1, 2)]
@@ -198,7 +198,7 @@ async def test_the_limit_of_the_server_counts_all_connections_and_coroutines() -
             reply = await one.ask(request())
             assert reply.code == ResponseCode.SYSTEM_BUSY
             assert "on this server" in (reply.remark or "")
-        await until(server, "s.inflight == 1")  # what the lost connection had in flight does not count any more
+        await until(server, "s.inflight == 1")  # requests of the lost connection no longer count as in flight
         assert (await one.ask(request())).code == 0
         keeper.gate.set()
         assert (await one.receive()).code == 0
@@ -213,14 +213,14 @@ async def test_long_polls_and_oneways_do_not_count() -> None:
         await peer.send(*[request(KEEP + 2, oneway=True) for _ in range(5)])
         assert (await peer.ask(request())).code == 0
         stats = server.reactor.stats
-        assert (stats.inflight, stats.held, stats.busy) == (0, 5, 3)  # oneways as tasks are bounded too, and then lost
+        assert (stats.inflight, stats.held, stats.busy) == (0, 5, 3)  # one-ways over the limit of tasks are dropped
         keeper.gate.set()
         await trio.testing.wait_all_tasks_blocked()
         assert server.connection().tasks == 0
 
 
 async def fill(server: Server, peer: Peer, reply_size: int) -> int:
-    """Ask for replies and read none until the server has stopped reading; how many requests were sent."""
+    """Send requests and read no reply until the server has stopped reading; return the number of requests sent."""
     sent = 0
     while not server.reactor.stats.paused:
         await peer.send(request(5, str(reply_size).encode()))
@@ -332,7 +332,7 @@ async def test_more_connections_than_allowed_are_refused() -> None:
 
 
 class StarvedSocket(socket.socket):
-    """A listening socket of a process without descriptors, but for the one that the acceptor may give up."""
+    """A listening socket of a process with no descriptor left, except the acceptor's reserved one."""
 
     starved = False
     acceptor: Acceptor

@@ -1,4 +1,4 @@
-"""The end of a reactor: in order, within its time, nothing left open."""
+"""Shutdown of a reactor: orderly, within its deadline, with nothing left open."""
 
 import gc
 from collections.abc import Callable
@@ -88,7 +88,7 @@ async def test_held_polls_and_silent_connections_do_not_delay_it() -> None:
             await server.reactor.shutdown(60)
         assert await peer.is_closed_by_server()
         with trio.fail_after(5):
-            await server.reactor.shutdown(60)  # again
+            await server.reactor.shutdown(60)  # a second call does nothing
 
 
 async def test_requests_that_wait_for_a_turn_are_dropped_by_a_shutdown() -> None:

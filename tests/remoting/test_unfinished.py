@@ -1,4 +1,4 @@
-"""Guards the memory for frames that begin and do not end: one total, the slowest sender first, some progress."""
+"""Guards the memory for partly received frames: one total, the slowest sender closed first, some frame progresses."""
 
 import select
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ LIMITS = ReactorLimits(max_unfinished=4 * MIB)
 
 
 def taken(connections: Sequence[Connection]) -> int:
-    """What the frames on their way take, counted anew."""
+    """The memory of partly received frames, counted directly."""
     return sum(len(conn.rest) + (len(conn.big.buffer) if conn.big is not None else 0) for conn in connections)
 
 
@@ -40,7 +40,7 @@ async def seconds(clock: ManualClock, count: int) -> None:
 
 
 async def begin(server: Server, peer: Peer, size: int) -> None:
-    """Send the first ``size`` bytes of FRAME, and wait until they are there."""
+    """Send the first ``size`` bytes of FRAME, and wait until the server has received them."""
     before = server.reactor.stats.bytes_in
     await peer.send_bytes(FRAME[:size])
     await until(server, f"s.bytes_in == {before + size}")
@@ -149,7 +149,7 @@ async def test_a_slow_link_with_a_long_message_survives() -> None:
 
 
 async def test_a_client_that_always_has_a_frame_on_its_way_is_not_slow() -> None:
-    """Each look finds an unfinished frame, but never the same one twice."""
+    """Each check finds an unfinished frame, but never the same one twice."""
     clock = ManualClock()
     frame = encode(request(body=bytes(50)))
     async with serving(clock=clock) as server, server.peer() as peer:
@@ -162,7 +162,7 @@ async def test_a_client_that_always_has_a_frame_on_its_way_is_not_slow() -> None
 
 
 async def test_whole_frames_of_a_paused_connection_are_not_unfinished() -> None:
-    """The server does not read it: what is left of a frame cannot come, and is waited for from then on only."""
+    """The server does not read it, so the rest of a frame cannot arrive; its time starts when it is read again."""
     clock = ManualClock()
     limits = ReactorLimits(high_water=100_000, low_water=1000, frame_progress=1000)
     frame = encode(request(body=bytes(30_000)))
@@ -175,7 +175,7 @@ async def test_whole_frames_of_a_paused_connection_are_not_unfinished() -> None:
         await until(server, "s.paused")
         for _ in range(20):
             await seconds(clock, 10)
-            for _ in range(30):  # takes a little, so that it is not idle
+            for _ in range(30):  # the client reads a little, so that it is not idle
                 await peer.stream.receive_some(20_000)
         assert server.reactor.stats.unfinished_closed == 0
         nursery.cancel_scope.cancel()
@@ -207,8 +207,8 @@ def test_the_default_total_takes_two_frames_however_long_they_may_be() -> None:
     assert ReactorLimits.of(NettyServerConfig(frame_max_length=1024 * MIB)).max_unfinished == 2048 * MIB
 
 
-async def test_many_that_begin_long_frames_at_once_all_end_and_nobody_is_closed() -> None:
-    """They need three times the memory: none may wait for another that waits too."""
+async def test_many_that_begin_long_frames_at_once_all_end_and_none_is_closed() -> None:
+    """Their frames need three times the memory: none may wait for another that waits itself."""
     clock = ManualClock()
     limits = ReactorLimits(max_unfinished=16 * MIB)
     async with serving(limits=limits, clock=clock) as server:
@@ -231,7 +231,7 @@ async def test_many_that_begin_long_frames_at_once_all_end_and_nobody_is_closed(
 
 
 async def test_an_event_of_before_does_not_read_a_connection_that_waits_for_memory() -> None:
-    """A round may have been told of it before it had to wait: what is kept fills the buffer, and looks like an end."""
+    """A round may hold an event from before the wait. Its buffer is full, so a read would look like end of file."""
     clock = ManualClock()
     async with serving(limits=LIMITS, clock=clock) as server, server.peer() as one, server.peer() as two:
         for peer in (one, two):

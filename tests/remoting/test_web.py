@@ -1,4 +1,4 @@
-"""The HTTP side: live, ready and why not, pages in slices."""
+"""The HTTP server: liveness, readiness with reasons, pages sent in slices."""
 
 import itertools
 import json
@@ -131,9 +131,9 @@ def test_where_one_address_is_taken_none_is_kept(monkeypatch: pytest.MonkeyPatch
 async def test_faults_of_the_web_server_are_events_of_ours() -> None:
     log = web._Log(Config())
     with capture_logs() as logs:
-        await log.error("no %s for %d", "way", 1)
+        await log.error("no %s for %d", "page", 1)
         await log.critical("plain %s")
     assert [(entry["event"], entry["reason"]) for entry in logs] == [
-        ("web_failed", "no way for 1"),
+        ("web_failed", "no page for 1"),
         ("web_failed", "plain %s"),
     ]

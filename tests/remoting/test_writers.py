@@ -1,6 +1,6 @@
-"""Replies are queued by a connection's own methods and requests in flight are counted by them: by nothing else.
+"""Only a connection's own methods queue replies and count requests in flight.
 
-What is to see every reply or every request then has one place to look from (docs/architecture.md, the reactor).
+So code that has to see every reply or every request has a single place for it (docs/architecture.md, the reactor).
 """
 
 import ast
@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("remoting", "broker", "namesrv", "bench")
+PACKAGES = ("remoting", "broker", "namesrv", "bench")
 SERVER = "remoting/server/"
 WRITERS = {
     "inflight": {f"{SERVER}connection.py"},
     "queued": {f"{SERVER}connection.py", f"{SERVER}out_buffer.py"},
-    # the sender sends what is in there, and takes it out
+    # the sender removes the chunks that it has sent
     "chunks": {f"{SERVER}connection.py", f"{SERVER}out_buffer.py", f"{SERVER}sender.py"},
     "sent": {f"{SERVER}out_buffer.py", f"{SERVER}sender.py"},
 }
@@ -24,7 +24,7 @@ _CHANGES = {"append", "extend", "insert", "pop", "remove", "clear"}
 
 
 def changes(text: str) -> Iterator[str]:
-    """Those of the attributes that a module changes, by themselves or by a name that stands for one."""
+    """The attributes that a module changes, directly or through a name bound to one."""
     tree = ast.parse(text)
     names: dict[str, str] = {}
     for node in ast.walk(tree):
@@ -66,8 +66,8 @@ def test_changes_are_found(text: str, found: set[str]) -> None:
 
 def test_only_the_connection_and_its_buffer_write() -> None:
     found: dict[str, set[str]] = {name: set() for name in WRITERS}
-    for room in ROOMS:
-        for path in sorted((ROOT / room).rglob("*.py")):
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
             for name in changes(path.read_text(encoding="utf-8")):
                 found[name].add(str(path.relative_to(ROOT)))
     assert found == WRITERS
