@@ -93,8 +93,8 @@ def _identified(
             if not message.tags and not message.keys:
                 return text
             text, count = _with_tags_and_keys(message, text)
-            # Three bytes for each character bound the encoded length (except beyond the basic plane) without encoding.
-            if text.count(NAME_END) == count == text.count(VALUE_END) and len(text) * 3 <= MAX_PROPERTIES:
+            # UTF-8 has at most four bytes for a character: that bounds the encoded length without encoding.
+            if text.count(NAME_END) == count == text.count(VALUE_END) and len(text) * 4 <= MAX_PROPERTIES:
                 return text
         properties = message.wire_properties()
     message.message_id = properties[PROPERTY_UNIQ_KEY] = properties.get(PROPERTY_UNIQ_KEY) or ids.next(now)
@@ -119,7 +119,7 @@ def _with_tags_and_keys(message: Message, text: str) -> tuple[str, int]:
 def property_text(message: Message, properties: dict[str, str]) -> str:
     """Properties as text. Raises UsageError if they are too long or contain RocketMQ's separators."""
     text = message.wire_text(properties)
-    if len(text) * 3 > MAX_PROPERTIES and len(text.encode()) > MAX_PROPERTIES:
+    if len(text) * 4 > MAX_PROPERTIES and len(text.encode()) > MAX_PROPERTIES:
         raise UsageError(
             f"the properties have {len(text.encode())} bytes, the limit is {MAX_PROPERTIES}",
             code=ResponseCode.MESSAGE_ILLEGAL,

@@ -112,7 +112,7 @@ def property_text(tags: str | None, keys: Any, properties: Any, sharding_key: st
     text = "".join([f"{name}\x01{value}\x02" for name, value in parts.items()])
     if text.count("\x01") != len(parts) or text.count("\x02") != len(parts):
         raise RowError("a property's name or value contains the character 1 or 2, which separate properties")
-    # Short texts need not be encoded to be measured.
-    if len(text) * 3 > MAX_PROPERTIES and len(text.encode()) > MAX_PROPERTIES:
+    # UTF-8 has at most four bytes for a character: short texts need not be encoded to be measured.
+    if len(text) * 4 > MAX_PROPERTIES and len(text.encode()) > MAX_PROPERTIES:
         raise RowError(f"a row's properties take {len(text.encode())} bytes, the limit is {MAX_PROPERTIES}")
     return text

@@ -317,8 +317,9 @@ def test_properties_travel_in_whichever_form_they_are_written(message: Message) 
         (Message("T", b"x", keys="a\x01b"), "separator"),
         (Message("T", b"x", keys=["a b"]), "blank"),
         (Message("T", b"x", tags="\u20ac" * 11_000), "limit"),
+        (Message("T", b"x", tags="\N{GRINNING FACE}" * 9000), "limit"),
     ],
-    ids=["tags", "keys", "blank", "long"],
+    ids=["tags", "keys", "blank", "long", "four bytes"],
 )
 def test_tags_and_keys_that_cannot_travel_are_refused(message: Message, reason: str) -> None:
     with pytest.raises(UsageError, match=reason):

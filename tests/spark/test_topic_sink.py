@@ -105,6 +105,7 @@ def test_ids_are_found_by_the_brokers_index(cluster: Cluster, admin: Admin) -> N
         ({"body": b"x", "keys": ["a b"]}, "contains a blank"),
         ({"body": b"x", "tags": "a\x02b"}, "the character 1 or 2"),
         ({"body": b"x", "tags": "a" * 40_000}, "the limit is 32767"),
+        ({"body": b"x", "tags": "\N{GRINNING FACE}" * 9000}, "the limit is 32767"),
     ],
 )
 def test_a_row_that_no_broker_takes_is_refused(cluster: Cluster, row: dict[str, Any], text: str) -> None:
