@@ -259,7 +259,7 @@ async def test_a_batchs_first_attempt_that_may_have_worked_is_not_forgotten() ->
 
 
 async def test_a_batch_that_is_closed_over_says_what_is_known() -> None:
-    """If an internal task is cancelled, the error is not one of the SDK's: the message may have been stored."""
+    """Closing cancels an internal task, whose error is not one of the SDK's: the messages may have been stored."""
     async with scripted_broker() as broker:
         broker.answers[BATCH] = lambda _: None
         errors: list[RocketMQError] = []
@@ -353,7 +353,7 @@ async def test_a_name_server_that_has_just_started_does_not_speak_for_the_others
 
 
 async def test_a_consumer_opens_while_no_broker_is_there_and_waits() -> None:
-    """A send to a topic that does not exist yet waits, and starts when the topic is created."""
+    """A consumer of a topic that is not known yet opens, and starts when the topic is created."""
     async with scripted_broker() as broker:
         broker.answers |= {ROUTE: unknown, CLUSTER: lambda command: command.reply(body=cluster())}
         async with Consumer("g", "T", namesrv=broker.address, start="first", model="broadcasting") as consumer:
@@ -364,7 +364,7 @@ async def test_a_consumer_opens_while_no_broker_is_there_and_waits() -> None:
                 await broker.until(RequestCode.PULL_MESSAGE, 1)
 
 
-async def everybody_asks(broker: ScriptedBroker, number: int) -> list[type[RocketMQError]]:
+async def many_senders(broker: ScriptedBroker, number: int) -> list[type[RocketMQError]]:
     kinds: list[type[RocketMQError]] = []
 
     async def send() -> None:
@@ -383,7 +383,7 @@ async def test_those_who_ask_for_the_same_topic_share_the_answer_that_there_is_n
     """Guards: a hundred sends made a hundred route requests, one after the other."""
     async with scripted_broker() as broker:
         broker.answers |= {ROUTE: unknown, CLUSTER: lambda command: command.reply(body=cluster(broker.address))}
-        assert await everybody_asks(broker, 100) == [TopicNotFoundError] * 100
+        assert await many_senders(broker, 100) == [TopicNotFoundError] * 100
         assert broker.counts[CLUSTER] < 4
 
 

@@ -108,7 +108,7 @@ async def test_a_check_that_fails_leaves_the_transaction_open() -> None:
 @pytest.mark.parametrize("state", TransactionState)
 async def test_the_end_of_a_block_is_reported_unasked(state: TransactionState) -> None:
     def never(_message: ReceivedMessage) -> TransactionState:
-        pytest.fail("the broker did not ask")
+        pytest.fail("the check was called although the broker had not asked")
 
     async with scripted_broker() as broker, TransactionProducer("g", never, namesrv=broker.address) as producer:
         broker.answers[SEND] = stored_with_id

@@ -143,7 +143,7 @@ def test_nothing_is_written_over_what_it_is_made_of(shared: str) -> None:
 
 @native
 def test_buffers_are_let_go_with_the_call() -> None:
-    """A file can be closed while the objects read from it, or written into it, still exist."""
+    """A mapped file can be closed after a call, while the result of the call still exists."""
     extension = NATIVE.extension
     assert extension is not None
     kept: list[Any] = []

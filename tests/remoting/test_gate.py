@@ -74,7 +74,7 @@ def test_all_fast_paths_are_closed_while_listeners_are_notified() -> None:
 
 
 def test_a_listener_that_raises_leaves_nothing_open() -> None:
-    """It is not known which fast paths the listener would have closed, so all stay closed."""
+    """The listener may not have taken the feature into account, so all fast paths stay closed."""
     both = tables()
     gate = both[0].gate
     fails = True

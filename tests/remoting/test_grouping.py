@@ -94,7 +94,7 @@ class Together:
         return Served(parts, replies) if self.later is None else Served(parts, deferred=True)
 
     def opaques_of(self, frames: memoryview, span: Span, most: int) -> tuple[list[int], list[int]]:
-        """The spans of the leading whole frames of its code, with the start of the frame after each."""
+        """Opaques of the leading whole frames of its code, and the start of each and of the next frame."""
         found: list[int] = []
         stops = [span.begin]
         while len(found) < most and span.end - stops[-1] >= 8:

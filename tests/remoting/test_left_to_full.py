@@ -678,7 +678,7 @@ async def test_a_broken_header_ends_its_connection_as_without_a_fast_handler(nam
 @ONE_BY_ONE
 @pytest.mark.parametrize("word", [0, 1, 11, 12, 100, 2**24 - 1, Encoding.ROCKETMQ << 24 | 39, 9 << 24 | 39])
 async def test_a_header_word_that_does_not_fit_what_looks_like_json(word: int, one_by_one: bool) -> None:
-    """The header is shorter than its fixed part, longer than the frame, or marked as another encoding."""
+    """The header word gives a length that is too small or exceeds the frame, or another encoding."""
     handlers = Handlers()
     text = b'{"code":100,"extFields":{"word":"fast"}}'
     async with serving(handlers.table()) as server, server.peer() as peer:
