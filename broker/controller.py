@@ -375,11 +375,11 @@ class BrokerController:
         self.reactor.at_round_end.append(holds.serve_woken)
         # A new feature has to see held pulls too: a change wakes them, and each is compared with the gate's terms.
         self.gate.listeners.append(holds.wake_all)
-        self.reactor.at_leisure.append(pulls.prepare)
+        self.reactor.on_idle.append(pulls.prepare)
         context.store.on_overdue.append(self._close_readers)
         context.store.keep_unread(context.unread.oldest)
         context.store.hear_awaited(holds.awaited, holds.notify_arriving)
-        context.store.hear_topic(SCHEDULE_TOPIC, context.schedule.message_arriving)
+        context.store.add_topic_listener(SCHEDULE_TOPIC, context.schedule.message_arriving)
         self.configuration.listeners.append(lambda _: context.store.set_config(self._section(MessageStoreConfig)))
         # Only for topics that are created from here on: those of the state files were loaded before.
         context.topics.listeners.append(lambda configs: _create_queues(context.store, configs))

@@ -367,7 +367,7 @@ class MessageStore(InMemoryCalls):
         """Notify ``listener`` of messages that become readable in queues that are in ``awaited`` at that time."""
         self.dispatcher.awaited, self.dispatcher.on_awaited = awaited, listener
 
-    def hear_topic(self, topic: str, listener: MessageArriving) -> None:
+    def add_topic_listener(self, topic: str, listener: MessageArriving) -> None:
         """Notify ``listener`` of messages of a topic that become readable."""
         self.dispatcher.arriving_in[topic] = listener
 

@@ -61,7 +61,7 @@ class Reactor:
 
     The functions in ``at_round_end`` are called at the end of every round, before replies are sent: work deferred until
     the handlers of a round are done. They must be quick when there is nothing to do; their exceptions are logged. Those
-    in ``at_leisure`` are called when a single client has been answered and its next request has not arrived yet.
+    in ``on_idle`` are called when a single client has been answered and its next request has not arrived yet.
     ``stats`` has the counters. The reactor is the ConnectionOwner of its connections.
     """
 
@@ -69,7 +69,7 @@ class Reactor:
         self.limits = limits or ReactorLimits()
         self.stats = ReactorStats()
         self.at_round_end: list[Callable[[], None]] = []
-        self.at_leisure: list[Callable[[], None]] = []
+        self.on_idle: list[Callable[[], None]] = []
         self.connections: dict[int, Connection] = {}
         self.slices = trio.Lock()
         self._clock = clock or SystemClock()
@@ -251,7 +251,7 @@ class Reactor:
                     await self._give_way()
             elif has_leisure:
                 has_leisure = False
-                self._call(self.at_leisure)
+                self._call(self.on_idle)
             elif perf_counter() >= spin_end:
                 await trio.lowlevel.wait_readable(self._epoll.fileno())
                 self.intake.turn_end = perf_counter() + self.limits.turn

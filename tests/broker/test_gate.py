@@ -477,7 +477,7 @@ async def test_a_prepared_pull_is_looked_at_when_its_client_is_not_admitted_any_
 
 def _is_prepared(broker: BrokerController) -> bool:
     return any(
-        getattr(getattr(hook, "__self__", None), "_prepared", None) is not None for hook in broker.reactor.at_leisure
+        getattr(getattr(hook, "__self__", None), "_prepared", None) is not None for hook in broker.reactor.on_idle
     )
 
 

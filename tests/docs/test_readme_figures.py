@@ -52,8 +52,8 @@ def others() -> list[str]:
     ratio, with_linger = (f"{sdk['ratios'][name]:.2f}" for name in ("send64", "linger64"))
     return [
         f"({measured('side_by_side')[1]})",
-        f"sends {sdk['rates']['send64']:,.0f} messages a second, the Java client {java:,.0f}: {ratio} of its rate;",
-        f"with `linger`, {with_linger} ({sdk_taken})",
+        f"sends {sdk['rates']['send64']:,.0f} messages a second, the Java client {java:,.0f}: {ratio} times its rate,",
+        f"or {with_linger} times with `linger` ({sdk_taken})",
         f"two on two cores send {sends['two together'] / sends['one']:.2f} times as much as one ({brokers_taken})",
     ]
 

@@ -289,7 +289,7 @@ async def test_a_client_that_was_answered_alone_leaves_a_moment_for_other_work()
         raise ZeroDivisionError
 
     async with serving() as server, server.peer() as peer:
-        server.reactor.at_leisure += [fail, lambda: called.append(1)]
+        server.reactor.on_idle += [fail, lambda: called.append(1)]
         with structlog.testing.capture_logs() as logs:
             assert (await peer.ask(request())).code == 0
             await trio.testing.wait_all_tasks_blocked()

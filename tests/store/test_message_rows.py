@@ -369,7 +369,7 @@ async def test_several_topics_lie_side_by_side() -> None:
         sender = Sender(store, together=True)
         await sender.all_done([inner(10, 0, 0)])
         heard: list[Any] = []
-        store.hear_topic(OTHER, lambda *arrived: heard.append(arrived[:3]))
+        store.add_topic_listener(OTHER, lambda *arrived: heard.append(arrived[:3]))
         results = await sender.all_done([inner(10 + at, at, at % 2, (TOPIC, OTHER)[at % 3 == 0]) for at in range(8)])
         assert sender.taken == 1
         assert [result.queue_offset for result in results] == [0, 0, 1, 0, 2, 1, 1, 2]
