@@ -28,7 +28,7 @@ SPARK_SCHEMA: Final = (
 ``brokerName`` is null if it is not known (a store directory without the option). ``body`` is decompressed. ``keys`` are
 the words of KEYS, an empty array for a message without. ``msgId`` is RocketMQ's offsetMsgId (address of the broker and
 commit-log offset), ``uniqId`` the producer's id (UNIQ_KEY). ``bornHost`` and ``storeHost`` are ``address:port``, with
-an IPv6 address in brackets. ``properties`` holds all properties, RocketMQ's own included (PropertyName);
+an IPv6 address in brackets. ``properties`` holds all properties, RocketMQ's own included;
 ``includeProperties=false`` leaves the column out.
 """
 

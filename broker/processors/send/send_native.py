@@ -229,7 +229,7 @@ class GroupedSends:
         except Exception as error:  # noqa: BLE001 - ``failed`` raises errors that are no fault of the extension
             self._native.failed(error)
             for one in spans:  # the opaques of the requests are lost, so none of them can get a reply
-                one.connection.close("a fault of the server: the native extension has failed")
+                one.connection.close("server error: the native extension has failed")
             return
         for span_number, opaque, binary, number, unique, physical, in_queue, size in requests:
             queue = grouped.queues.queues[number]
