@@ -185,11 +185,13 @@ class RouteInfoManager:
             self._remove(previous, f"its address now belongs to broker {info.broker_name}")
             previous = None
         group = self._groups.setdefault(info.broker_name, BrokerGroup())
+        # The same broker again, as with every heartbeat: routes in the cache stay valid unless its addresses changed.
         if previous is not None and previous.broker_id == info.broker_id:
             info.challenger = previous.challenger
             unchanged = (previous.filter_servers, previous.listeners) == (info.filter_servers, info.listeners)
         else:
             unchanged = False
+            # An id and an address belong to one broker of the group: the newest registration wins, as in RocketMQ.
             for old in list(group.members.values()):
                 if old.broker_id == info.broker_id or old.broker_addr == info.broker_addr:
                     del group.members[old.broker_id], self._live[old.key]

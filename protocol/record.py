@@ -193,6 +193,7 @@ def decode_head(view: Any, at: int = 0) -> RecordHead:
         end = at + size
         if size < OVERHEAD_V1 or end > len(view):
             raise RecordError(f"size {size} does not fit the {len(view) - at} available bytes")
+        # The host fields come before the other lengths, and their size depends on the system flag.
         sys_flag = _INT.unpack_from(view, at + AT_SYS_FLAG)[0]
         fixed = layout(sys_flag)
         *fields, body_length = fixed.unpack_from(view, at)
@@ -209,6 +210,7 @@ def decode_head(view: Any, at: int = 0) -> RecordHead:
             )
         topic_end = topic_at + topic_length
         properties_at = topic_end + 2
+        # The lengths must fill the record exactly: a flipped bit in one of them is found here.
         if properties_at > end or properties_at + (view[topic_end] << 8 | view[topic_end + 1]) != end:
             raise RecordError(f"topic and properties do not end at the record's size of {size}")
     except (struct.error, IndexError):

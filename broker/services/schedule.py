@@ -370,6 +370,7 @@ class ScheduleMessageService:
             queue_id = 0
         tags = properties.get(PROPERTY_TAGS)
         words = index_keys(properties, tags=self._store.indexes_tags)
+        # The body is a view of the delayed record: the caller puts the message before it releases the view.
         return MessageInner(
             topic=topic,
             queue_id=queue_id,

@@ -111,6 +111,7 @@ class StateFile:
                 continue
             if data is None:
                 continue
+            # A power cut may leave a file of another writer with its length and no bytes.
             if not data.strip(b"\0 \t\r\n"):
                 problems.append(f"{path}: empty ({len(data)} bytes)")
                 continue
@@ -125,6 +126,7 @@ class StateFile:
             if problems:
                 _log.warning("state_file_from_backup", path=path, problems=problems)
             return state
+        # A file that exists and cannot be read is no empty state: starting without it would lose what it holds.
         if problems:
             raise StateFileError(
                 f"{'; '.join(problems)}: restore {self.path} from a backup, or delete it and its .bak to start without "

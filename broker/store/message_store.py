@@ -248,6 +248,7 @@ class MessageStore(InMemoryCalls):
         )
         self._clean.last_stored_ms = lambda: self.commit_log.last_store_timestamp
         self._clean.on_overdue = self.on_overdue
+        # Started after recovery: all of these work on a store whose log, queues and index agree.
         nursery.start_soon(self._clean.run)
         nursery.start_soon(path.run)
         nursery.start_soon(self._getter.read_ahead.run)

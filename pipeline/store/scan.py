@@ -45,7 +45,7 @@ def chain(view: memoryview, at: int, stop: int) -> tuple[Array, int]:
     unpack = record.SIZE_MAGIC.unpack_from
     version1, version2 = record.MAGIC_V1, record.MAGIC_V2
     length = len(view)
-    last = min(stop, length - record.OVERHEAD_V1 + 1)
+    last = min(stop, length - record.OVERHEAD_V1 + 1)  # behind it no whole record can begin
     pieces: list[Array] = []
     positions: list[int] = []
     usual = alike = 0
@@ -62,6 +62,7 @@ def chain(view: memoryview, at: int, stop: int) -> tuple[Array, int]:
             usual, alike = size, 0
             continue
         alike += 1
+        # After a run of equal sizes numpy compares the next records in one call.
         if alike == _ALIKE:
             alike = 0
             count = _same_size(view, at, size << 32 | magic, last)

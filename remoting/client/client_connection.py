@@ -261,6 +261,7 @@ class ClientConnection:
                 self.close("the server closed the connection")
                 return False
             self.active_at = self._clock.monotonic()
+            # In the order of arrival, replies and requests alike: the reading task would process them in no other.
             for command in self._arrived.received(count):
                 self.received += 1
                 if command.flag & REPLY_FLAG:

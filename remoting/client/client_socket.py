@@ -61,7 +61,7 @@ async def _first_to_connect(host: str, addresses: list[_Address]) -> socket.sock
                 winner = sock
                 tasks.cancel_scope.cancel()
             else:
-                sock.close()
+                sock.close()  # connected before the cancellation reached it
         finally:
             over.set()
 
@@ -70,9 +70,11 @@ async def _first_to_connect(host: str, addresses: list[_Address]) -> socket.sock
             for address in _families_in_turn(addresses):
                 over = anyio.Event()
                 tasks.start_soon(attempt, address, over)
+                # The next address is tried after the head start, or immediately if this one has failed.
                 with anyio.move_on_after(_HEAD_START):
                     await over.wait()
     except BaseException:
+        # A cancellation from outside: no caller gets the socket, so it is closed here.
         if winner is not None:
             winner.close()
         raise

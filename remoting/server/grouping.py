@@ -146,6 +146,7 @@ class Grouping:
 
     def _answer(self, spans: Sequence[Span], served: Served, begin: int) -> None:
         total = sum([count for count, _ in served.parts])
+        # Holding costs time even if no frame is served together, so it pauses after a series of such rounds.
         if not total:
             self._misses += 1
             if self._misses == _MISSES:
@@ -155,6 +156,7 @@ class Grouping:
         self._misses = 0
         self._stats.frames += total
         view, first = self._view, begin + _WORD
+        # The replies come later, by ``complete``: until then the requests are in flight.
         if served.deferred:
             for span, (count, _) in zip(spans, served.parts, strict=True):
                 if count:
@@ -169,6 +171,7 @@ class Grouping:
             if reply:
                 conn.reply(reply)
                 out = conn.out
+                # A long reply is sent now: the rest of the round must not wait for it in memory.
                 if out.queued - out.sent >= high_water and not conn.closed:
                     self._send_now(conn)
 

@@ -264,6 +264,7 @@ class NativeBatches:
         queue = fast_path.queue(topic, header.queue_id)
         if queue is None:
             return None
+        # As above: until ``put`` returns a result nothing is stored, and ``None`` leaves the batch to the full path.
         host = connection.data.get("host") or born_host(connection)
         stamp = (header.sys_flag, header.born_timestamp, header.reconsume_times or 0)
         try:
