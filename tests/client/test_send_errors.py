@@ -5,6 +5,7 @@ forgotten; an outage is never UsageError.
 """
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -218,7 +219,8 @@ async def test_who_is_cancelled_between_attempts_learns_that_the_first_was_refus
                 await anyio.sleep_forever()
 
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("trimq.client.attempts.anyio.sleep", pause)
+                # Not anyio's own ``sleep``: the client's background tasks sleep too, and may start only now.
+                patch.setattr("trimq.client.attempts.anyio", SimpleNamespace(**vars(anyio) | {"sleep": pause}))
                 group.start_soon(producer.send, message)
                 await paused.wait()
                 group.cancel_scope.cancel()
