@@ -642,6 +642,8 @@ def test_a_queue_that_nothing_goes_to_is_not_met(body: bytes) -> None:
     ),
     limits=st.tuples(st.integers(0, 8), st.integers(0, 400)) | st.just(NO_LIMITS),
 )
+@example(text="UNIQ_KEY\x01A\x02", reserved=frozenset(), limits=(3, 400)).via("the body alone exceeds its limit")
+@example(text="UNIQ_KEY\x01A\x02", reserved=frozenset(), limits=(4, 100)).via("the record alone exceeds its limit")
 def test_rules_are_those_of_the_pattern(text: str, reserved: frozenset[str], limits: tuple[int, int]) -> None:
     """The rules include property names reserved by features, and small limits."""
     ext = {"a": "g", "b": "Orders", "c": "T", "d": "4", "e": "1", "f": "0", "g": "1", "h": "0", "i": text}
