@@ -18,7 +18,7 @@ import trio
 from trimq.broker import addresses
 from trimq.broker.config import BrokerConfig, MessageStoreConfig
 from trimq.broker.context import BrokerContext
-from trimq.broker.health import name_server_reasons, native_notes, store_reasons
+from trimq.broker.health import log_hold_notes, name_server_reasons, native_notes, store_reasons
 from trimq.broker.identity import BrokerIdentity
 from trimq.broker.processor_table import register_processors
 from trimq.broker.services.config_file import ConfigFile
@@ -27,6 +27,7 @@ from trimq.broker.services.groups import SubscriptionGroupManager
 from trimq.broker.services.long_polling import PullRequestHoldService
 from trimq.broker.services.offsets import ConsumerOffsetManager
 from trimq.broker.services.producers import ProducerManager
+from trimq.broker.services.queued_messages import QueuedMessages
 from trimq.broker.services.rebalance_lock import RebalanceLockManager
 from trimq.broker.services.registration import BrokerOuterAPI
 from trimq.broker.services.schedule import ScheduleMessageService
@@ -216,6 +217,7 @@ class BrokerController:
             accept_missing_log=self._accept_missing_log,
         )
         self.health.checks.append(lambda: store_reasons(store))
+        self.health.notes.append(lambda: log_hold_notes(store))
         try:
             await stack.enter_async_context(store.opened())
         except (StoreInUseError, StoreLoadError) as error:
@@ -378,6 +380,7 @@ class BrokerController:
         self.reactor.on_idle.append(pulls.prepare)
         context.store.on_overdue.append(self._close_readers)
         context.store.keep_unread(context.unread.oldest)
+        context.store.hold_log(QueuedMessages("delayed messages", context.store, context.schedule.positions))
         context.store.hear_awaited(holds.awaited, holds.notify_arriving)
         context.store.add_topic_listener(SCHEDULE_TOPIC, context.schedule.message_arriving)
         self.configuration.listeners.append(lambda _: context.store.set_config(self._section(MessageStoreConfig)))

@@ -13,6 +13,8 @@ DISK_FULL: Final = "disk_full"
 READ_ONLY: Final = "read_only"
 NO_NAME_SERVER: Final = "no_name_server"
 BROKER_ID_CONFLICT: Final = "broker_id_conflict"
+LOG_FILES_HELD: Final = "log_files_held"
+PENDING_DELETED: Final = "pending_messages_deleted"
 RUNS: Final = "runs"
 NATIVE_FAILED: Final = "native_failed"
 
@@ -30,6 +32,20 @@ def store_reasons(store: MessageStore) -> Iterator[Reason]:
         yield Reason(RECOVERING, text)
     for flag, text in store.refusals():
         yield Reason(DISK_FULL if flag & _DISK else READ_ONLY, text)
+
+
+def log_hold_notes(store: MessageStore) -> Iterator[Reason]:
+    """Files of the log that are kept for pending messages, and pending messages that were deleted with a file."""
+    holds = store.log_holds
+    if holds.files_held:
+        text = (
+            f"{holds.files_held} expired files of the commit log are kept, because they hold messages that are pending"
+        )
+        yield Reason(LOG_FILES_HELD, text)
+    for name, count in holds.deleted.items():
+        if count:
+            text = f"{count} pending {name} were deleted since the start, because the disk was too full"
+            yield Reason(PENDING_DELETED, f"{text} (diskSpaceCleanForciblyRatio)")
 
 
 def name_server_reasons(registration: BrokerOuterAPI) -> Iterator[Reason]:

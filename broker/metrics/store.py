@@ -48,6 +48,17 @@ def _state(store: MessageStore, space: DiskSpace) -> Iterator[Metric]:
     )
     yield gauge("trimq_store_disk_free_bytes", "Free bytes of the store's file system.", space.free)
     yield counter("trimq_commit_log_position_bytes_total", "End offset of the commit log.", store.max_phy_offset)
+    yield gauge(
+        "trimq_commit_log_files_held",
+        "Expired files of the commit log that are kept, because they hold pending messages.",
+        store.log_holds.files_held,
+    )
+    yield counters(
+        "trimq_pending_messages_deleted_total",
+        "Pending messages deleted with their file, because the disk was too full (diskSpaceCleanForciblyRatio).",
+        ("what",),
+        {(name.replace(" ", "_"),): count for name, count in store.log_holds.deleted.items()},
+    )
     if store.recovered is not None:
         yield gauge("trimq_recovery_duration_seconds", "Duration of the last recovery.", store.recovered.seconds)
 

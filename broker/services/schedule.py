@@ -21,6 +21,7 @@ import trio
 from msgspec import Struct
 
 from trimq.broker.config import BrokerConfig, MessageStoreConfig
+from trimq.broker.services.queued_messages import QueuePosition
 from trimq.broker.services.state_file import StateFile, StateFileError, encode_pieces, load_data_version, unknown_fields
 from trimq.broker.store.disk.disk import Disk
 from trimq.broker.store.log.puts import MessageInner
@@ -150,6 +151,11 @@ class ScheduleMessageService:
     def delivered(self) -> int:
         """Messages delivered since the start."""
         return self._deliveries
+
+    def positions(self) -> Iterator[QueuePosition]:
+        """The queue of each level and the next offset to deliver there."""
+        for level, state in self._levels.items():
+            yield topic_rules.SCHEDULE_TOPIC, level - 1, state.offset
 
     def offsets(self) -> dict[int, int]:
         """The next offset to deliver of each level."""

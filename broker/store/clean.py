@@ -17,6 +17,7 @@ from trimq.broker.store.disk.disk import Disk
 from trimq.broker.store.disk.mapped_file import MappedFile
 from trimq.broker.store.disk.mapped_file_queue import MappedFileQueue
 from trimq.broker.store.index.index_service import IndexService
+from trimq.broker.store.log_holds import LogHolds
 from trimq.broker.store.queue.queue_clean import QueueCleaner
 from trimq.broker.store.running_flags import Flag, RunningFlags
 
@@ -64,6 +65,8 @@ class CleanService:
         self._lock = trio.Lock()
         self._hanging: list[tuple[MappedFile, float]] = []
         """Deleted files with readers, and when they were deleted."""
+        self.holds = LogHolds()
+        """Files with their messages are not deleted, unless the disk is so full that files are deleted forcibly."""
         self.last_stored_ms: Callable[[], int] = lambda: 0
         """Returns the store time of the newest record."""
         self.on_overdue: list[Callable[[MappedFile], None]] = []
@@ -137,11 +140,20 @@ class CleanService:
     async def _delete_log_files(self, *, immediately: bool) -> int:
         """Delete oldest first, one batch at most; stop at the first file that is not due."""
         deleted = 0
+        holds = self.holds
+        holds.files_held = 0
         while deleted < self.config.delete_file_batch_max and len(self._files.files) > 1:
             file = self._files.files[0]
             # A file that is not dispatched yet stays: ReputMessageService still has to read it.
             if file.end > self._dispatched_offset() or not (immediately or await self._is_expired(file)):
                 break
+            # Asked again for each file: messages are delivered meanwhile. New ones are never in an old file.
+            needed = await holds.lowest()
+            if needed is not None and needed < file.end:
+                if not immediately:
+                    holds.files_held = await self._count_expired()
+                    break
+                await holds.note_deletion(file.path, file.start, file.end)
             if deleted:
                 await trio.sleep(self.config.delete_commit_log_files_interval / 1000)
             await self._disk.run(self._disk.delete, file.path)
@@ -155,6 +167,15 @@ class CleanService:
     async def _is_expired(self, file: MappedFile) -> bool:
         info = await self._disk.run(self._disk.stat, file.path)
         return info is None or info.modified_ms + self.config.file_reserved_time * _HOUR_MS <= self._wall_ms()
+
+    async def _count_expired(self) -> int:
+        """The number of files that are old enough to be deleted; the last file never is."""
+        count = 0
+        for file in self._files.files[:-1]:
+            if not await self._is_expired(file):
+                break
+            count += 1
+        return count
 
     async def _follow(self) -> None:
         # Index and queues follow in this order; the checkpoint comes last, because it counts units and index files.

@@ -28,6 +28,7 @@ from trimq.broker.store.index.index_file import IndexShape
 from trimq.broker.store.index.index_service import IndexService
 from trimq.broker.store.log.commit_log import CommitLog
 from trimq.broker.store.log.topic_queue import TopicIllegalError, TopicQueue
+from trimq.broker.store.log_holds import LogHolds, PendingMessages
 from trimq.broker.store.queue.consume_queue import ConsumeQueue, QueueShape
 from trimq.broker.store.queue.consume_queue_flush import FlushConsumeQueueService
 from trimq.broker.store.queue.consume_queue_store import ConsumeQueueStore
@@ -49,6 +50,7 @@ __all__ = [
     "Flag",
     "MappedFile",
     "MessageStore",
+    "PendingMessages",
     "StoreInUseError",
     "StoreLoadError",
     "TopicIllegalError",
@@ -105,6 +107,8 @@ class MessageStore(InMemoryCalls):
 
         Its ``is_released_by`` recognizes the ``release`` of a result that holds it.
         """
+        self.log_holds = LogHolds()
+        """The services whose pending messages the cleaner keeps."""
         self._sync_place = sync_place
         self._accept_missing_log = accept_missing_log
         self._abort = AbortFile(self.disk, self.root)
@@ -246,6 +250,7 @@ class MessageStore(InMemoryCalls):
             checkpoints.save,
             self.clock.wall_ms,
         )
+        self._clean.holds = self.log_holds
         self._clean.last_stored_ms = lambda: self.commit_log.last_store_timestamp
         self._clean.on_overdue = self.on_overdue
         # Started after recovery: all of these work on a store whose log, queues and index agree.
@@ -300,6 +305,10 @@ class MessageStore(InMemoryCalls):
     def keep_unread(self, unread_from: Callable[[], int]) -> None:
         """Keep the log from the offset that ``unread_from`` returns in memory, as far as it fits."""
         self.write_path.allocator.recycling.unread_from = unread_from
+
+    def hold_log(self, pending: PendingMessages) -> None:
+        """Keep log files with ``pending`` messages, unless the disk is too full (diskSpaceCleanForciblyRatio)."""
+        self.log_holds.add(pending)
 
     @property
     def indexes_tags(self) -> bool:

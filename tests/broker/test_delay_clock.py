@@ -183,6 +183,19 @@ async def test_a_message_that_is_sent_back_does_not_use_up_its_tries(tmp_path: P
         assert len(await there(client, "%DLQ%G")) == 1
 
 
+async def test_a_delayed_message_holds_its_log_file_until_it_is_delivered(tmp_path: Path) -> None:
+    life = Life(tmp_path / "store", ASYNC)
+    async with life.running() as client:
+        await sent(client, b"at once")
+        first = await comes(client, "Orders", 0)
+        await sent(client, b"later", {"DELAY": "5"})
+        holds = life._broker.context.store.log_holds
+        assert await holds.lowest() == first.commit_log_offset + first.size
+        await life.advance(60.2)
+        await comes(client, "Orders", 1)
+        assert await holds.lowest() is None
+
+
 async def sent_back(client: WireClient, topic: str, offset: int) -> int:
     """Send a message back for its next try; return how many it has had."""
     found = await comes(client, topic, offset)
