@@ -171,6 +171,9 @@ class BrokerConfig:
     enable_create_sys_group: bool = option(True, "Create the consumer groups that RocketMQ's own tools use.")
     region_id: str = option("DefaultRegion", "Value of the property MSG_REGION that each message gets.", dynamic=True)
     trace_on: bool = option(True, "Value of the property TRACE_ON that each message gets.", dynamic=True)
+    store_reply_message_enable: bool = option(
+        True, "Store the replies of request-reply calls in the topic <cluster>_REPLY_TOPIC.", dynamic=True
+    )
     start_accept_send_request_time_stamp: int = option(
         0, "Sends before this time are refused.", unit="ms since 1970", minimum=0, dynamic=True
     )

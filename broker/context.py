@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from trimq.broker.identity import BrokerIdentity
+    from trimq.broker.services.client_calls import ClientCalls
     from trimq.broker.services.config_file import ConfigFile
     from trimq.broker.services.consumers import ConsumerManager
     from trimq.broker.services.groups import SubscriptionGroupManager
@@ -42,6 +43,7 @@ class BrokerContext:
     offsets: "ConsumerOffsetManager"
     consumers: "ConsumerManager"
     producers: "ProducerManager"
+    client_calls: "ClientCalls"
     locks: "RebalanceLockManager"
     long_polling: "PullRequestHoldService"
     schedule: "ScheduleMessageService"

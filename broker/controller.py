@@ -21,6 +21,7 @@ from trimq.broker.context import BrokerContext
 from trimq.broker.health import log_hold_notes, name_server_reasons, native_notes, store_reasons
 from trimq.broker.identity import BrokerIdentity
 from trimq.broker.processor_table import register_processors
+from trimq.broker.services.client_calls import ClientCalls
 from trimq.broker.services.config_file import ConfigFile
 from trimq.broker.services.consumers import ConsumerManager
 from trimq.broker.services.groups import SubscriptionGroupManager
@@ -288,6 +289,7 @@ class BrokerController:
             offsets=offsets,
             consumers=consumers,
             producers=ProducerManager(configuration, clock),
+            client_calls=ClientCalls(clock),
             locks=RebalanceLockManager(clock),
             long_polling=PullRequestHoldService(configuration, clock),
             schedule=schedule,
@@ -399,6 +401,7 @@ class BrokerController:
             context.offsets,
             context.consumers,
             context.producers,
+            context.client_calls,
             context.stats,
             context.long_polling,
             context.schedule,

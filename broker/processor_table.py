@@ -17,6 +17,7 @@ from trimq.broker.processors.query import QueryMessageProcessor
 from trimq.broker.processors.send.send import SendMessageProcessor
 from trimq.broker.processors.send.send_back import SendBackProcessor
 from trimq.broker.processors.send.send_checks import SendChecks
+from trimq.broker.processors.send.send_reply import ReplyMessageProcessor
 from trimq.remoting.server.handler_table import HandlerTable
 from trimq.remoting.server.limits import ReactorStats
 
@@ -36,6 +37,18 @@ def register_processors(table: HandlerTable, context: BrokerContext, reactor: Re
     for processor in (
         send_processor(context),
         send_back_processor(context),
+        ReplyMessageProcessor(
+            configuration=context.configuration,
+            identity=context.identity,
+            topics=context.topics,
+            producers=context.producers,
+            calls=context.client_calls,
+            store=context.store,
+            stats=context.stats,
+            checks=_send_checks(context),
+            clock=context.clock,
+            store_host=context.store_host,
+        ),
         pulls,
         QueryMessageProcessor(configuration=context.configuration, store=context.store),
         OffsetProcessor(

@@ -243,12 +243,6 @@ UNSUPPORTED: Final = _table(
         """,
     ),
     (
-        "replies to requests between clients are not implemented yet",
-        """
-        storeReplyMessageEnable
-        """,
-    ),
-    (
         "the tiered store is not implemented yet",
         """
         messageStorePlugIn

@@ -102,6 +102,9 @@ class RequestCode(IntEnum):
     SEND_BATCH_MESSAGE = 320
     QUERY_CONSUME_QUEUE = 321
     QUERY_DATA_VERSION = 322
+    SEND_REPLY_MESSAGE = 324
+    SEND_REPLY_MESSAGE_V2 = 325
+    PUSH_REPLY_MESSAGE_TO_CLIENT = 326
     ADD_WRITE_PERM_OF_BROKER = 327
     GET_ALL_PRODUCER_INFO = 328
     DELETE_EXPIRED_COMMITLOG = 329
@@ -142,9 +145,6 @@ class RequestCode(IntEnum):
     GET_LITE_GROUP_INFO = 200078
     TRIGGER_LITE_DISPATCH = 200079
     UPDATE_AND_CREATE_STATIC_TOPIC = 513
-    SEND_REPLY_MESSAGE = 324
-    SEND_REPLY_MESSAGE_V2 = 325
-    PUSH_REPLY_MESSAGE_TO_CLIENT = 326
     AUTH_CREATE_USER = 3001
     AUTH_UPDATE_USER = 3002
     AUTH_DELETE_USER = 3003
@@ -414,9 +414,6 @@ NOT_SUPPORTED: Final[dict[int, str]] = {
     200078: "lite topics",
     200079: "lite topics",
     513: "static topics",
-    324: "request-reply calls",
-    325: "request-reply calls",
-    326: "request-reply calls",
     3001: "users and access rules",
     3002: "users and access rules",
     3003: "users and access rules",
