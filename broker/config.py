@@ -196,6 +196,18 @@ class BrokerConfig:
     notify_consumer_ids_changed_enable: bool = option(
         True, "Notify the members of a group when its membership changes.", dynamic=True
     )
+    server_load_balancer_enable: bool = option(
+        True,
+        "Answer a client that asks for its queues with its share. Without it, with all queues of the topic.",
+        dynamic=True,
+    )
+    load_balance_poll_name_server_interval: int = option(
+        30000,
+        "How long a route is used for the shares of clients before a name server is asked again.",
+        unit="ms",
+        minimum=1000,
+        dynamic=True,
+    )
     channel_expired_timeout: int = option(
         120000, "A client that sends no heartbeat for this long is removed from its groups.", unit="ms", minimum=1000
     )

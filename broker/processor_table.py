@@ -9,6 +9,7 @@ from trimq.broker.processors.admin.group_admin import GroupAdminProcessor
 from trimq.broker.processors.admin.offset_admin import OffsetAdminProcessor
 from trimq.broker.processors.admin.queue_admin import QueueAdminProcessor
 from trimq.broker.processors.admin.topic_admin import TopicAdminProcessor
+from trimq.broker.processors.assignment import QueryAssignmentProcessor
 from trimq.broker.processors.client import ClientProcessor
 from trimq.broker.processors.lock import LockProcessor
 from trimq.broker.processors.offset import OffsetProcessor
@@ -66,6 +67,14 @@ def register_processors(table: HandlerTable, context: BrokerContext, reactor: Re
             registration=context.registration,
         ),
         LockProcessor(locks=context.locks),
+        QueryAssignmentProcessor(
+            configuration=context.configuration,
+            topics=context.topics,
+            groups=context.groups,
+            consumers=context.consumers,
+            routes=context.routes,
+            modes=context.modes,
+        ),
     ):
         processor.register(table)
     _register_administration(table, context, reactor)

@@ -114,6 +114,9 @@ class RequestCode(IntEnum):
     GET_SUBSCRIPTIONGROUP_CONFIG = 352
     UPDATE_AND_GET_GROUP_FORBIDDEN = 353
     LITE_PULL_MESSAGE = 361
+    QUERY_ASSIGNMENT = 400
+    SET_MESSAGE_REQUEST_MODE = 401
+    GET_ALL_MESSAGE_REQUEST_MODE = 402
     GET_BROKER_MEMBER_GROUP = 901
     BROKER_HEARTBEAT = 904
     END_TRANSACTION = 37
@@ -123,9 +126,6 @@ class RequestCode(IntEnum):
     GET_TIMER_METRICS = 61
     SWITCH_TIMER_ENGINE = 5001
     RECALL_MESSAGE = 370
-    QUERY_ASSIGNMENT = 400
-    SET_MESSAGE_REQUEST_MODE = 401
-    GET_ALL_MESSAGE_REQUEST_MODE = 402
     POP_MESSAGE = 200050
     ACK_MESSAGE = 200051
     PEEK_MESSAGE = 200052
@@ -392,9 +392,6 @@ NOT_SUPPORTED: Final[dict[int, str]] = {
     61: "timer messages",
     5001: "timer messages",
     370: "recalls of messages",
-    400: "POP consumers",
-    401: "POP consumers",
-    402: "POP consumers",
     200050: "POP consumers",
     200051: "POP consumers",
     200052: "POP consumers",

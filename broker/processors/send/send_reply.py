@@ -50,7 +50,7 @@ from trimq.protocol.property_names import (
     PROPERTY_REPLY_TO_CLIENT,
     PROPERTY_TRACE_ON,
 )
-from trimq.protocol.property_text import decode_properties, join_properties
+from trimq.protocol.property_text import closed, decode_properties, join_properties
 from trimq.protocol.record import MAX_PROPERTIES
 from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.errors import RemotingTransportError
@@ -77,6 +77,7 @@ class _Reply:
         "properties",
         "queue_id",
         "stored_properties",
+        "text",
         "wait_for_topic",
     )
 
@@ -85,6 +86,7 @@ class _Reply:
         connection: Connection,
         command: RemotingCommand,
         header: SendHeader,
+        text: str,
         properties: dict[str, str],
         queue_id: int,
         *,
@@ -93,6 +95,7 @@ class _Reply:
         self.connection = connection
         self.command = command
         self.header = header
+        self.text = text
         self.properties = properties
         self.queue_id = queue_id
         self.wait_for_topic = wait_for_topic
@@ -162,12 +165,18 @@ class ReplyMessageProcessor:
             raise illegal_queue(header, config)
         if queue_id < 0:
             queue_id = random_queue(config)
-        self._check_sizes(command, header)
-        properties = decode_properties(header.properties or "")
+        text = self._text(command, header)
+        properties = decode_properties(text)
         if PROPERTY_INNER_NUM in properties:
             raise RemotingError(ResponseCode.MESSAGE_ILLEGAL, "a reply cannot be an inner batch")
         reply = _Reply(
-            connection, command, header, properties, queue_id, wait_for_topic=self._topics.data_version is not before
+            connection,
+            command,
+            header,
+            text,
+            properties,
+            queue_id,
+            wait_for_topic=self._topics.data_version is not before,
         )
         reply.place = self._checks.place(reply.stored_properties, header.topic, queue_id)
         client = None
@@ -179,15 +188,22 @@ class ReplyMessageProcessor:
                 reply.problem = f"push reply message fail, channel of <{reply.client_id}> not found."
         if client is None and not reply.wait_for_topic:
             return self._put(reply)
-        size = len(command.body) + 2 * len(header.properties or "")
+        size = len(command.body) + 4 * len(text)
         # Started before the body is copied: over a limit nothing is held.
         self._calls.start(connection, client or connection, size, partial(self._serve, reply, client))
         command.copy_buffers()
         return DEFERRED
 
-    def _check_sizes(self, command: RemotingCommand, header: SendHeader) -> None:
-        text = header.properties or ""
-        if len(text) > MAX_PROPERTIES or len(text.encode()) > MAX_PROPERTIES:
+    def _text(self, command: RemotingCommand, header: SendHeader) -> str:
+        """The reply's properties with those that the broker adds.
+
+        Raises MESSAGE_ILLEGAL for a reply that no record can hold: it is refused before the client gets it.
+        """
+        given = header.properties or ""
+        if len(given) > MAX_PROPERTIES:
+            raise properties_too_long(len(given))
+        text = closed(given) + join_properties(self._ext())
+        if len(text) > MAX_PROPERTIES or (len(text) * 4 > MAX_PROPERTIES and len(text.encode()) > MAX_PROPERTIES):
             raise properties_too_long(len(text))
         size, most = len(command.body), self._configuration.section(MessageStoreConfig).max_message_size
         if not size:
@@ -196,6 +212,7 @@ class ReplyMessageProcessor:
             raise RemotingError(
                 ResponseCode.MESSAGE_ILLEGAL, f"the body has {size} bytes, the limit (maxMessageSize) is {most}"
             )
+        return text
 
     async def _serve(self, reply: _Reply, client: Connection | None) -> None:
         """Push, store, answer the replier."""
@@ -266,7 +283,7 @@ class ReplyMessageProcessor:
     def _message(self, reply: _Reply) -> MessageInner:
         header, properties = reply.header, reply.stored_properties
         # As it came, unless the broker has changed them: then they are encoded again.
-        text = header.properties or "" if properties == reply.properties else join_properties(properties)
+        text = reply.text if properties == reply.properties else join_properties(properties)
         topic, queue_id = reply.place
         return MessageInner(
             topic,
