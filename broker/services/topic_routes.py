@@ -49,8 +49,10 @@ class QueueRoute(Struct, frozen=True):
         """The queues with these numbers, an increasing range, in that order."""
         first = 0
         for name, count in self.brokers:
-            # The first number of the range at or after ``first``, and the first at or after the end of this broker.
-            begin, end = ((max(0, at - numbers.start) + numbers.step - 1) // numbers.step for at in (first, first + count))
+            # The positions in ``numbers`` at which this broker's numbers begin and end.
+            begin, end = (
+                (max(0, at - numbers.start) + numbers.step - 1) // numbers.step for at in (first, first + count)
+            )
             for number in numbers[begin:end]:
                 yield MessageQueue(topic=self.topic, broker_name=name, queue_id=number - first)
             first += count

@@ -9,7 +9,7 @@ pushed, and a stored reply keeps the flags that say how its body is compressed.
 """
 
 from functools import partial
-from typing import Any, Final
+from typing import Final, Literal
 
 import structlog
 
@@ -57,7 +57,7 @@ from trimq.remoting.errors import RemotingTransportError
 from trimq.remoting.runtime.clock import Clock
 from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.handler_table import HandlerTable
-from trimq.remoting.server.handlers import DEFERRED, Outcome
+from trimq.remoting.server.handlers import DEFERRED, Later, Outcome
 
 _log = structlog.get_logger("broker.replies")
 
@@ -217,6 +217,7 @@ class ReplyMessageProcessor:
     async def _serve(self, reply: _Reply, client: Connection | None) -> None:
         """Push, store, answer the replier."""
         connection, command = reply.connection, reply.command
+        answer: RemotingCommand | Literal[Later.DEFERRED]
         try:
             if client is not None:
                 await self._push(reply, client)
@@ -264,7 +265,7 @@ class ReplyMessageProcessor:
             store_timestamp=now,
         )
 
-    def _put(self, reply: _Reply) -> Any:
+    def _put(self, reply: _Reply) -> RemotingCommand | Literal[Later.DEFERRED]:
         """Store the reply unless that is switched off. Returns the answer, or DEFERRED if it comes later."""
         if not self._configuration.section(BrokerConfig).store_reply_message_enable:
             return self._answer(reply, None, None)
