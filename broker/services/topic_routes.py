@@ -25,7 +25,7 @@ from trimq.remoting.runtime.clock import Clock
 _log = structlog.get_logger("broker.routes")
 
 MAX_ROUTES: Final = 10_000
-"""Most routes in memory. Beyond it the one that was asked for first is dropped."""
+"""Most routes in memory. Beyond it the oldest one is dropped."""
 MAX_QUESTIONS: Final = 32
 """Most questions to name servers at a time. Beyond it a topic counts as unknown for now."""
 UNKNOWN_SECONDS: Final = 1.0
@@ -95,26 +95,28 @@ class TopicRouteInfoManager:
 
     async def _ask(self, topic: str) -> None:
         asking = self._asking[topic] = trio.Event()
-        before = self._entries.get(topic)
-        # What is remembered if there is no answer, and after an error.
-        entry = _Entry(before.route if before is not None else None, UNKNOWN_SECONDS)
         try:
-            route = await self._fetch(topic)
-            entry = _Entry(route, UNKNOWN_SECONDS if route is None else self._seconds)
-        except (RemotingTransportError, RemotingError, FrameError) as error:
-            _log.warning("route_not_fetched", topic=topic, reason=str(error))
-        finally:
-            self._entries.pop(topic, None)
-            if len(self._entries) >= MAX_ROUTES:
-                del self._entries[next(iter(self._entries))]
-            entry.until += self._clock.monotonic()
-            self._entries[topic] = entry
+            self._store(topic, await self._fetched(topic))
+        finally:  # also if this task is cancelled: then one that waits asks itself
             del self._asking[topic]
             asking.set()
 
-    @property
-    def _seconds(self) -> float:
-        return self._configuration.section(BrokerConfig).load_balance_poll_name_server_interval / 1000
+    async def _fetched(self, topic: str) -> _Entry:
+        now = self._clock.monotonic()
+        try:
+            route = await self._fetch(topic)
+        except (RemotingTransportError, RemotingError, FrameError) as error:
+            _log.warning("route_not_fetched", topic=topic, reason=str(error))
+            before = self._entries.get(topic)
+            return _Entry(before.route if before is not None else None, now + UNKNOWN_SECONDS)
+        interval = self._configuration.section(BrokerConfig).load_balance_poll_name_server_interval / 1000
+        return _Entry(route, now + (UNKNOWN_SECONDS if route is None else interval))
+
+    def _store(self, topic: str, entry: _Entry) -> None:
+        self._entries.pop(topic, None)  # so that it becomes the newest one
+        if len(self._entries) >= MAX_ROUTES:
+            del self._entries[next(iter(self._entries))]
+        self._entries[topic] = entry
 
     async def _fetch(self, topic: str) -> QueueRoute | None:
         header = GetRouteInfoRequestHeader(topic=topic, accept_standard_json_only=True)

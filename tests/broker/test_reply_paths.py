@@ -88,8 +88,8 @@ async def send_reply(side: Side, number: int, step: dict[str, Any]) -> Any:
         await client.answer(command, step["code"])
         ext = command.ext_fields()
         texts = decode_properties(ext["properties"])
-        pushed = ext["topic"], ext["queueId"], {name: texts[name] for name in texts if name not in PLACE}
-        pushed = (*pushed, bytes(command.body))
+        same = {name: texts[name] for name in texts if name not in PLACE}
+        pushed = ext["topic"], ext["queueId"], same, bytes(command.body)
     return of_reply(await client.reply(opaque)), pushed
 
 

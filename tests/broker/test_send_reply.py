@@ -311,7 +311,7 @@ async def test_a_fault_is_answered(
 async def test_the_topic_of_replies_is_registered_at_the_start(tmp_path: Path) -> None:
     async with running(tmp_path) as namesrv:
         address = "{}:{}".format(*namesrv.address)
-        config = {"namesrvAddr": address, "brokerClusterName": "c1"}
+        config: dict[str, Any] = {"namesrvAddr": address, "brokerClusterName": "c1"}
         async with running_broker(tmp_path / "store", **config), namesrv.connect() as names:
             found = await names.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "c1_REPLY_TOPIC"})
             assert found.code == 0
@@ -415,7 +415,7 @@ async def _without_reading(broker: BrokerController) -> trio.SocketStream:
 
 async def test_a_client_that_reads_nothing_costs_its_mark_and_gets_the_rest_when_it_reads(tmp_path: Path) -> None:
     mark = 1 << 20
-    config = {"writeBufferHighWaterMark": mark, "writeBufferLowWaterMark": mark // 2}
+    config: dict[str, Any] = {"writeBufferHighWaterMark": mark, "writeBufferLowWaterMark": mark // 2}
     async with running_broker(tmp_path, **config) as broker, WireClient.connect(broker.endpoint) as client:
         stream = await _without_reading(broker)
         body = b"x" * 250_000
@@ -439,7 +439,7 @@ async def test_a_client_that_reads_nothing_costs_its_mark_and_gets_the_rest_when
 
 async def test_a_client_that_never_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_calls, "CLIENT_TIMEOUT", 0.2)
-    config = {"writeBufferHighWaterMark": 1 << 20, "writeBufferLowWaterMark": 1 << 19}
+    config: dict[str, Any] = {"writeBufferHighWaterMark": 1 << 20, "writeBufferLowWaterMark": 1 << 19}
     async with running_broker(tmp_path, **config) as broker, WireClient.connect(broker.endpoint) as client:
         stream = await _without_reading(broker)
         sent = [await client.post(SEND, send_ext(TOPIC, PROPERTIES), b"x" * 250_000) for _ in range(30)]
