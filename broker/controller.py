@@ -201,6 +201,7 @@ class BrokerController:
                 groups=context.groups,
                 offsets=context.offsets,
                 long_polling=context.long_polling,
+                client_calls=context.client_calls,
                 registration=context.registration,
                 stats=context.stats,
             ),

@@ -137,7 +137,7 @@ class NoReplyError(PerhapsStoredError, TimeoutError):
 class NotDeliveredError(PerhapsStoredError):
     """A broker could not give a reply to the client that asked: the client has gone, or does not answer the broker.
 
-    Nobody waits for the reply any more, or will get it. It may be stored in the cluster's topic of replies.
+    No client waits for the reply any more, or can get it. It may be stored in the cluster's topic of replies.
 
     >>> issubclass(NotDeliveredError, PerhapsStoredError)
     True

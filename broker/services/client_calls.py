@@ -54,7 +54,10 @@ class _Usage:
 
 
 class ClientCalls:
-    """Calls of clients, at most MAX_CALLS and MAX_BYTES at a time. ``refused`` counts those that were over a limit."""
+    """Calls of clients, at most MAX_CALLS and MAX_BYTES at a time.
+
+    ``refused`` counts those that were over a limit, ``done`` those that the client took, ``failed`` all others.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._all = _Usage()
@@ -62,6 +65,8 @@ class ClientCalls:
         self._nursery: trio.Nursery | None = None
         self._log_budget = LogBudget(clock)
         self.refused = 0
+        self.done = 0
+        self.failed = 0
 
     @property
     def running(self) -> int:
@@ -132,7 +137,11 @@ class ClientCalls:
             raise RemotingTimeoutError(client.peer_text, request.code, CLIENT_TIMEOUT, written=False)
         return await client.request(request, until - trio.current_time())
 
-    def note_failure(self, client_id: str, problem: str) -> None:
-        """Log that a client did not take what it was sent; a few lines a minute at most."""
+    def note(self, client_id: str, problem: str | None) -> None:
+        """Count a call, or one that could not be made. A ``problem`` is logged, within a budget."""
+        if problem is None:
+            self.done += 1
+            return
+        self.failed += 1
         if self._log_budget.allows():
-            _log.warning("client_call_failed", client=client_id, problem=problem)
+            _log.warning("reply_not_delivered", client=client_id, reason=problem)

@@ -58,7 +58,7 @@ SENDS = st.lists(st.integers(0, len(KINDS)), min_size=1, max_size=24)
 """A burst of sends: the kind of each, of which the last one is a request."""
 REPLY = st.fixed_dictionaries(
     {
-        "to": st.sampled_from(["asker", "nobody", None]),
+        "to": st.sampled_from(["asker", "absent", None]),
         "v1": st.booleans(),
         "code": st.sampled_from([0, 1]),
         "queue": st.sampled_from([-1, 0, 7]),

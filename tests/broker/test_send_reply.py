@@ -24,8 +24,8 @@ from trimq.protocol.property_text import decode_properties
 TOPIC = "DefaultCluster_REPLY_TOPIC"
 PROPERTIES = {"MSG_TYPE": "reply", "CORRELATION_ID": "c-1", "REPLY_TO_CLIENT": "asker", "TTL": "3000", "UNIQ_KEY": "U1"}
 ADDED = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
-NOBODY = PROPERTIES | {"REPLY_TO_CLIENT": "nobody"}
-UNKNOWN = "push reply message fail, channel of <nobody> not found."
+ABSENT = PROPERTIES | {"REPLY_TO_CLIENT": "absent"}
+UNKNOWN = "push reply message fail, channel of <absent> not found."
 FAILED = "push reply message to askerfail."
 SEND = RequestCode.SEND_REPLY_MESSAGE_V2
 PUSH = RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT
@@ -39,7 +39,7 @@ async def asking(broker: BrokerController, name: str = "asker") -> AsyncIterator
         yield client
 
 
-async def reply(client: WireClient, properties: dict[str, str] = NOBODY, **more: Any) -> RemotingCommand:
+async def reply(client: WireClient, properties: dict[str, str] = ABSENT, **more: Any) -> RemotingCommand:
     """Send a reply and return the broker's answer."""
     body = more.pop("body", b"answer")
     return await client.ask(SEND, send_ext(more.pop("topic", TOPIC), properties, **more), body)
@@ -128,15 +128,15 @@ async def test_without_a_channel_it_is_stored_and_the_answer_says_so(
 ) -> None:
     without = {name: value for name, value in PROPERTIES.items() if name != "REPLY_TO_CLIENT"}
     async with WireClient.connect(broker.endpoint) as other:
-        await other.heartbeat("nobody", consumers=[consumer("G", "Orders")])  # a consumer is not asked
+        await other.heartbeat("absent", consumers=[consumer("G", "Orders")])  # a consumer is not asked
         for offset, (properties, remark) in enumerate(
-            ((NOBODY, UNKNOWN), (without, "reply message properties[REPLY_TO_CLIENT] is null"))
+            ((ABSENT, UNKNOWN), (without, "reply message properties[REPLY_TO_CLIENT] is null"))
         ):
             answer = await reply(client, properties)
             assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, remark)
             assert answer.ext_fields()["queueOffset"] == str(offset)
         assert {request.code for request in other.asked} <= {RequestCode.NOTIFY_CONSUMER_IDS_CHANGED}
-    assert [message.properties for message in await client.pull_messages(TOPIC)] == [NOBODY | ADDED, without | ADDED]
+    assert [message.properties for message in await client.pull_messages(TOPIC)] == [ABSENT | ADDED, without | ADDED]
 
 
 async def test_a_client_that_answers_with_an_error_or_goes_away(broker: BrokerController, client: WireClient) -> None:
@@ -178,7 +178,7 @@ async def test_one_way(broker: BrokerController, client: WireClient) -> None:
     async with asking(broker) as asker:
         await client.post(SEND, send_ext(TOPIC, PROPERTIES), b"answer", flag=2)
         await asker.answer(await asker.asked_for(PUSH))
-        await client.post(SEND, send_ext(TOPIC, NOBODY), b"answer", flag=2)
+        await client.post(SEND, send_ext(TOPIC, ABSENT), b"answer", flag=2)
         await until(lambda: broker.context.store.max_offset(TOPIC, 0) == 2)
         assert (await client.heartbeat("c", producers=["P"])).code == 0
         assert not client.replies
@@ -207,9 +207,9 @@ async def test_a_delayed_reply_is_pushed_now_and_stored_with_the_delayed_message
 
 
 async def test_a_handle_of_a_popped_message_is_removed(client: WireClient) -> None:
-    await reply(client, NOBODY | {"POP_CK": "1"})
+    await reply(client, ABSENT | {"POP_CK": "1"})
     (stored,) = await client.pull_messages(TOPIC)
-    assert stored.properties == NOBODY | ADDED
+    assert stored.properties == ABSENT | ADDED
 
 
 # the checks of a send
@@ -267,7 +267,7 @@ async def test_no_reply_before_the_broker_accepts_sends(tmp_path: Path) -> None:
         assert str(later) in (answer.remark or "")
 
 
-@pytest.mark.parametrize("name", ["asker", "nobody"])
+@pytest.mark.parametrize("name", ["asker", "absent"])
 async def test_a_topic_that_a_reply_creates_is_on_disk_before_the_answer(tmp_path: Path, name: str) -> None:
     async with (
         running_broker(tmp_path) as broker,
@@ -321,7 +321,7 @@ async def test_the_topic_of_replies_is_registered_at_the_start(tmp_path: Path) -
 # clients that do not answer, and limits
 
 
-async def test_a_client_that_does_not_answer_delays_nobody(broker: BrokerController, client: WireClient) -> None:
+async def test_a_client_that_does_not_answer_delays_no_other(broker: BrokerController, client: WireClient) -> None:
     async with asking(broker, "silent") as silent, asking(broker) as asker:
         waiting = [
             await client.post(SEND, send_ext(TOPIC, PROPERTIES | {"REPLY_TO_CLIENT": "silent"}), b"answer")

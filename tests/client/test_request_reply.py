@@ -422,7 +422,7 @@ async def test_a_broker_that_was_lost_is_greeted_while_a_request_waits(monkeypat
                 await anyio.sleep(0.01)
 
 
-HOSTILE = {
+HOSTILE: dict[str, dict[str, Any]] = {
     "no header": dict.fromkeys(("topic", "queueId", "sysFlag", "properties", "producerGroup")),
     "a number that is none": {"queueId": "x"},
     "a number out of range": {"bornTimestamp": "9" * 30},
@@ -522,9 +522,9 @@ async def test_a_reply_that_cannot_be_delivered_is_not_sent_again() -> None:
             assert (caught.value.code, caught.value.address) == (ResponseCode.SYSTEM_ERROR, two.address)
             two.answers[REPLY] = lambda _: None
         async with Producer("p", namesrv=one.address, send_timeout=0.1) as producer:
-            with pytest.raises(PerhapsStoredError) as caught:  # no answer: the client may have it
+            with pytest.raises(PerhapsStoredError) as unknown:  # no answer: the client may have it
                 await producer.reply(received(QUESTION, "b"), b"answer")
-            assert type(caught.value) is PerhapsStoredError
+            assert type(unknown.value) is PerhapsStoredError
         assert (one.counts[REPLY], two.counts[REPLY]) == (0, 2)
 
 

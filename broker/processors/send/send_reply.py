@@ -186,8 +186,10 @@ class ReplyMessageProcessor:
             client = self._producers.find_by_client_id(reply.client_id)
             if client is None:
                 reply.problem = f"push reply message fail, channel of <{reply.client_id}> not found."
-        if client is None and not reply.wait_for_topic:
-            return self._put(reply)
+        if client is None:
+            self._calls.note(reply.client_id or "", reply.problem)
+            if not reply.wait_for_topic:
+                return self._put(reply)
         size = len(command.body) + 4 * len(text)
         # Started before the body is copied: over a limit nothing is held.
         self._calls.start(connection, client or connection, size, partial(self._serve, reply, client))
@@ -240,11 +242,11 @@ class ReplyMessageProcessor:
             answer = await self._calls.ask(client, request)
         except (RemotingTransportError, FrameError) as error:
             reply.problem = problem
-            self._calls.note_failure(reply.client_id or "", str(error))
+            self._calls.note(reply.client_id or "", str(error))
             return
-        if answer.code != ResponseCode.SUCCESS:
-            reply.problem = problem
-            self._calls.note_failure(reply.client_id or "", f"it answered with code {answer.code}")
+        refused = answer.code != ResponseCode.SUCCESS
+        reply.problem = problem if refused else None
+        self._calls.note(reply.client_id or "", f"it answered with code {answer.code}" if refused else None)
 
     def _pushed_header(self, reply: _Reply) -> ReplyMessageRequestHeader:
         header, now = reply.header, self._clock.wall_ms()
