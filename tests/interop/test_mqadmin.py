@@ -453,15 +453,6 @@ def test_offsets_are_copied_to_another_group(stage: Stage) -> None:
     assert [probe.committed_offset(stage.broker, copy, stage.topic, queue) for queue in range(4)] == [5] * 4
 
 
-def test_the_mode_of_a_group_is_stored(stage: Stage) -> None:
-    words = ("-b", stage.broker, "-t", stage.topic, "-g", stage.group)
-    for mode in ("POP", "PULL"):
-        assert f"consume mode[{mode}]" in stage.run("setConsumeMode", *words, "-m", mode)
-    for topic, code in ((f"%RETRY%{stage.group}", 16), (unique("None"), 17)):
-        refused = stage.refusal("setConsumeMode", "-b", stage.broker, "-t", topic, "-g", stage.group, "-m", "PULL")
-        assert refused == code
-
-
 def test_what_comes_later_is_refused(stage: Stage) -> None:
     """Commands for features that the broker does not have are answered with an error code."""
     assert stage.refusal("getBrokerEpoch", "-b", "broker-a") in {1, 3}
