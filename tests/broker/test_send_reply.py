@@ -71,6 +71,7 @@ async def test_a_reply_is_pushed_and_stored(tmp_path: Path, v1: bool, encoding: 
         assert (await client.ask(RequestCode.GET_MAX_OFFSET, {"topic": TOPIC, "queueId": 0})).ext_fields() == {
             "offset": "0"
         }
+        assert (await client.send("Orders", b"other bytes " * 1000)).code == 0  # in the same receive buffer
         assert opaque not in client.replies
         await asker.answer(pushed)
         answer = await client.reply(opaque)
@@ -174,15 +175,20 @@ async def test_the_newest_connection_of_a_client_gets_it(broker: BrokerControlle
         assert not old.asked
 
 
-async def test_one_way(broker: BrokerController, client: WireClient) -> None:
-    async with asking(broker) as asker:
+@pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+async def test_one_way(tmp_path: Path, flush: str) -> None:
+    async with (
+        running_broker(tmp_path, flushDiskType=flush) as broker,
+        WireClient.connect(broker.endpoint) as client,
+        asking(broker) as asker,
+    ):
         await client.post(SEND, send_ext(TOPIC, PROPERTIES), b"answer", flag=2)
         await asker.answer(await asker.asked_for(PUSH))
         await client.post(SEND, send_ext(TOPIC, ABSENT), b"answer", flag=2)
         await until(lambda: broker.context.store.max_offset(TOPIC, 0) == 2)
+        await until(lambda: broker.reactor.stats.inflight == 0)
         assert (await client.heartbeat("c", producers=["P"])).code == 0
         assert not client.replies
-        assert broker.reactor.stats.inflight == 0
 
 
 async def test_a_compressed_body_is_stored_as_one(client: WireClient) -> None:
