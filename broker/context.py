@@ -8,16 +8,19 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from trimq.broker.identity import BrokerIdentity
+    from trimq.broker.services.client_calls import ClientCalls
     from trimq.broker.services.config_file import ConfigFile
     from trimq.broker.services.consumers import ConsumerManager
     from trimq.broker.services.groups import SubscriptionGroupManager
     from trimq.broker.services.long_polling import PullRequestHoldService
+    from trimq.broker.services.message_request_mode import MessageRequestModeManager
     from trimq.broker.services.offsets import ConsumerOffsetManager
     from trimq.broker.services.producers import ProducerManager
     from trimq.broker.services.rebalance_lock import RebalanceLockManager
     from trimq.broker.services.registration import BrokerOuterAPI
     from trimq.broker.services.schedule import ScheduleMessageService
     from trimq.broker.services.stats import BrokerStats
+    from trimq.broker.services.topic_routes import TopicRouteInfoManager
     from trimq.broker.services.topics import TopicConfigManager
     from trimq.broker.services.unread import UnreadPositions
     from trimq.broker.store.disk.disk import Disk
@@ -42,10 +45,13 @@ class BrokerContext:
     offsets: "ConsumerOffsetManager"
     consumers: "ConsumerManager"
     producers: "ProducerManager"
+    client_calls: "ClientCalls"
     locks: "RebalanceLockManager"
     long_polling: "PullRequestHoldService"
     schedule: "ScheduleMessageService"
     registration: "BrokerOuterAPI"
+    routes: "TopicRouteInfoManager"
+    modes: "MessageRequestModeManager"
     stats: "BrokerStats"
     unread: "UnreadPositions"
     unique_ids: "UniqueIdGenerator"

@@ -21,10 +21,12 @@ from trimq.broker.context import BrokerContext
 from trimq.broker.health import log_hold_notes, name_server_reasons, native_notes, store_reasons
 from trimq.broker.identity import BrokerIdentity
 from trimq.broker.processor_table import register_processors
+from trimq.broker.services.client_calls import ClientCalls
 from trimq.broker.services.config_file import ConfigFile
 from trimq.broker.services.consumers import ConsumerManager
 from trimq.broker.services.groups import SubscriptionGroupManager
 from trimq.broker.services.long_polling import PullRequestHoldService
+from trimq.broker.services.message_request_mode import MessageRequestModeManager
 from trimq.broker.services.offsets import ConsumerOffsetManager
 from trimq.broker.services.producers import ProducerManager
 from trimq.broker.services.queued_messages import QueuedMessages
@@ -33,6 +35,7 @@ from trimq.broker.services.registration import BrokerOuterAPI
 from trimq.broker.services.schedule import ScheduleMessageService
 from trimq.broker.services.state_file import StateFileError
 from trimq.broker.services.stats import BrokerStats
+from trimq.broker.services.topic_routes import TopicRouteInfoManager
 from trimq.broker.services.topics import TopicConfigManager
 from trimq.broker.services.unread import UnreadPositions
 from trimq.broker.store.disk.disk import Disk
@@ -198,6 +201,7 @@ class BrokerController:
                 groups=context.groups,
                 offsets=context.offsets,
                 long_polling=context.long_polling,
+                client_calls=context.client_calls,
                 registration=context.registration,
                 stats=context.stats,
             ),
@@ -266,7 +270,8 @@ class BrokerController:
         groups = SubscriptionGroupManager(configuration, disk, clock)
         offsets = ConsumerOffsetManager(configuration, disk, clock)
         schedule = ScheduleMessageService(configuration, store, disk, clock, packed)
-        await self._load(store, topics, groups, offsets, schedule)
+        modes = MessageRequestModeManager(configuration, disk, clock)
+        await self._load(store, topics, groups, offsets, schedule, modes)
         # Listen only after the state files were read: an unreadable file ends the start before a client can connect.
         self._open_ports(sockets)
         registration = await self._registration(topics, stack)
@@ -288,10 +293,13 @@ class BrokerController:
             offsets=offsets,
             consumers=consumers,
             producers=ProducerManager(configuration, clock),
+            client_calls=ClientCalls(clock),
             locks=RebalanceLockManager(clock),
             long_polling=PullRequestHoldService(configuration, clock),
             schedule=schedule,
             registration=registration,
+            routes=TopicRouteInfoManager(configuration, registration, clock),
+            modes=modes,
             stats=BrokerStats(clock, broker.broker_cluster_name),
             unread=UnreadPositions(consumers, offsets, store.look_units, clock),
             unique_ids=UniqueIdGenerator(packed[:-4]),
@@ -355,10 +363,11 @@ class BrokerController:
         groups: SubscriptionGroupManager,
         offsets: ConsumerOffsetManager,
         schedule: ScheduleMessageService,
+        modes: MessageRequestModeManager,
     ) -> None:
         """Read the state files, then restore the topics of queues that topics.json does not have."""
         try:
-            for service in (topics, groups, offsets, schedule):
+            for service in (topics, groups, offsets, schedule, modes):
                 await service.load()
         except StateFileError as error:
             raise StartError(f"a state file cannot be read: {error}") from error
@@ -399,9 +408,11 @@ class BrokerController:
             context.offsets,
             context.consumers,
             context.producers,
+            context.client_calls,
             context.stats,
             context.long_polling,
             context.schedule,
+            context.modes,
             context.unread,
         ):
             await nursery.start(service.run)
@@ -438,7 +449,7 @@ class BrokerController:
             context.long_polling.serve_woken()
             await self.reactor.shutdown(max(1.0, seconds - 5))  # the rest is for the state files
             # After the last request, so that the files hold every offset and topic that was acknowledged.
-            for service in (context.topics, context.groups, context.offsets, context.schedule):
+            for service in (context.topics, context.groups, context.offsets, context.schedule, context.modes):
                 await service.persist()
             if self.namesrv is not None:
                 self.namesrv.shutdown()

@@ -9,6 +9,7 @@ from trimq.broker.processors.admin.group_admin import GroupAdminProcessor
 from trimq.broker.processors.admin.offset_admin import OffsetAdminProcessor
 from trimq.broker.processors.admin.queue_admin import QueueAdminProcessor
 from trimq.broker.processors.admin.topic_admin import TopicAdminProcessor
+from trimq.broker.processors.assignment import QueryAssignmentProcessor
 from trimq.broker.processors.client import ClientProcessor
 from trimq.broker.processors.lock import LockProcessor
 from trimq.broker.processors.offset import OffsetProcessor
@@ -17,6 +18,7 @@ from trimq.broker.processors.query import QueryMessageProcessor
 from trimq.broker.processors.send.send import SendMessageProcessor
 from trimq.broker.processors.send.send_back import SendBackProcessor
 from trimq.broker.processors.send.send_checks import SendChecks
+from trimq.broker.processors.send.send_reply import ReplyMessageProcessor
 from trimq.remoting.server.handler_table import HandlerTable
 from trimq.remoting.server.limits import ReactorStats
 
@@ -36,6 +38,18 @@ def register_processors(table: HandlerTable, context: BrokerContext, reactor: Re
     for processor in (
         send_processor(context),
         send_back_processor(context),
+        ReplyMessageProcessor(
+            configuration=context.configuration,
+            identity=context.identity,
+            topics=context.topics,
+            producers=context.producers,
+            calls=context.client_calls,
+            store=context.store,
+            stats=context.stats,
+            checks=_send_checks(context),
+            clock=context.clock,
+            store_host=context.store_host,
+        ),
         pulls,
         QueryMessageProcessor(configuration=context.configuration, store=context.store),
         OffsetProcessor(
@@ -53,6 +67,14 @@ def register_processors(table: HandlerTable, context: BrokerContext, reactor: Re
             registration=context.registration,
         ),
         LockProcessor(locks=context.locks),
+        QueryAssignmentProcessor(
+            configuration=context.configuration,
+            topics=context.topics,
+            groups=context.groups,
+            consumers=context.consumers,
+            routes=context.routes,
+            modes=context.modes,
+        ),
     ):
         processor.register(table)
     _register_administration(table, context, reactor)

@@ -130,7 +130,7 @@ UNSUPPORTED: Final = _table(
         brokerHeartbeatInterval brokerNotActiveTimeoutMillis enableSlaveActingMaster enableRemoteEscape
         skipPreOnline syncBrokerMemberGroupPeriod forwardTimeout lockInStrictMode readUnCommitted
         enableDLegerCommitLog dLegerGroup dLegerPeers dLegerSelfId preferredLeaderId enableBatchPush
-        storePathDLedgerCommitLog loadBalancePollNameServerInterval cleanOfflineBrokerInterval
+        storePathDLedgerCommitLog cleanOfflineBrokerInterval
         """,
     ),
     (
@@ -155,7 +155,7 @@ UNSUPPORTED: Final = _table(
         popReviveMaxReturnSizePerRead popReviveMaxAttemptTimes popResponseReturnActualRetryTopic
         popInflightMessageThreshold enablePopMessageThreshold skipWhenCKRePutReachMaxTimes
         clearRetryTopicWhenDeleteTopic appendAckAsync
-        appendCkAsync serverLoadBalancerEnable defaultMessageRequestMode defaultPopShareQueueNum
+        appendCkAsync defaultMessageRequestMode defaultPopShareQueueNum
         pullBatchMaxMessageCount
         """,
     ),
@@ -240,12 +240,6 @@ UNSUPPORTED: Final = _table(
         """
         enableCompaction compactionMappedFileSize compactionCqMappedFileSize compactionScheduleInternal
         maxOffsetMapSize compactionThreadNum
-        """,
-    ),
-    (
-        "replies to requests between clients are not implemented yet",
-        """
-        storeReplyMessageEnable
         """,
     ),
     (

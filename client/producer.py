@@ -1,9 +1,7 @@
 """Producer: sends messages, many at the same time, and reports the outcome of each."""
 
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from typing import Final
-
-import anyio
 
 from trimq.client.attempts import Attempts
 from trimq.client.batching import Batcher
@@ -14,7 +12,7 @@ from trimq.client.in_flight_limit import InFlightLimit
 from trimq.client.interceptors import Interceptor, SendContext, call_all
 from trimq.client.member import GroupMember
 from trimq.client.message import Message, MessageQueue, ReceivedMessage, SendOutcome, SendReceipt
-from trimq.client.request_reply import Requests, reply_message
+from trimq.client.request_reply import Requests, deliver_reply, reply_message
 from trimq.client.routes import TopicRoute
 from trimq.client.sending import (
     BatchEntry,
@@ -96,7 +94,11 @@ class Producer(GroupMember):
         self._batcher = None
         if linger is not None:
             self._batcher = Batcher(linger, min(batch_bytes, max_message_size), self._attempts, self.spawn)
-        self._requests = Requests()
+        self._requests = Requests(self.client, route=self._route, send=self.send, spawn=self.spawn)
+        # A reply after which the outcome is unknown is not sent again: the client that asked may have it.
+        self._replies = Attempts(
+            self.client, group, retries=retries, retry_unknown=False, timeout=send_timeout, create_topics=False
+        )
 
     async def _open(self) -> None:
         self.client.join(self)
@@ -105,6 +107,7 @@ class Producer(GroupMember):
             self.spawn(self._batcher.run)
 
     async def _close(self) -> None:
+        self._requests.close()
         if self._batcher is not None:
             await self._batcher.flush()
         if self.client.is_open:
@@ -301,36 +304,40 @@ class Producer(GroupMember):
     async def request(self, message: Message, *, ttl: float = 30.0) -> ReceivedMessage:
         """Sends a request and returns the reply of the consumer that processes it.
 
-        ``ttl`` (seconds) bounds the wait for the reply, and is sent to the consumer with the request. Raises
-        TimeoutError if no reply comes within ``ttl``, and the same errors as ``send``.
+        ``ttl`` (seconds) bounds all of it, and is sent to the consumer with the request. A reply that comes later is
+        dropped. Any number of requests may wait at the same time, each with a message of its own.
+
+        Raises NoReplyError, which is also a TimeoutError, if no reply comes in time; NotStoredError if the request
+        could not even be sent in time; and the same errors as ``send``.
 
         >>> async def price(producer: Producer) -> bytes:
         ...     return (await producer.request(Message("Prices", b"book"), ttl=3)).body
         """
         self._check_open()
-        route = await self._route(message.topic)
-        for queue in route.write_queues:
-            address = await self.client.master(route, queue.broker_name)
-            if not self.client.has_greeted(address):  # the broker pushes the reply to a client known by heartbeat
-                await self.client.heartbeat(address)
-        with self._requests.opened(message, self.client.id, ttl) as answer, anyio.fail_after(ttl):
-            await self.send(message)
-            return await answer.wait()
+        return await self._requests.request(message, ttl)
 
-    async def reply(self, request: ReceivedMessage, body: bytes) -> SendReceipt:
-        """Replies to a received request. ``body`` is the body of the reply.
+    async def reply(
+        self, request: ReceivedMessage, body: bytes, *, properties: Mapping[str, str] | None = None
+    ) -> SendReceipt:
+        """Replies to a received request, through the broker that it came from. ``properties`` are the program's own.
 
-        Raises UsageError if ``request`` is no request, and the same errors as ``send``: PerhapsStoredError if the
-        requesting client is not connected any more.
+        Raises UsageError if ``request`` is no request (see ``ReceivedMessage.wants_reply``), NotDeliveredError if the
+        client that asked is not connected any more or does not answer, and the same errors as ``send``. A client that
+        has stopped waiting drops the reply: that is no error here.
 
         >>> async def serve(producer: Producer, message: ReceivedMessage) -> None:
         ...     await producer.reply(message, b"9.90")
         """
         self._check_open()
-        message = reply_message(request, body)
+        message = reply_message(request, body, properties)
         prepared = prepare(message, message.wire_properties(), self._ids, self._limits)
-        prepared = prepared._replace(code=RequestCode.SEND_REPLY_MESSAGE_V2)
-        return (await self.deliver(prepared, None, (message,)))[0]
+        size = len(message.body)
+        if not self._in_flight.try_enter(size):
+            await self._in_flight.enter(size)
+        try:
+            return await deliver_reply(self._replies, prepared, message, request)
+        finally:
+            self._in_flight.leave(size)
 
     async def flush(self) -> None:
         """Sends all batches that still linger now, and waits until the brokers have answered all batches.

@@ -34,6 +34,7 @@ CONTENTS = {
         "docs/sdk/consume",
         "docs/sdk/order",
         "docs/sdk/transactions",
+        "docs/sdk/request-reply",
         "docs/sdk/performance",
         "docs/sdk/logging",
         "docs/sdk/testing",

@@ -18,7 +18,7 @@ PROPERTIES = {
 }
 
 #: Features that the SDK supports and TriMQ's broker does not implement yet.
-NOT_YET = frozenset({"transactions", "request_reply", "timer_messages", "sql_filters", "pop", "ha_status"})
+NOT_YET = frozenset({"transactions", "timer_messages", "sql_filters", "pop", "ha_status"})
 
 
 @dataclass(frozen=True)

@@ -83,6 +83,7 @@ RUN_BY: dict[str, dict[str, str]] = {
         "[pytest]": "tests/client/test_guides.py::test_the_suite_of_the_testing_guide",
         "": GUIDES,
     },
+    "docs/sdk/request-reply.md": {"": GUIDES},
     "docs/sdk/transactions.md": {"": GUIDES},
     "tests/interop/README.md": {"make test-clients": TARGETS},
     "tests/spark/README.md": {"make test-spark": TARGETS},

@@ -3,6 +3,10 @@
 import re
 from pathlib import Path
 
+from tests.broker.services.fakes import configuration
+from tests.store.simdisk import SimDisk
+from trimq.broker.services.message_request_mode import MessageRequestModeManager
+from trimq.broker.services.state_file import replace_file
 from trimq.broker.store.disk.real_disk import RealDisk
 from trimq.broker.store.queue.consume_queue import QueueShape
 from trimq.broker.store.queue.consume_queue_store import ConsumeQueueStore, QueueState
@@ -11,11 +15,13 @@ from trimq.broker.store.queue.queue_snapshot import read_snapshot
 from trimq.broker.store.recovery.failed_sync_marker import FailedSyncMarker
 from trimq.broker.store.running_flags import Flag
 from trimq.protocol import checkpoint_layout, index_layout, lenient_json, queue_unit
+from trimq.protocol.body import SetMessageRequestModeRequestBody
 from trimq.protocol.command import Encoding, RemotingCommand
 from trimq.protocol.frame import encode
 from trimq.protocol.hashing import key_hash, tags_code
 from trimq.protocol.message import decode_message
 from trimq.protocol.record import encode_record, pack_host
+from trimq.remoting.runtime.clock import ManualClock
 
 FORMATS = Path(__file__).resolve().parents[2] / "docs" / "formats"
 BLOCK = re.compile(r"```(\w+) ([\w-]+)\n(.*?)```", re.DOTALL)
@@ -121,3 +127,17 @@ def test_every_example_is_checked() -> None:
 
 def test_consumer_offsets() -> None:
     assert lenient_json.loads(EXAMPLES["consumer-offset"])["offsetTable"] == {"Orders@billing": {"0": 12, "1": 9}}
+
+
+async def test_message_request_modes() -> None:
+    text = EXAMPLES["message-request-mode"].strip()
+    disk = SimDisk()
+    replace_file(disk, "/store/config/messageRequestMode.json", text.encode())
+    modes = MessageRequestModeManager(configuration(), disk, ManualClock())
+    await modes.load()
+    assert b"".join(modes.pieces()).decode() == text
+    entry = SetMessageRequestModeRequestBody(
+        topic="Orders", consumer_group="billing", mode="POP", pop_share_queue_num=2
+    )
+    modes.set(entry)
+    assert b"".join(modes.pieces()).decode() == text
