@@ -12,7 +12,7 @@ True
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum, StrEnum
 from typing import Final, NamedTuple, TypeAlias
 
@@ -73,7 +73,7 @@ class PubTrace(NamedTuple):
     """
 
     timestamp: int
-    region: str
+    region: str | None
     group: str
     topic: str
     message_id: str
@@ -97,7 +97,7 @@ class SubBeforeTrace(NamedTuple):
     """The start of a message's processing. The SubAfterTrace of its end has the same ``request_id``."""
 
     timestamp: int
-    region: str
+    region: str | None
     group: str
     request_id: str
     message_id: str
@@ -132,7 +132,7 @@ class EndTransactionTrace(NamedTuple):
     """The end of a transaction, as the producer sent it to the broker."""
 
     timestamp: int
-    region: str
+    region: str | None
     group: str
     topic: str
     message_id: str
@@ -154,7 +154,7 @@ class RecallTrace(NamedTuple):
     """The recall of a timed message."""
 
     timestamp: int
-    region: str
+    region: str | None
     group: str
     topic: str
     message_id: str
@@ -254,7 +254,7 @@ def _pub(f: list[str]) -> PubTrace:
     with_offset_id = len(f) > 12
     return PubTrace(
         timestamp=_int(f[0]),
-        region=f[1],
+        region=_or_none(f[1]),
         group=f[2],
         topic=f[3],
         message_id=f[4],
@@ -271,7 +271,7 @@ def _pub(f: list[str]) -> PubTrace:
 
 
 def _sub_before(f: list[str]) -> SubBeforeTrace:
-    return SubBeforeTrace(_int(f[0]), f[1], f[2], f[3], f[4], _int(f[5]), _or_none(f[6]))
+    return SubBeforeTrace(_int(f[0]), _or_none(f[1]), f[2], f[3], f[4], _int(f[5]), _or_none(f[6]))
 
 
 def _sub_after(f: list[str]) -> SubAfterTrace:
@@ -293,7 +293,7 @@ def _sub_after(f: list[str]) -> SubAfterTrace:
 def _end_transaction(f: list[str]) -> EndTransactionTrace:
     return EndTransactionTrace(
         timestamp=_int(f[0]),
-        region=f[1],
+        region=_or_none(f[1]),
         group=f[2],
         topic=f[3],
         message_id=f[4],
@@ -308,7 +308,7 @@ def _end_transaction(f: list[str]) -> EndTransactionTrace:
 
 
 def _recall(f: list[str]) -> RecallTrace:
-    return RecallTrace(_int(f[0]), f[1], f[2], f[3], f[4], _bool(f[5]))
+    return RecallTrace(_int(f[0]), _or_none(f[1]), f[2], f[3], f[4], _bool(f[5]))
 
 
 _DECODERS: Final[dict[str, Callable[[list[str]], MessageTrace]]] = {

@@ -66,6 +66,11 @@ class TraceAdmin(MessageAdmin):
             text = decode_traces(message.body.decode("utf-8", "replace"))
             skipped += text.skipped
             views += [
-                TraceView(trace, host, message.store_time) for trace in text.traces if trace.message_id == message_id
+                TraceView(trace, host, message.store_time) for trace in text.traces if _is_about(trace, message_id)
             ]
         return TraceViews(sorted(views, key=lambda view: view.time), skipped)
+
+
+def _is_about(trace: MessageTrace, message_id: str) -> bool:
+    """Whether a trace is about a message. Java clients trace a batch once, with the ids of all messages in it."""
+    return trace.message_id == message_id or message_id in trace.message_id.split(",")

@@ -42,7 +42,8 @@ INNER = {
     "producer_data", "consumer_data", "pushes", "deliver", "hand_back", "offer", "spawn", "connection",
     "begin", "ready", "read_arrived", "with_space", "fetch_route",
     "invoke", "request", "oneway", "ask_name_server", "master", "join", "leave", "heartbeat", "has_greeted",
-    "take", "wire_properties", "wire_text", "before_send", "after_send", "after_end_transaction", "received", "before_process", "after_process",
+    "take", "wire_properties", "wire_text", "before_send", "after_send", "received", "before_process", "after_process",
+    "after_end_transaction",
 }  # fmt: skip
 
 
