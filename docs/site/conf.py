@@ -34,6 +34,7 @@ CONTENTS = {
         "docs/sdk/consume",
         "docs/sdk/order",
         "docs/sdk/transactions",
+        "docs/sdk/tracing",
         "docs/sdk/performance",
         "docs/sdk/logging",
         "docs/sdk/testing",
