@@ -202,6 +202,14 @@ async def test_each_message_of_a_batch(broker: Traced) -> None:
     assert [trace.store_host for trace in pubs(broker)] == ["127.0.0.1:10911"] * 2 + [""] * 2
 
 
+async def test_a_batch_whose_reply_has_no_address(broker: Traced) -> None:
+    header = {"msgId": "none", "queueId": "0", "queueOffset": "5"}
+    broker.answers[RequestCode.SEND_BATCH_MESSAGE] = lambda command: command.reply(header=header)
+    async with Producer("orders", namesrv=broker.address, enable_msg_trace=True) as producer:
+        await producer.send_batch([Message("T", b"a")])
+    assert [(trace.store_host, trace.offset_message_id) for trace in pubs(broker)] == [("", "none")]
+
+
 async def test_messages_that_linger(broker: Traced) -> None:
     broker.fields = {"MSG_REGION": "north"}
     async with (
@@ -234,6 +242,38 @@ async def test_the_end_of_a_transaction(broker: Traced, state: TransactionState)
         MessageType.TRANS_COMMIT, "tx", expected, False,
     )  # fmt: skip
     assert end.timestamp >= half.timestamp
+
+
+async def test_ends_of_transactions_that_are_not_traced(broker: Traced) -> None:
+    broker.trace_topic = "Traces"
+    options = {"namesrv": broker.address, "enable_msg_trace": True, "customized_trace_topic": "Traces"}
+    async with TransactionProducer("g", lambda _: TransactionState.COMMIT, **options) as producer:  # type: ignore[arg-type]
+        async with producer.transaction(Message("Traces", b"\x02", keys="k")):
+            pass
+        broker.fields = {"TRACE_ON": "false"}
+        async with producer.transaction(Message("T", b"x")):
+            pass
+    assert broker.traces == []
+    assert broker.counts[RequestCode.END_TRANSACTION] == 2
+
+
+async def test_the_end_of_a_transaction_that_is_cancelled(broker: Traced) -> None:
+    broker.answers[RequestCode.END_TRANSACTION] = lambda _: None
+    async with (
+        TransactionProducer(
+            "g", lambda _: TransactionState.COMMIT, namesrv=broker.address, enable_msg_trace=True
+        ) as producer,
+        anyio.create_task_group() as group,
+    ):
+
+        async def pay() -> None:
+            async with producer.transaction(Message("T", b"x")):
+                pass
+
+        group.start_soon(pay)
+        await broker.until(RequestCode.END_TRANSACTION, 1)
+        group.cancel_scope.cancel()
+    assert [trace.type for trace in broker.traces] == ["Pub", "EndTransaction"]
 
 
 async def test_the_answer_to_a_check_is_traced_with_the_region_of_the_message(broker: Traced) -> None:
