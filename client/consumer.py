@@ -54,7 +54,8 @@ class Consumer(GroupMember):
     None leaves it to the group's configuration (16 by default), and means no limit for an orderly consumer. ``suspend``
     is the pause in seconds before an orderly consumer retries a message. Offsets are committed every
     ``commit_interval`` seconds. ``offsets_file`` stores the offsets of a broadcasting consumer; without it they are
-    lost when it closes.
+    lost when it closes. ``enable_msg_trace`` reports the processing of each message to the trace topic, or to
+    ``customized_trace_topic``; ``trace_dispatcher`` counts the reports.
 
     Raises UsageError for an invalid group, topic, subscription or model, and if no name server is given.
 
@@ -83,6 +84,8 @@ class Consumer(GroupMember):
         commit_interval: float = COMMIT_INTERVAL,
         offsets_file: Path | None = None,
         interceptors: Sequence[Interceptor] = (),
+        enable_msg_trace: bool = False,
+        customized_trace_topic: str | None = None,
     ) -> None:
         super().__init__(group, namesrv, client, options)
         if model not in ("clustering", "broadcasting"):
@@ -98,6 +101,8 @@ class Consumer(GroupMember):
         self._prefetch = prefetch or Prefetch()
         self._retries = Retries(self.client, group, max_retries, suspend, self.spawn)
         self._commit_interval = commit_interval
+        if enable_msg_trace:
+            interceptors = (*interceptors, self._traced("CONSUME", customized_trace_topic))
         self._interceptors = tuple(interceptors)
         self.before_process: list[Callable[[ProcessContext], None]] = [hook.before_process for hook in interceptors]
         self.after_process: list[Callable[[ProcessContext], None]] = [hook.after_process for hook in interceptors]
@@ -134,6 +139,7 @@ class Consumer(GroupMember):
         await self._check_expressions()
         await self.client.heartbeat()
         self.client.routes.on_change.append(self.rebalancer.route_changed)
+        self._start_trace()
         await self.rebalancer.rebalance()
         self.spawn(self.rebalancer.run)
         self.spawn(self._commit_regularly)
@@ -165,6 +171,7 @@ class Consumer(GroupMember):
             # queues over from the committed offsets.
             await self.rebalancer.stop_all()
             await self.client.leave(self)
+        await self._end_trace()
 
     # -- the interface to the client instance ----------------------------------------------------------------------
 

@@ -45,7 +45,8 @@ class Producer(GroupMember):
     ``linger`` (seconds) collects messages of the same topic into batches of up to ``batch_bytes``; None sends each
     message in a request of its own. ``compression`` is applied to bodies of at least ``compress_over`` bytes, but not
     in batches. ``max_message_size`` (bytes) should not be larger than the brokers'. ``create_topics=False`` does not
-    send to topics that do not exist, even if brokers would create them.
+    send to topics that do not exist, even if brokers would create them. ``enable_msg_trace`` reports each send to the
+    trace topic, or to ``customized_trace_topic``; ``trace_dispatcher`` counts the reports.
 
     Raises UsageError for an invalid group name, and if no name server is given.
 
@@ -75,6 +76,8 @@ class Producer(GroupMember):
         max_message_size: int = MAX_MESSAGE_SIZE,
         create_topics: bool = True,
         interceptors: Sequence[Interceptor] = (),
+        enable_msg_trace: bool = False,
+        customized_trace_topic: str | None = None,
     ) -> None:
         super().__init__(group, namesrv, client, options)
         self._attempts = Attempts(
@@ -87,6 +90,10 @@ class Producer(GroupMember):
         )
         self._ids = self.client.unique_ids
         self._limits = Limits(max_message_size, compression, compress_over, compression_level)
+        if enable_msg_trace:
+            hooks = self._traced("PRODUCE", customized_trace_topic)
+            self._attempts.on_reply = hooks.replied
+            interceptors = (*interceptors, hooks)
         self._interceptors = tuple(interceptors)
         self._before = [hook.before_send for hook in interceptors]
         self._after = [hook.after_send for hook in interceptors]
@@ -102,6 +109,7 @@ class Producer(GroupMember):
 
     async def _open(self) -> None:
         self.client.join(self)
+        self._start_trace()
         if self._batcher is not None:
             self._batcher.start()
             self.spawn(self._batcher.run)
@@ -112,6 +120,7 @@ class Producer(GroupMember):
             await self._batcher.flush()
         if self.client.is_open:
             await self.client.leave(self)
+        await self._end_trace()
 
     # -- the interface to the client instance ----------------------------------------------------------------------
 
@@ -257,40 +266,62 @@ class Producer(GroupMember):
         self._check_open()
         every = list(messages)
         found: dict[int, SendReceipt] = {}
+        contexts: dict[int, SendContext] = {}
         for message in every:
             message.outcome = SendOutcome.NOT_STORED
-        for batch in self._split(every):
-            prepared = prepare_batch(
-                every[batch[0][0]].topic,
-                [entry for _, entry in batch],
-                wait_stored=all(every[number].wait_stored for number, _ in batch),
-            )
-            members = [every[number] for number, _ in batch]
-            size = len(prepared.body)
-            await self._in_flight.enter(size)
-            try:
-                for (number, _), receipt in zip(batch, await self.deliver(prepared, queue, members), strict=True):
+        try:
+            if self._interceptors:
+                for number, message in enumerate(every):
+                    contexts[number] = self._observed(message, queue)
+            for batch in self._split(every, contexts):
+                members = [every[number] for number, _ in batch]
+                receipts = await self._send_batch(members, [entry for _, entry in batch], queue)
+                for (number, _), receipt in zip(batch, receipts, strict=True):
                     found[number] = receipt
-                    every[number].outcome = SendOutcome.STORED
-            except RocketMQError as error:
-                for member in members:
-                    unknown = isinstance(error, PerhapsStoredError)
-                    member.outcome = SendOutcome.PERHAPS_STORED if unknown else SendOutcome.NOT_STORED
-                raise
-            finally:
-                self._in_flight.leave(size)
+                    if contexts:
+                        context = contexts.pop(number)
+                        context.queue, context.receipt = receipt.queue, receipt
+                        call_all(self._after, context)
+        except BaseException as error:
+            for context in contexts.values():  # those of the messages without a receipt
+                context.error = error
+                call_all(self._after, context)
+            raise
         return [found[number] for number in range(len(every))]
 
-    def _split(self, messages: list[Message]) -> list[list[tuple[int, BatchEntry]]]:
+    async def _send_batch(
+        self, messages: list[Message], entries: list[BatchEntry], queue: MessageQueue | None
+    ) -> list[SendReceipt]:
+        """Sends one batch and sets the outcome of its messages."""
+        wait_stored = all(message.wait_stored for message in messages)
+        prepared = prepare_batch(messages[0].topic, entries, wait_stored=wait_stored)
+        size = len(prepared.body)
+        await self._in_flight.enter(size)
+        try:
+            receipts = await self.deliver(prepared, queue, messages)
+        except RocketMQError as error:
+            unknown = isinstance(error, PerhapsStoredError)
+            for message in messages:
+                message.outcome = SendOutcome.PERHAPS_STORED if unknown else SendOutcome.NOT_STORED
+            raise
+        finally:
+            self._in_flight.leave(size)
+        for message in messages:
+            message.outcome = SendOutcome.STORED
+        return receipts
+
+    def _split(self, messages: list[Message], contexts: dict[int, SendContext]) -> list[list[tuple[int, BatchEntry]]]:
         """Splits messages into batches of one topic each, none larger than ``max_message_size``.
 
         A batch entry has the message's position in ``messages`` beside it. The order within each topic is preserved.
+        ``contexts`` has the properties to send, if interceptors may have added to them.
         """
         batches: list[list[tuple[int, BatchEntry]]] = []
         current: dict[str, tuple[list[tuple[int, BatchEntry]], int]] = {}
         limit = self._limits.max_message_size
         for number, message in enumerate(messages):
-            entry = prepare_entry(message, self._ids, limit)
+            properties = contexts[number].properties if contexts else None
+            entry = prepare_entry(message, properties, self._ids, limit)
             batch, size = current.get(message.topic, ([], limit + 1))
             if size + entry.size > limit:
                 batch, size = [], 0

@@ -24,7 +24,8 @@ class PullConsumer(GroupMember):
     ``start`` is where to start in a queue for which ``group`` has no committed offset: ``"first"``, ``"last"`` (only
     new messages), or a time. ``tags`` is a tag expression (``"paid || refunded"``) or an Sql expression that filters
     the messages. ``prefetch`` bounds how much is read ahead. There is no rebalance: members of a group that assign the
-    same queue all read it.
+    same queue all read it. ``enable_msg_trace`` reports each message that ``poll`` returns to the trace topic, or to
+    ``customized_trace_topic``; ``trace_dispatcher`` counts the reports.
 
     Raises UsageError for an invalid group name, and if no name server is given.
 
@@ -36,7 +37,7 @@ class PullConsumer(GroupMember):
     ...         await consumer.commit()
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - settings, each by keyword
         self,
         group: str,
         *,
@@ -46,8 +47,11 @@ class PullConsumer(GroupMember):
         start: StartFrom = "last",
         tags: str | Sql = ALL,
         prefetch: Prefetch | None = None,
+        enable_msg_trace: bool = False,
+        customized_trace_topic: str | None = None,
     ) -> None:
         super().__init__(group, namesrv, client, options)
+        self._hooks = self._traced("CONSUME", customized_trace_topic) if enable_msg_trace else None
         self._start = start
         self._tags = tags
         self._prefetch = prefetch or Prefetch()
@@ -57,12 +61,14 @@ class PullConsumer(GroupMember):
 
     async def _open(self) -> None:
         self.client.join(self)
+        self._start_trace()
 
     async def _close(self) -> None:
         for process_queue in self._process_queues.values():
             process_queue.drop()
         if self.client.is_open:
             await self.client.leave(self)
+        await self._end_trace()
 
     def producer_data(self) -> ProducerData | None:
         """None: a consumer does not produce."""
@@ -252,6 +258,8 @@ class PullConsumer(GroupMember):
             self._positions[process_queue.queue] = block.offsets[-1] + 1
             process_queue.finished(block)  # makes space for the next pull; commits are by position, not by the window
             found += block
+            if self._hooks is not None:
+                self._hooks.polled(self.group, list(block))
         return found
 
     # -- offsets ---------------------------------------------------------------------------------------------------

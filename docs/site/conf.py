@@ -35,6 +35,7 @@ CONTENTS = {
         "docs/sdk/order",
         "docs/sdk/transactions",
         "docs/sdk/request-reply",
+        "docs/sdk/tracing",
         "docs/sdk/performance",
         "docs/sdk/logging",
         "docs/sdk/testing",

@@ -20,6 +20,16 @@ from trimq.protocol.command import Encoding, RemotingCommand
 from trimq.protocol.frame import encode
 from trimq.protocol.hashing import key_hash, tags_code
 from trimq.protocol.message import decode_message
+from trimq.protocol.message_trace import (
+    EndTransactionTrace,
+    MessageType,
+    PubTrace,
+    RecallTrace,
+    SubAfterTrace,
+    SubBeforeTrace,
+    decode_traces,
+    encode_trace,
+)
 from trimq.protocol.record import encode_record, pack_host
 from trimq.remoting.runtime.clock import ManualClock
 
@@ -68,6 +78,23 @@ def test_index() -> None:
     time = 1_700_000_000_123
     assert index_layout.HEADER.pack(time, time, 4096, 4096, 1, 2) == example("index-header")
     assert index_layout.ENTRY.pack(key_hash("Orders", "ID1"), 4096, 0, 0) == example("index-entry")
+
+
+def test_message_trace() -> None:
+    sent = PubTrace(
+        1_700_000_000_000, "DefaultRegion", "orders", "Orders", "7F01", None, "o-1", "127.0.0.1:10911",
+        6, 3, MessageType.NORMAL, "7F00000100002A9F0000000000001000", True,
+    )  # fmt: skip
+    processed = SubAfterTrace("0A01", "7F01", 12, True, "o-1", 0, 1_700_000_000_456, "billing")
+    body = example("message-trace")
+    assert body == f"{encode_trace(sent)}{encode_trace(processed)}".encode()
+    assert decode_traces(body.decode()) == ([sent, processed], 0)
+    page = (FORMATS / "message-trace.md").read_text(encoding="utf-8")
+    for trace in (PubTrace, SubBeforeTrace, SubAfterTrace, EndTransactionTrace, RecallTrace):
+        kind = trace.__name__.removesuffix("Trace")
+        [row] = re.findall(rf"^\| `{kind}` \| (.*) \|$", page, re.MULTILINE)
+        fields = [name for name in trace._fields if name != "client_host"]  # old clients only
+        assert len(row.split(", ")) == len(fields), kind
 
 
 def test_checkpoint() -> None:
