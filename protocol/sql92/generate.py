@@ -42,7 +42,11 @@ _HELPERS: Final[dict[str, object]] = {
     "compare": values.compare,
     "equal": values.equal,
     "is_text": values.is_text,
+    "decode_properties": decode_properties,
 }
+_SEARCHED: Final = 12
+"""Up to so many properties are looked for in the text one by one; for more, all of the text's are decoded."""
+_IN_TEXT: Final = ["        if text.__class__ is not str:", "            text = str(text, 'utf-8', 'replace')"]
 
 
 def generate(tree: Node) -> tuple[Callable[..., bool], frozenset[str]]:
@@ -53,24 +57,16 @@ def generate(tree: Node) -> tuple[Callable[..., bool], frozenset[str]]:
     generator = _Generator()
     result = generator.true(tree, final=True)
     names = list(generator.properties)
-    source = "\n".join(
-        [
-            "def matches(text, get=None):",
-            "    if get is None:",
-            "        if text.__class__ is not str:",
-            "            text = str(text, 'utf-8', 'replace')",
-            "        text = '\\2' + text + '\\2'",
-            *[line for number, name in enumerate(names) for line in generator.extraction(number, name)],
-            "    else:",
-            *[f"        p{number} = get({generator.constant(name)})" for number, name in enumerate(names)],
-            "    try:",
-            f"        return True if {result} else False",
-            "    except EvaluationError:",
-            "        return False",
-            "",
-        ]
-    )
-    exec(compile(source, "<sql92>", "exec"), generator.namespace)  # noqa: S102 - see the module's docstring
+    source = "\n".join([
+        "def matches(text, get=None):",
+        *generator.extraction(names),
+        "    try:",
+        f"        return True if {result} else False",
+        "    except EvaluationError:",
+        "        return False",
+        "",
+    ])
+    exec(compile(source, "<sql92>", "exec"), generator.namespace)  # noqa: S102 - no text of a user in it, see above
     function: Callable[..., bool] = generator.namespace["matches"]
     return function, frozenset(names)
 
@@ -89,8 +85,26 @@ class _Generator:
         self._constants: dict[tuple[type, object], str] = {}
         self._temporaries = 0
 
-    def extraction(self, number: int, name: str) -> list[str]:
-        """Statements that take one property out of a text which starts and ends with a separator."""
+    def extraction(self, names: list[str]) -> list[str]:
+        """The statements that put the properties into variables."""
+        if not names:
+            return []
+        by_name = [f"p{number} = get({self.constant(name)})" for number, name in enumerate(names)]
+        if len(names) > _SEARCHED:
+            take_all = ["        get = decode_properties(text).get"]
+            return ["    if get is None:", *_IN_TEXT, *take_all, *[f"    {line}" for line in by_name]]
+        search = [line for number, name in enumerate(names) for line in self._search_in_text(number, name)]
+        return [
+            "    if get is None:",
+            *_IN_TEXT,
+            "        text = '\\2' + text + '\\2'",
+            *search,
+            "    else:",
+            *[f"        {line}" for line in by_name],
+        ]
+
+    def _search_in_text(self, number: int, name: str) -> list[str]:
+        """Takes one property out of a text that starts and ends with a separator."""
         mark = f"\x02{name}\x01"
         return [
             f"        at = text.rfind({self.constant(mark)})",
@@ -146,8 +160,8 @@ class _Generator:
                 return f"({' or '.join(parts)} or (None if {nulls} else False))"
             case Equal() | Compare() | Between() | In() | Find():
                 test = self._test(node)
-                if test.present == "":
-                    return test.condition
+                if not test.present:
+                    return f"({test.condition})"
                 return f"({test.condition} if {test.present} else None)"
 
     # -- conditions: truthy exactly if the node is true, or if it is false
@@ -228,8 +242,10 @@ class _Generator:
                 return _Test("", f"({operand} is None)", f"({operand} is not None)")
             case Property() as left, (Property() | Text()) as right:
                 one, other = self.value(left), self.value(right)
-                null = "" if isinstance(right, Text) else f"{one} is None and {other} is None or "
-                return _Test(f"{null}{one} is not None", f"{one} == {other}", f"{one} != {other}")
+                present = f"{one} is not None"
+                if isinstance(right, Property):
+                    present = f"({present} or {other} is None)"
+                return _Test(present, f"{one} == {other}", f"{one} != {other}")
             case Text() as left, Property() as right:
                 return _Test(
                     "",

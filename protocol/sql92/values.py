@@ -21,7 +21,7 @@ class EvaluationError(ValueError):
 
 _LARGEST_INT: Final = 2**31 - 1
 _LARGEST_LONG: Final = 2**63 - 1
-_integer: Final = re.compile("([+-]?)0*([0-9]{0,19})").fullmatch
+_integer: Final = re.compile("([+-]?)0*([0-9]{1,19})").fullmatch
 _decimal: Final = re.compile(
     r"[+-]?(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]++)?[fFdD]?", re.ASCII
 ).fullmatch
@@ -51,9 +51,9 @@ def _whole(text: str, largest: int) -> int:
     if not text.isascii():
         text = "".join(map(_digit, text))
     found = _integer(text)
-    if found is None or not text[-1].isdigit():
+    if found is None:
         raise EvaluationError(text)
-    value = int(found[2] or "0")
+    value = int(found[2])
     if found[1] == "-":
         value = -value
     if not -largest - 1 <= value <= largest:

@@ -1,0 +1,170 @@
+"""Random SQL92 expressions, valid and invalid ones, and the properties of messages for them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+NAMES = ["a", "b", "c", "d", "$e", "_f1", "TAGS", "é", "A"]
+TEXTS = ["", "x", "y", "xy", "it's", "é", "日本", "😀", "TRUE", "true", "NULL", "a", " x", "1", "1.5", "'", "''", "--", "/*"]
+INTEGERS = ["0", "1", "2", "5", "10", "100", "5L", "5l", "2147483647", "2147483648", "9007199254740993", "4294967296"]
+LARGE = ["9223372036854775807", "9223372036854775807L", "9223372036854775808", "99999999999999999999", "0L", "007"]
+FRACTIONS = ["1.5", "5.", ".5", "1e2", "1.0", "5.0", "2147483648.0", "9007199254740992.0", "1e400", "1e-400", "0.0", "1E+3", "1.e-1"]
+EDGES = ["1.7976931348623157e308", "4.9e-324", "2.4703282292062328e-324", "1.7976931348623159e308", "00.5", "05e1", "1.5f", "0e0"]
+VALUES = [
+    *["x", "y", "xy", "it's", "é", "日本", "😀", "1", "2", "5", "10", "1.5", "true", "TRUE", "tRuE", "false", "yes", "a"],
+    *["0", "00", "-0", "+0", "-1", "+5", "-5", "05", "5 ", " 5", "\t5", "5\n", "5L", "5.", ".5", "5.0", "5e0", "5e", "e5", "+", "-", "."],
+    *["1.5f", "1.5D", "1.5e2d", "1,5", "1_000", "--5", "+-5", "0x5", "0x1p2", "0X1.8P1", "-0x.8p+1f", "0x1p99999", "0x0p99999999999"],
+    *["0x1p-99999999999999999999", "0x1p99999999999999999999", "-0x1p5000", "0xp1", "0x1.p1", "0x1", "1e400", "-1e400", "1e-400"],
+    *["2147483647", "2147483648", "-2147483648", "-2147483649", "-2147483647", "9223372036854775807", "9223372036854775808"],
+    *["-9223372036854775808", "-9223372036854775809", "9007199254740992", "9007199254740993", "99999999999999999999999999"],
+    *["0000000000000000000000000000005", "NaN", "-NaN", "+NaN", "Infinity", "-Infinity", "+Infinity", "nan", "inf", "infinity", "NaNf"],
+    *["٣", "１２", "-५", "𝟓", "5٣", "²", "½", "五", "٣.٥", " x", "x ", "\u00a05", "\u20005", "\x015", "5\x01", "NULL", "'", "''"],
+]
+SPACES = [" "] * 12 + ["", "", "\t", "\n", "\f", "\r\n", "  ", "/* x */", "/**/", "/* * / ** */", "-- x\n", "--\r", "--x\r\n"]
+RELATIONS = ["<", "<=", ">", ">=", "=", "<>"]
+SOUP = [
+    *["a", "b", "1", "1.5", "'x'", "''", "TRUE", "FALSE", "NULL", "NOT", "AND", "OR", "IS", "IN", "BETWEEN", "CONTAINS"],
+    *["STARTSWITH", "ENDSWITH", "(", ")", ",", "+", "-", "=", "<>", "<", "<=", ">", ">=", "--", "/*", "*/", "'", "#", ";", "!="],
+    *["LIKE", "not", "Is", "iN", "0", "7L", "é", "\u212a", "ı\u017f", "NoT", "\x00", "\u3000", "==", ".", "&&", "||", "%", "*", "/", "\\"],
+]
+
+Part = Callable[[random.Random, int], str]
+
+
+def expression(rng: random.Random) -> str:
+    """One expression: most follow the grammar, though not always its rules; some are changed, some are only tokens."""
+    kind = rng.random()
+    if kind < 0.06:
+        return "".join(rng.choice(SOUP) + rng.choice(SPACES) for _ in range(rng.randrange(1, 9)))
+    text = _either(rng, rng.choice([1, 1, 2, 2, 3]))
+    if kind < 0.14:
+        text += rng.choice(SPACES) + rng.choice(SOUP) + rng.choice(SPACES) + rng.choice(SOUP)
+    elif kind < 0.26:
+        for _ in range(rng.randrange(1, 3)):
+            at = rng.randrange(len(text) + 1)
+            text = text[:at] + rng.choice(["", rng.choice(SOUP), rng.choice("()'+-=<> \n")]) + text[at + rng.randrange(2) :]
+    return text
+
+
+def properties(rng: random.Random) -> str:
+    """The properties of a message in their text form; some are damaged."""
+    pieces = [f"{name}\x01{_value(rng)}" for name in NAMES if rng.random() < 0.7]
+    if rng.random() < 0.15:
+        pieces += rng.choices(["a\x01", "\x01x", "b", "", "a\x01y", "b\x015", "c\x01\x01", "xa\x011", "a=1"], k=2)
+        rng.shuffle(pieces)
+    return "\x02".join(pieces) + rng.choice(["\x02"] * 5 + [""])
+
+
+def _value(rng: random.Random) -> str:
+    kind = rng.random()
+    if kind < 0.2:
+        return rng.choice(["1", "5", "x", "true", "1.5"])
+    if kind < 0.8:
+        return rng.choice(VALUES)
+    number = rng.choice([10, 1000, 2**31, 2**53, 2**63, 2**64])
+    if kind < 0.9:
+        return str(rng.randint(-number, number))
+    return repr(rng.uniform(-number, number))
+
+
+def _space(rng: random.Random) -> str:
+    return rng.choice(SPACES)
+
+
+def _word(rng: random.Random, word: str) -> str:
+    """A keyword with space around it, sometimes in another case."""
+    kind = rng.random()
+    form = word if kind < 0.7 else word.lower() if kind < 0.9 else word.title()
+    return f" {form} " if rng.random() < 0.7 else _space(rng) + form + _space(rng)
+
+
+def _either(rng: random.Random, depth: int) -> str:
+    text = _both(rng, depth)
+    while rng.random() < 0.25:
+        text += _word(rng, "OR") + _both(rng, depth)
+    return text
+
+
+def _both(rng: random.Random, depth: int) -> str:
+    text = _equality(rng, depth)
+    while rng.random() < 0.25:
+        text += _word(rng, "AND") + _equality(rng, depth)
+    return text
+
+
+def _equality(rng: random.Random, depth: int) -> str:
+    text = _comparison(rng, depth)
+    while rng.random() < 0.3:
+        kind = rng.randrange(4)
+        if kind < 2:
+            text += _space(rng) + ("=", "<>")[kind] + _space(rng) + _comparison(rng, depth)
+        else:
+            text += _word(rng, "IS") + ("", "NOT ")[kind - 2] + _word(rng, "NULL")
+    return text
+
+
+def _comparison(rng: random.Random, depth: int) -> str:
+    text = _simple(rng, depth)
+    if rng.random() < 0.25:
+        return text
+    while True:
+        text += rng.choice(_TESTS)(rng, depth)
+        if rng.random() < 0.97:
+            return text
+
+
+def _relation(rng: random.Random, depth: int) -> str:
+    return _space(rng) + rng.choice(RELATIONS) + _space(rng) + _simple(rng, depth)
+
+
+def _search(rng: random.Random, depth: int) -> str:
+    return _negated(rng) + _word(rng, rng.choice(["CONTAINS", "STARTSWITH", "ENDSWITH"])) + _text(rng)
+
+
+def _between(rng: random.Random, depth: int) -> str:
+    if rng.random() < 0.6:
+        first, second = sorted(rng.choices(INTEGERS[:6], k=2), key=lambda number: float(number.rstrip("lL")))
+        return f"{_negated(rng)} BETWEEN {first} AND {second}"
+    return _negated(rng) + _word(rng, "BETWEEN") + _simple(rng, depth) + _word(rng, "AND") + _simple(rng, depth)
+
+
+def _in(rng: random.Random, depth: int) -> str:
+    texts = ",".join(_space(rng) + _text(rng) for _ in range(rng.choice([1, 2, 3, 7])))
+    return f"{_negated(rng)}{_word(rng, 'IN')}({texts}{_space(rng)})"
+
+
+_TESTS: list[Part] = [_relation, _relation, _relation, _search, _between, _in]
+
+
+def _negated(rng: random.Random) -> str:
+    return _word(rng, "NOT") if rng.random() < 0.3 else ""
+
+
+def _text(rng: random.Random) -> str:
+    return "'" + rng.choice(TEXTS).replace("'", "''") + "'"
+
+
+def _simple(rng: random.Random, depth: int) -> str:
+    kind = rng.random()
+    if kind < 0.5:
+        return rng.choice(NAMES[:7])
+    if kind < 0.6:
+        return _text(rng)
+    if kind < 0.73:
+        return rng.choice(INTEGERS)
+    if kind < 0.75:
+        return rng.choice(LARGE)
+    if kind < 0.78:
+        return rng.choice(FRACTIONS)
+    if kind < 0.79:
+        return rng.choice(EDGES)
+    if kind < 0.83:
+        return _word(rng, rng.choice(["TRUE", "FALSE", "NULL"]))
+    if depth <= 0 or kind < 0.84:
+        return rng.choice(NAMES)
+    if kind < 0.88:
+        return rng.choice("+-") + _space(rng) + _simple(rng, depth - 1)
+    if kind < 0.92:
+        return _word(rng, "NOT") + _simple(rng, depth - 1)
+    return f"({_space(rng)}{_either(rng, depth - 1)}{_space(rng)})"
