@@ -61,10 +61,12 @@ class TreeBuilder:
     # -- primary
 
     def text(self, parts: list["Token"]) -> Built:
+        """``'text'``, with two quotes for one."""
         (token,) = parts
         return Built(Text(_unquoted(token)), _position(token))
 
     def integer(self, parts: list["Token"]) -> Built:
+        """``1``, ``1L``."""
         (token,) = parts
         digits = token.rstrip("lL")
         if len(digits) > 19 or int(digits) > _LARGEST_LONG:
@@ -72,6 +74,7 @@ class TreeBuilder:
         return Built(Number(int(digits), literal=True), _position(token))
 
     def fraction(self, parts: list["Token"]) -> Built:
+        """``1.5``, ``.5``, ``5.``, ``1E5``."""
         (token,) = parts
         value = float(token)
         if value in (0.0, float("inf")):
@@ -82,24 +85,29 @@ class TreeBuilder:
         return Built(Number(value, literal=True), _position(token))
 
     def truth(self, parts: list["Token"]) -> Built:
+        """TRUE, FALSE, NULL."""
         (token,) = parts
         return Built(Truth({"TRUE": True, "FALSE": False, "NULL": None}[token.type]), _position(token))
 
     def variable(self, parts: list["Token"]) -> Built:
+        """The name of a property."""
         (token,) = parts
         return Built(Property(str(token)), _position(token))
 
     def parentheses(self, parts: list["Built | Token"]) -> Built:
+        """``( ... )``."""
         opening, inner = cast("tuple[Token, Built]", parts)
         return _deeper(inner.node, _position(opening), inner)
 
     # -- unary
 
     def plus(self, parts: list["Built | Token"]) -> Built:
+        """``+ ...``: has no effect."""
         sign, operand = cast("tuple[Token, Built]", parts)
         return _deeper(operand.node, _position(sign), operand)
 
     def minus(self, parts: list["Built | Token"]) -> Built:
+        """``- ...``."""
         sign, operand = cast("tuple[Token, Built]", parts)
         node = operand.node
         if isinstance(node, Number):
@@ -107,67 +115,78 @@ class TreeBuilder:
         return _deeper(Nothing(node), _position(sign), operand)
 
     def negate(self, parts: list["Built | Token"]) -> Built:
+        """``NOT ...``: stronger than a comparison, as in RocketMQ."""
         word, operand = cast("tuple[Token, Built]", parts)
         return _deeper(Not(_boolean(operand)), _position(word), operand)
 
     # -- comparison
 
     def compare(self, parts: list["Built | Token"]) -> Built:
+        """``<``, ``<=``, ``>``, ``>=``."""
         left, relation, right = cast("tuple[Built, Token, Built]", parts)
         return _term(_compared(cast("Relation", str(relation)), left, right), left, right)
 
     def between(self, parts: Parts) -> Built:
+        """``... BETWEEN ... AND ...``."""
         value, low, high = parts
-        if isinstance(low.node, Number) and isinstance(high.node, Number) and low.node.literal and high.node.literal:
-            if compare_numbers(high.node.value, low.node.value) < 0:
-                raise ExpressionError(
-                    low.at, f"BETWEEN needs the smaller number first: {low.node.value} is larger than {high.node.value}"
-                )
+        match low.node, high.node:
+            case Number(first, True), Number(last, True) if compare_numbers(last, first) < 0:
+                _refuse(low, f"BETWEEN needs the smaller number first, and {first} is larger than {last}")
         both = And((_compared(">=", value, low), _compared("<=", value, high)))
         return _term(_between(value, low, high, negated=False) or both, value, low, high)
 
     def not_between(self, parts: list["Built | Token"]) -> Built:
+        """``... NOT BETWEEN ... AND ...``: its order is not checked, as in RocketMQ."""
         value, _, low, high = cast("tuple[Built, Token, Built, Built]", parts)
         either = Or((_compared("<", value, low), _compared(">", value, high)))
         return _term(_between(value, low, high, negated=True) or either, value, low, high)
 
     def find(self, parts: list["Built | Token"]) -> Built:
+        """``... CONTAINS 'text'``, STARTSWITH, ENDSWITH."""
         operand, how, text = cast("tuple[Built, Token, Token]", parts)
         return _term(Find(cast("Search", how.type), operand.node, _unquoted(text), negated=False), operand)
 
     def not_find(self, parts: list["Built | Token"]) -> Built:
+        """``... NOT CONTAINS 'text'``, and so on."""
         operand, _, how, text = cast("tuple[Built, Token, Token, Token]", parts)
         return _term(Find(cast("Search", how.type), operand.node, _unquoted(text), negated=True), operand)
 
     def within(self, parts: list["Built | Token"]) -> Built:
+        """``... IN ('text', ...)``."""
         operand, _, *texts = cast("tuple[Built, Token, Token]", parts)
         return _in(operand, texts, negated=False)
 
     def not_within(self, parts: list["Built | Token"]) -> Built:
+        """``... NOT IN ('text', ...)``."""
         operand, _, _, *texts = cast("tuple[Built, Token, Token, Token]", parts)
         return _in(operand, texts, negated=True)
 
     # -- equality
 
     def equal(self, parts: Parts) -> Built:
+        """``... = ...``."""
         left, right = parts
         return _term(_equal(left, right), left, right)
 
     def unequal(self, parts: Parts) -> Built:
+        """``... <> ...``."""
         left, right = parts
         return _term(Not(_equal(left, right)), left, right)
 
     def is_null(self, parts: list["Built | Token"]) -> Built:
+        """``... IS NULL``."""
         operand = cast("Built", parts[0])
         return _term(Equal(operand.node, Truth(None)), operand)
 
     def is_not_null(self, parts: list["Built | Token"]) -> Built:
+        """``... IS NOT NULL``."""
         operand = cast("Built", parts[0])
         return _term(Not(Equal(operand.node, Truth(None))), operand)
 
     # -- logic
 
     def all_of(self, parts: Parts) -> Built:
+        """``... AND ...``."""
         left, right = parts
         first, second = _boolean(left), _boolean(right)
         before = first.operands if isinstance(first, And) else (first,)
@@ -175,6 +194,7 @@ class TreeBuilder:
         return _joined(And((*before, *after)), left, right)
 
     def any_of(self, parts: Parts) -> Built:
+        """``... OR ...``."""
         left, right = parts
         first, second = _boolean(left), _boolean(right)
         before = first.operands if isinstance(first, Or) else (first,)
@@ -218,15 +238,15 @@ def _boolean(operand: Built) -> Node:
     node = operand.node
     if isinstance(node, BOOLEANS):
         return node
-    if isinstance(node, Property):
-        return Cast(node)
-    raise ExpressionError(operand.at, "a condition is expected here, not a value")
+    if not isinstance(node, Property):
+        _refuse(operand, "a condition is expected here, not a value")
+    return Cast(node)
 
 
 def _compared(relation: Relation, left: Built, right: Built) -> Compare:
     for operand in (left, right):
         if isinstance(operand.node, (Text, *BOOLEANS)):
-            raise ExpressionError(operand.at, f"only properties and numbers can be compared by {relation}")
+            _refuse(operand, f"only properties and numbers can be compared by {relation}")
     return Compare(relation, left.node, right.node)
 
 
@@ -242,9 +262,8 @@ def _equal(left: Built, right: Built) -> Equal:
     for operand in (left, right):
         if isinstance(operand.node, Truth) and operand.node.value is None:
             _refuse(operand, "NULL cannot be compared: use IS NULL or IS NOT NULL")
-    if isinstance(left.node, Truth) and (
-        isinstance(right.node, Text) or (isinstance(right.node, Number) and right.node.literal)
-    ):
+    literal = isinstance(right.node, Text) or (isinstance(right.node, Number) and right.node.literal)
+    if isinstance(left.node, Truth) and literal:
         _refuse(right, "TRUE and FALSE cannot be compared with a text or a number")
     return Equal(left.node, right.node)
 

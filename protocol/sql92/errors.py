@@ -4,8 +4,8 @@
 class ExpressionError(ValueError):
     """An expression that the broker does not accept.
 
-    ``position`` is the 0-based index in the text at which it was refused, ``reason`` a text for people. The broker answers
-    SUBSCRIPTION_PARSE_FAILED (23) with both.
+    ``position`` is the 0-based index in the text at which it was refused, ``reason`` a text for people. The broker
+    answers SUBSCRIPTION_PARSE_FAILED (23) with both.
     """
 
     def __init__(self, position: int, reason: str) -> None:

@@ -1,11 +1,12 @@
 """The tree of an expression as one Python function.
 
-The function's source consists of names that this module makes and of nothing else: names of properties and literals are values
-in the function's namespace, so no text of a user is ever read as code.
+The function's source consists of names that this module makes and of nothing else: names of properties and literals are
+values in the function's namespace, so no text of a user is ever read as code.
 
-Three ways to generate a node: its value (true, false, or None for null), whether it is true, and whether it is false. The last
-two are shorter, and most expressions need nothing else. RocketMQ's AND evaluates its right side also after a null on the left,
-and a comparison that fails ends the whole evaluation: that is why some chains need their values, see ``_chain``.
+A node is generated in one of three ways: its value (true, false, or None for null), whether it is true, whether it is
+false. The last two are shorter, and most expressions need nothing else. RocketMQ's AND evaluates its right side also
+after a null on the left, and a comparison that fails ends the whole evaluation: hence some chains need values, see
+``_null_before_failure``.
 """
 
 from collections.abc import Callable
@@ -57,15 +58,17 @@ def generate(tree: Node) -> tuple[Callable[..., bool], frozenset[str]]:
     generator = _Generator()
     result = generator.true(tree, final=True)
     names = list(generator.properties)
-    source = "\n".join([
-        "def matches(text, get=None):",
-        *generator.extraction(names),
-        "    try:",
-        f"        return True if {result} else False",
-        "    except EvaluationError:",
-        "        return False",
-        "",
-    ])
+    source = "\n".join(
+        [
+            "def matches(text, get=None):",
+            *generator.extraction(names),
+            "    try:",
+            f"        return True if {result} else False",
+            "    except EvaluationError:",
+            "        return False",
+            "",
+        ]
+    )
     exec(compile(source, "<sql92>", "exec"), generator.namespace)  # noqa: S102 - no text of a user in it, see above
     function: Callable[..., bool] = generator.namespace["matches"]
     return function, frozenset(names)
@@ -152,11 +155,11 @@ class _Generator:
                 kept = self._temporary()
                 return f"(None if ({kept} := {self.value(node.operand)}) is None else not {kept})"
             case And():
-                kept, parts = self._kept(node.operands)
-                return f"({' and '.join(f'{part} is not False' for part in parts)} and {' and '.join(kept)} and True)"
+                names, parts = self._kept(node.operands)
+                return f"({' and '.join(f'{part} is not False' for part in parts)} and {' and '.join(names)} and True)"
             case Or():
-                kept, parts = self._kept(node.operands)
-                nulls = " or ".join(f"{one} is None" for one in kept)
+                names, parts = self._kept(node.operands)
+                nulls = " or ".join(f"{name} is None" for name in names)
                 return f"({' or '.join(parts)} or (None if {nulls} else False))"
             case Equal() | Compare() | Between() | In() | Find():
                 test = self._test(node)
@@ -270,6 +273,7 @@ class _Generator:
 
     def _comparison(self, node: Compare) -> "_Test":
         relation, opposite = node.relation, _OPPOSITE[node.relation]
+        one, other, present = "", "0", ""
         match node.left, node.right:
             case Property() as left, Number(value):
                 present = f"{self.value(left)} is not None"
@@ -282,7 +286,7 @@ class _Generator:
                 present = (
                     f"({first} := {self.value(left)}) is not None and ({second} := {self.value(right)}) is not None"
                 )
-                one, other = f"compare({first}, {second})", "0"
+                one = f"compare({first}, {second})"
         return _Test(present, f"{one} {relation} {other}", f"{one} {opposite} {other}")
 
     def _search(self, node: Find) -> "_Test":
@@ -353,7 +357,7 @@ def _null(node: Node) -> bool:
 
 
 def _null_before_failure(operands: tuple[Node, ...]) -> bool:
-    """Whether an operand may fail after one that may be null: RocketMQ evaluates it, and stopping at the null would not."""
+    """Whether an operand may fail after one that may be null: RocketMQ evaluates it, a stop at the null would not."""
     null = False
     for operand in operands:
         if null and _fails(operand):

@@ -1,12 +1,12 @@
 """The grammar and its parser: text to tree (RocketMQ's SelectorParser). lark is imported for the first expression.
 
-RocketMQ's parser stops at the first token that cannot continue the expression, and ignores the rest of the text unless that
-token is no token at all: ``a = 1 b`` is accepted as ``a = 1``. So does this one; ``parse`` returns where it stopped.
+RocketMQ's parser stops at the first token that cannot continue the expression, and ignores the rest of the text unless
+that token is no token at all: ``a = 1 b`` is accepted as ``a = 1``. This one does so too; ``parse`` returns where.
 """
 
 import re
 from functools import cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from trimq.protocol.sql92.build import TreeBuilder
 from trimq.protocol.sql92.errors import ExpressionError
@@ -14,10 +14,10 @@ from trimq.protocol.sql92.limits import MAX_LENGTH
 from trimq.protocol.sql92.nodes import Node
 
 if TYPE_CHECKING:
-    from lark import Lark, Token, UnexpectedInput
+    from lark import Lark, Token, UnexpectedToken
 
-# Terminals whose names start with an underscore do not reach the tree. Python's re takes the first pattern that matches, not
-# the longest as RocketMQ's lexer: the priorities decide. Letters are those of ASCII only, so no keyword has other forms.
+# Terminals whose names start with an underscore do not reach the tree. Python's re takes the first pattern that fits,
+# not the longest as RocketMQ's lexer: the priorities decide. Only letters of ASCII are letters, in keywords too.
 GRAMMAR: Final = r"""
 ?start: either
 ?either: both | either _OR both                   -> any_of
@@ -81,35 +81,10 @@ MINUS: "-"
 """
 
 _KEYWORDS: Final = {
-    word: word if word in {"NOT", "TRUE", "FALSE", "NULL", "CONTAINS", "STARTSWITH", "ENDSWITH"} else f"_{word}"
-    for word in (
-        "NOT",
-        "AND",
-        "OR",
-        "BETWEEN",
-        "IN",
-        "TRUE",
-        "FALSE",
-        "NULL",
-        "IS",
-        "CONTAINS",
-        "STARTSWITH",
-        "ENDSWITH",
-    )
+    name.lstrip("_"): name
+    for name in "NOT _AND _OR _BETWEEN _IN TRUE FALSE NULL _IS CONTAINS STARTSWITH ENDSWITH".split()  # noqa: SIM905
 }
-_MARKS: Final = {
-    "_EQUAL": "=",
-    "_UNEQUAL": "<>",
-    "LESS": "<",
-    "LESS_EQUAL": "<=",
-    "GREATER": ">",
-    "GREATER_EQUAL": ">=",
-    "OPEN": "(",
-    "_CLOSE": ")",
-    "_COMMA": ",",
-    "TEXT": "a text",
-}
-_VALUE: Final = frozenset({"INTEGER", "FRACTION", "WORD", "TRUE", "FALSE", "PLUS", "MINUS"})
+_EXPECTED: Final = {"OPEN": "'('", "TEXT": "a text"}
 
 
 def parse(text: str) -> tuple[Node, int]:
@@ -124,17 +99,18 @@ def parse(text: str) -> tuple[Node, int]:
     half = _half_a_character(text)
     if half is not None:
         raise ExpressionError(half.start(), f"{half[0]!r} is half a character (a surrogate without its pair)")
-    from lark import UnexpectedCharacters, UnexpectedToken  # noqa: PLC0415 - lazy: see the module's docstring
+    from lark import UnexpectedCharacters, UnexpectedToken  # noqa: PLC0415 - imported by the first expression
 
     try:
         return _parse(text), len(text)
     except UnexpectedToken as error:
         if error.token.type == "$END":
             raise ExpressionError(len(text), f"the expression ends here, but {_expected(error)} is missing") from None
-        stop = error.pos_in_stream or 0
+        stop = cast("int", error.pos_in_stream)  # lark knows it, its type does not
         refusal = ExpressionError(stop, f"{str(error.token)[:40]!r} is not allowed here; expected {_expected(error)}")
     except UnexpectedCharacters as error:
-        raise ExpressionError(error.pos_in_stream, _unreadable(text, error.pos_in_stream)) from None
+        at = cast("int", error.pos_in_stream)
+        raise ExpressionError(at, _unreadable(text, at)) from None
     try:
         return _parse(text[:stop]), stop
     except UnexpectedToken:
@@ -150,15 +126,11 @@ def _parse(text: str) -> Node:
 
 @cache
 def _parser() -> "Lark":
-    from lark import Lark  # noqa: PLC0415 - lazy: see the module's docstring
+    from lark import Lark  # noqa: PLC0415 - as in parse
 
-    return Lark(
-        GRAMMAR,
-        parser="lalr",
-        lexer="basic",
-        transformer=TreeBuilder(),
-        lexer_callbacks={"WORD": _word},
-    )
+    parser = Lark(GRAMMAR, parser="lalr", lexer="basic", transformer=TreeBuilder(), lexer_callbacks={"WORD": _word})
+    parser.parse("a")  # completes the lexer, so that threads can share it from now on
+    return parser
 
 
 def _word(token: "Token") -> "Token":
@@ -167,13 +139,14 @@ def _word(token: "Token") -> "Token":
     return token
 
 
-def _expected(error: "UnexpectedInput") -> str:
-    names = set(error.accepts or error.expected)  # type: ignore[attr-defined]
-    words = ["a value"] if names >= _VALUE else []
-    if words:
-        names -= _VALUE | {"TEXT", "NULL", "NOT", "OPEN"}
-    words += sorted(_MARKS.get(name, name.lstrip("_")) for name in names if name != "$END")
-    return " or ".join(words)
+def _expected(error: "UnexpectedToken") -> str:
+    """What the grammar allows in place of a token; after a complete condition only what closes it is named."""
+    names = error.expected
+    if "WORD" in names:
+        return "a value"
+    if "_CLOSE" in names:
+        return "')'"
+    return " or ".join(sorted(_EXPECTED.get(name, name.lstrip("_")) for name in names))
 
 
 def _unreadable(text: str, position: int) -> str:

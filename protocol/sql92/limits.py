@@ -1,7 +1,7 @@
-"""Bounds of an expression. RocketMQ has none: there a long expression costs memory and time, a deep one the thread's stack.
+"""Bounds of an expression. RocketMQ has none: there a long one costs memory and time, a deep one the thread's stack.
 
-They keep the compilation of one expression within some milliseconds, and the generated code far below the limits of Python's
-own compiler. The text is measured before anything reads it, the others while it is parsed.
+They keep the compilation of an expression within some milliseconds, and the generated code far below the limits of
+Python's own compiler. The text is measured before anything reads it, the others while it is parsed.
 """
 
 from typing import Final
@@ -12,5 +12,5 @@ MAX_LENGTH: Final = 8192
 MAX_NESTING: Final = 32
 """Levels of an expression: parentheses, NOT and signs, comparisons of comparisons."""
 
-MAX_TERMS: Final = 512
+MAX_TERMS: Final = 256
 """Comparisons and other tests, those of BETWEEN counted twice; the values of IN are not counted."""

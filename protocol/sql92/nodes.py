@@ -1,4 +1,4 @@
-"""The tree of an expression, after the rules of what may be compared with what (RocketMQ's classes of the package expression).
+"""The tree of an expression (RocketMQ's package org.apache.rocketmq.filter.expression).
 
 Signs are gone from it: a number with a minus is a ``Number``, and a minus before anything else gives null, ``Nothing``.
 ``<>`` is a negated ``Equal``, IS NULL an ``Equal`` with null. And, Or hold all operands of a chain.
@@ -17,7 +17,7 @@ class Text(NamedTuple):
 
 
 class Number(NamedTuple):
-    """A number: ``literal`` if it was written without a minus, since only such numbers count as constants in the rules."""
+    """A number: ``literal`` if it was written without a minus, since only such numbers are constants in RocketMQ."""
 
     value: int | float
     literal: bool

@@ -1,9 +1,9 @@
 """Values as RocketMQ's Java code compares them: texts that are numbers, int and long, double, and truth values.
 
-An integer literal is an int or, outside -2147483647 .. 2147483647, a long; a text that is compared with it must be an integer
-of that range, in the form that Integer.parseInt or Long.parseLong reads. Next to a literal with a fraction or an exponent, and
-if two properties are compared by ``<`` or ``>``, texts must have the form that Double.valueOf reads. A text of another form
-makes the evaluation fail, and the message does not match.
+An integer literal is an int or, outside -2147483647 .. 2147483647, a long; a text that is compared with it must be an
+integer of that range, in the form that Integer.parseInt or Long.parseLong reads. Beside a literal with a fraction or an
+exponent, and where two properties are compared by ``<`` or ``>``, a text must have the form that Double.valueOf reads.
+A text of another form makes the evaluation fail, and the message does not match.
 """
 
 import math
@@ -118,7 +118,7 @@ def _order(value: float) -> tuple[bool, float, float]:
 
 def compare_numbers(left: float, right: float) -> int:
     """Below, at or above zero. An integer is rounded to a double if the other number is one."""
-    if left.__class__ is not right.__class__:
+    if type(left) is not type(right):
         left, right = float(left), float(right)
     return (left > right) - (left < right)
 
@@ -136,7 +136,7 @@ def compare(left: str | float, right: str | float) -> int:
 
 def converter(number: float) -> Callable[[str], int | float]:
     """What reads a text as a number of the same Java type."""
-    if isinstance(number, float):
+    if type(number) is float:
         return to_finite
     return to_int if -_LARGEST_INT <= number <= _LARGEST_INT else to_long
 

@@ -1,22 +1,19 @@
-"""Apache's SQL92 filter as a referee: what it accepts, and what it says of messages."""
+"""Apache's SQL92 filter as a referee: what it accepts, and what it says of messages.
+
+``python -m tests.interop.harness.referee`` records its verdicts on some cases for the tests that have no JVM.
+"""
 
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 from tests.interop.harness import partners
 from tests.interop.harness.processes import Process, ended_afterwards
-
-
-class Case(NamedTuple):
-    """An expression, and the properties of messages in their text form."""
-
-    expression: str
-    properties: Sequence[str]
+from tests.protocol.sql_cases import RECORDED, VERDICTS, Case, cases, digest
 
 
 class Referee:
@@ -31,7 +28,7 @@ class Referee:
         self._answers = child.stdout
 
     def judge(self, cases: Sequence[Case]) -> list[str | None]:
-        """For each case None if its expression is refused, else a letter a message: T(rue), F(alse), N(ull), E(rror)."""
+        """For each case None if it is refused, else a letter a message: T(rue), F(alse), N(ull), E(rror)."""
         line = json.dumps([one._asdict() for one in cases])
         self._requests.write(line.encode() + b"\n")
         self._requests.flush()
@@ -65,3 +62,15 @@ def running_referee(directory: Path) -> Iterator[Referee]:
         referee = Referee(process)
         yield referee
         referee.finish()
+
+
+def record(referee: Referee) -> dict[str, str]:
+    """What ``VERDICTS`` has to contain: by seed and checksum of the cases, the verdicts ("-": refused)."""
+    return {
+        f"{seed}:{digest(cases(seed))}": " ".join(one or "-" for one in referee.judge(cases(seed))) for seed in RECORDED
+    }
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as place, running_referee(Path(place)) as running:
+        VERDICTS.write_text(json.dumps(record(running), indent=0) + "\n", encoding="utf-8")
