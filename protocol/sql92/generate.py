@@ -1,6 +1,6 @@
 """The tree of an expression as one Python function.
 
-The function's source consists of names that this module makes and of nothing else: names of properties and literals are
+The function's source consists of names that this module makes, and of lengths: names of properties and literals are
 values in the function's namespace, so no text of a user is ever read as code.
 
 A node is generated in one of three ways: its value (true, false, or None for null), whether it is true, whether it is

@@ -217,7 +217,7 @@ def cases(seed: int, count: int = 200) -> list[Case]:
 def verdict(case: Case) -> str | None:
     """What this engine says in the referee's letters: T(rue), F(alse), N(ull), E(rror) a message; None: refused.
 
-    Messages that do not match are distinguished by NOT and IS NULL around the expression, except if a part of the text was
+    NOT and IS NULL around the expression distinguish the messages that do not match, except if a part of the text was
     ignored: then they are all "-".
     """
     try:
