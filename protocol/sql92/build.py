@@ -207,10 +207,15 @@ class TreeBuilder:
         return _boolean(whole)
 
 
+def too_deep(at: int) -> ExpressionError:
+    """The error for an expression with too many levels."""
+    return ExpressionError(at, f"the expression is nested more than {MAX_NESTING} levels deep")
+
+
 def _deeper(node: Node, at: int, operand: Built) -> Built:
     depth = operand.depth + 1
     if depth > MAX_NESTING:
-        raise ExpressionError(at, f"the expression is nested more than {MAX_NESTING} levels deep")
+        raise too_deep(at)
     return Built(node, at, depth, operand.terms)
 
 
@@ -223,14 +228,15 @@ def _term(node: Node, first: Built, *others: Built) -> Built:
 
 def _joined(node: Node, left: Built, right: Built) -> Built:
     """A chain of AND or OR has the depth of its deepest operand: it becomes one node, however long it is."""
-    return _counted(Built(node, left.at, max(left.depth, right.depth), left.terms + right.terms))
+    alone = sum(isinstance(side.node, Property | Truth) for side in (left, right))
+    return _counted(Built(node, left.at, max(left.depth, right.depth), left.terms + right.terms + alone))
 
 
 def _counted(built: Built) -> Built:
     if built.depth > MAX_NESTING:
-        raise ExpressionError(built.at, f"the expression is nested more than {MAX_NESTING} levels deep")
+        raise too_deep(built.at)
     if built.terms > MAX_TERMS:
-        raise ExpressionError(built.at, f"the expression has more than {MAX_TERMS} comparisons")
+        raise ExpressionError(built.at, f"the expression has more than {MAX_TERMS} conditions")
     return built
 
 

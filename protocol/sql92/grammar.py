@@ -8,13 +8,16 @@ import re
 from functools import cache
 from typing import TYPE_CHECKING, Final, cast
 
-from trimq.protocol.sql92.build import TreeBuilder
+from trimq.protocol.sql92.build import TreeBuilder, too_deep
 from trimq.protocol.sql92.errors import ExpressionError
-from trimq.protocol.sql92.limits import MAX_LENGTH
+from trimq.protocol.sql92.limits import MAX_LENGTH, MAX_NESTING
 from trimq.protocol.sql92.nodes import Node
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from lark import Lark, Token, UnexpectedToken
+    from lark.lark import PostLex
 
 # Terminals whose names start with an underscore do not reach the tree. Python's re takes the first pattern that fits,
 # not the longest as RocketMQ's lexer: the priorities decide. Only letters of ASCII are letters, in keywords too.
@@ -55,7 +58,7 @@ GRAMMAR: Final = r"""
     | WORD                                        -> variable
     | OPEN either _CLOSE                          -> parentheses
 
-LINE_COMMENT.9: /--[^\n\r]*[\n\r]/
+LINE_COMMENT.9: /--[^\n\r]*+[\n\r]/
 BLOCK_COMMENT.9: /\/\*(?s:.*?)\*\//
 SPACE: /[ \t\n\r\f]+/
 %ignore LINE_COMMENT
@@ -84,6 +87,7 @@ _KEYWORDS: Final = {
     name.lstrip("_"): name
     for name in "NOT _AND _OR _BETWEEN _IN TRUE FALSE NULL _IS CONTAINS STARTSWITH ENDSWITH".split()  # noqa: SIM905
 }
+_PREFIXES: Final = frozenset({"PLUS", "MINUS", "NOT"})
 _EXPECTED: Final = {"OPEN": "'('", "TEXT": "a text"}
 
 
@@ -128,9 +132,40 @@ def _parse(text: str) -> Node:
 def _parser() -> "Lark":
     from lark import Lark  # noqa: PLC0415 - as in parse
 
-    parser = Lark(GRAMMAR, parser="lalr", lexer="basic", transformer=TreeBuilder(), lexer_callbacks={"WORD": _word})
+    parser = Lark(
+        GRAMMAR,
+        parser="lalr",
+        lexer="basic",
+        transformer=TreeBuilder(),
+        lexer_callbacks={"WORD": _word},
+        postlex=cast("PostLex", _NestingGuard()),  # without that base class, which would load lark at once
+    )
     parser.parse("a")  # completes the lexer, so that threads can share it from now on
     return parser
+
+
+class _NestingGuard:
+    """Refuses an expression at the token that nests it too deep, before the rest is read.
+
+    Without it thousands of signs would be read first, and each two of them could start a comment that ends nowhere.
+    """
+
+    always_accept = ()
+
+    def process(self, stream: "Iterator[Token]") -> "Iterator[Token]":
+        """The tokens of a text, unchanged."""
+        opened = signs = 0
+        for token in stream:
+            if token.type in _PREFIXES:
+                signs += 1
+            elif token.type == "OPEN":
+                opened += 1
+            else:
+                opened -= token.type == "_CLOSE"
+                signs = 0
+            if opened + signs > MAX_NESTING:
+                raise too_deep(cast("int", token.start_pos))
+            yield token
 
 
 def _word(token: "Token") -> "Token":

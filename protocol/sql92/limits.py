@@ -10,7 +10,7 @@ MAX_LENGTH: Final = 8192
 """Characters of an expression."""
 
 MAX_NESTING: Final = 32
-"""Levels of an expression: parentheses, NOT and signs, comparisons of comparisons."""
+"""Levels of an expression: parentheses, NOT and signs, and a comparison is a level above what it compares."""
 
 MAX_TERMS: Final = 256
-"""Comparisons and other tests, those of BETWEEN counted twice; the values of IN are not counted."""
+"""Comparisons and other conditions, BETWEEN counted twice; the values of IN are not counted."""

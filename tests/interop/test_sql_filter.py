@@ -105,8 +105,8 @@ OVER_THE_LIMITS = [
     ("(" * (MAX_NESTING + 1) + "a" + ")" * (MAX_NESTING + 1), "levels"),
     ("NOT " * (MAX_NESTING + 1) + "a", "levels"),
     ("a" + " = TRUE" * (MAX_NESTING + 1), "levels"),
-    (" OR ".join(["a = 5"] * (MAX_TERMS + 1)), "comparisons"),
-    (" OR ".join(["a BETWEEN 1 AND 5"] * (MAX_TERMS // 2 + 1)), "comparisons"),
+    (" OR ".join(["a = 5"] * (MAX_TERMS + 1)), "conditions"),
+    (" OR ".join(["a BETWEEN 1 AND 5"] * (MAX_TERMS // 2 + 1)), "conditions"),
     ("a = '" + "x" * (MAX_LENGTH - 5) + "'", "characters"),
     ("a = '\ud83d'", "half"),
 ]

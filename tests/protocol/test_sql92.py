@@ -5,10 +5,12 @@ import os
 import pickle
 import subprocess
 import sys
+from itertools import islice
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from lark import Token
 
 from tests.protocol.sql_cases import (
     RECORDED,
@@ -26,6 +28,7 @@ from tests.protocol.sql_cases import (
 from trimq.protocol.property_text import decode_properties
 from trimq.protocol.sql92 import Expression, ExpressionError, compile_expression
 from trimq.protocol.sql92.expression import _remembered
+from trimq.protocol.sql92.grammar import _NestingGuard
 from trimq.protocol.sql92.limits import MAX_LENGTH, MAX_NESTING, MAX_TERMS
 
 
@@ -153,32 +156,38 @@ assert "lark" in sys.modules
 # -- limits
 
 
+LEVELS = "the expression is nested more than 32 levels deep"
+CONDITIONS = "the expression has more than 256 conditions"
+
+
 @pytest.mark.parametrize(
     ("text", "position", "reason"),
     [
         ("a" * (MAX_LENGTH + 1), MAX_LENGTH, "the expression has 8193 characters; at most 8192 are allowed"),
-        (
-            "(" * (MAX_NESTING + 1) + "a" + ")" * (MAX_NESTING + 1),
-            0,
-            "the expression is nested more than 32 levels deep",
-        ),
-        ("b OR " + "-" * (MAX_NESTING + 1) + "a IS NULL", 5, "the expression is nested more than 32 levels deep"),
-        ("a" + " = TRUE" * (MAX_NESTING + 1), 0, "the expression is nested more than 32 levels deep"),
-        (" OR ".join(["a = 5"] * (MAX_TERMS + 1)), 0, "the expression has more than 256 comparisons"),
-        (
-            " OR ".join(["a NOT BETWEEN 1 AND b"] * (MAX_TERMS // 2 + 1)),
-            0,
-            "the expression has more than 256 comparisons",
-        ),
+        ("(" * (MAX_NESTING + 1) + "a" + ")" * (MAX_NESTING + 1), MAX_NESTING, LEVELS),
+        ("b OR " + "-" * (MAX_NESTING + 1) + "a IS NULL", 5 + MAX_NESTING, LEVELS),
+        ("b OR " + "-(" * (MAX_NESTING // 2) + "+a" + ")" * (MAX_NESTING // 2) + "IS NULL", 37, LEVELS),
+        ("(a = " * 17 + "-5" + ")" * 17, 5, LEVELS),
+        ("NOT " * 2000, 4 * MAX_NESTING, LEVELS),
+        ("a" + " = TRUE" * (MAX_NESTING + 1), 0, LEVELS),
+        (" OR ".join(["a = 5"] * (MAX_TERMS + 1)), 0, CONDITIONS),
+        (" OR ".join(["a NOT BETWEEN 1 AND b"] * (MAX_TERMS // 2 + 1)), 0, CONDITIONS),
+        (" AND ".join(["a", "TRUE"] * (MAX_TERMS // 2 + 1)), 0, CONDITIONS),
         ("a = '\ud83d'", 5, "'\\ud83d' is half a character (a surrogate without its pair)"),
-        ("(" * 8000, 8000, "the expression ends here, but a value is missing"),
-        ("NOT " * 2000, 8000, "the expression ends here, but a value is missing"),
     ],
 )
 def test_over_a_limit(text: str, position: int, reason: str) -> None:
     with pytest.raises(ExpressionError) as refused:
         compile_expression(text)
     assert (refused.value.position, refused.value.reason) == (position, reason)
+
+
+def test_signs_that_could_start_comments_are_not_searched_for_their_ends() -> None:
+    """Each pair of them would be compared with the rest of the line: the number of tokens read is bounded instead."""
+    tokens = _NestingGuard().process(Token("MINUS", "-", start_pos=at) for at in range(8000))
+    assert len(list(islice(tokens, MAX_NESTING))) == MAX_NESTING
+    with pytest.raises(ExpressionError, match=LEVELS):
+        next(tokens)
 
 
 @pytest.mark.parametrize(
