@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 from itertools import islice
+from random import Random
 
 import pytest
 from hypothesis import example, given
@@ -66,13 +67,13 @@ def test_the_verdicts_of_apaches_filter(seed: int) -> None:
 
 
 @given(st.randoms(use_true_random=False))
-def test_every_form_of_the_properties_gives_the_same_result(rng: object) -> None:
-    text = expression(rng)  # type: ignore[arg-type] # Hypothesis' Random
+def test_every_form_of_the_properties_gives_the_same_result(rng: Random) -> None:
+    text = expression(rng)
     try:
         compiled = compile_expression(text)
     except ExpressionError:
         return
-    _same_in_all_forms(compiled, properties(rng))  # type: ignore[arg-type] # as above
+    _same_in_all_forms(compiled, properties(rng))
 
 
 def _same_in_all_forms(compiled: Expression, stored: str) -> None:
