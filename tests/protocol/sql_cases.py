@@ -86,6 +86,39 @@ def properties(rng: random.Random) -> str:
     return "\x02".join(pieces) + rng.choice(["\x02"] * 5 + [""])
 
 
+def logic(rng: random.Random, depth: int = 3) -> str:
+    """A condition whose parts may be true, false or null, or fail: ``a > 1`` is each of them for some message."""
+    kind = rng.random() if depth else 0.0
+    if kind < 0.15:
+        return rng.choice([f"{name} {test}" for name in "abc" for test in _TESTS_OF_LOGIC])
+    parts = [logic(rng, depth - 1) for _ in range(rng.choice([2, 2, 3]))]
+    if kind < 0.45:
+        return f"({' AND '.join(parts)})"
+    if kind < 0.75:
+        return f"({' OR '.join(parts)})"
+    if kind < 0.9:
+        return f"NOT ({parts[0]})"
+    return rng.choice(
+        [
+            f"(({parts[0]}) = ({parts[1]}))",
+            f"(({parts[0]}) <> ({parts[1]}))",
+            f"(({parts[0]}) IS NULL)",
+            f"(({parts[0]}) IS NOT NULL)",
+            f"(-({parts[0]}) = ({parts[1]}))",
+            f"(a > -({parts[0]}))",
+            f"(({parts[0]}) NOT CONTAINS 'x')",
+        ]
+    )
+
+
+_TESTS_OF_LOGIC = ["> 1", "> 1", "> 1", "= 5", "BETWEEN 1 AND 9", "IS NULL", "IN ('5')", "= 'x'", "= b", "CONTAINS 'x'"]
+
+
+def logic_properties(rng: random.Random) -> str:
+    """The properties of a message for ``logic``."""
+    return "".join(f"{name}\x01{value}\x02" for name in "abc" if (value := rng.choice(["5", "5", "0", "x", "", "y"])))
+
+
 def _value(rng: random.Random) -> str:
     kind = rng.random()
     if kind < 0.2:
@@ -209,9 +242,14 @@ class Case(NamedTuple):
 
 
 def cases(seed: int, count: int = 200) -> list[Case]:
-    """The cases of a seed, three messages each."""
+    """The cases of a seed: those of ``logic`` with six messages each, the others with three."""
     rng = random.Random(seed)
-    return [Case(expression(rng), [properties(rng) for _ in range(3)]) for _ in range(count)]
+    return [
+        Case(logic(rng), [logic_properties(rng) for _ in range(6)])
+        if rng.random() < 0.3
+        else Case(expression(rng), [properties(rng) for _ in range(3)])
+        for _ in range(count)
+    ]
 
 
 def verdict(case: Case) -> str | None:
@@ -243,7 +281,7 @@ def agrees(ours: str | None, theirs: str | None) -> bool:
 
 VERDICTS = Path(__file__).with_name("sql_verdicts.json")
 """What Apache's filter says of the cases of some seeds, for tests without a JVM (tests/interop/harness/referee.py)."""
-RECORDED = range(16)
+RECORDED = range(20)
 """Those seeds."""
 
 
