@@ -17,6 +17,7 @@ from tests.protocol.sql_cases import (
     cases,
     documented,
     documented_refusals,
+    exact,
     verdict,
 )
 from trimq.protocol.sql92 import ExpressionError, compile_expression
@@ -54,8 +55,8 @@ def test_many_random_expressions(referee: Referee, start: int) -> None:
     compare(referee, range(start, start + 100))
 
 
-def test_the_examples_of_the_page(referee: Referee) -> None:
-    examples = documented()
+def test_the_examples_of_the_page_and_the_edges_of_numbers(referee: Referee) -> None:
+    examples = documented() + exact()
     results = referee.judge([case for case, _ in examples])
     assert [(case.expression, result) for (case, _), result in zip(examples, results, strict=True)] == [
         (case.expression, result) for case, result in examples

@@ -22,6 +22,7 @@ from tests.protocol.sql_cases import (
     digest,
     documented,
     documented_refusals,
+    exact,
     expression,
     properties,
     verdict,
@@ -33,8 +34,8 @@ from trimq.protocol.sql92.grammar import _NestingGuard
 from trimq.protocol.sql92.limits import MAX_LENGTH, MAX_NESTING, MAX_TERMS
 
 
-@pytest.mark.parametrize(("case", "result"), documented())
-def test_the_examples_of_the_page(case: Case, result: str) -> None:
+@pytest.mark.parametrize(("case", "result"), documented() + exact())
+def test_the_examples_of_the_page_and_the_edges_of_numbers(case: Case, result: str) -> None:
     ours = verdict(case)
     assert ours is not None
     assert agrees(ours, result), (case, ours, result)
