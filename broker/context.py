@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from trimq.broker.identity import BrokerIdentity
     from trimq.broker.services.config_file import ConfigFile
+    from trimq.broker.services.consumer_filters import ConsumerFilterManager
     from trimq.broker.services.consumers import ConsumerManager
     from trimq.broker.services.groups import SubscriptionGroupManager
     from trimq.broker.services.long_polling import PullRequestHoldService
@@ -41,6 +42,7 @@ class BrokerContext:
     groups: "SubscriptionGroupManager"
     offsets: "ConsumerOffsetManager"
     consumers: "ConsumerManager"
+    filters: "ConsumerFilterManager"
     producers: "ProducerManager"
     locks: "RebalanceLockManager"
     long_polling: "PullRequestHoldService"

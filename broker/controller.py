@@ -22,6 +22,7 @@ from trimq.broker.health import log_hold_notes, name_server_reasons, native_note
 from trimq.broker.identity import BrokerIdentity
 from trimq.broker.processor_table import register_processors
 from trimq.broker.services.config_file import ConfigFile
+from trimq.broker.services.consumer_filters import ConsumerFilterManager
 from trimq.broker.services.consumers import ConsumerManager
 from trimq.broker.services.groups import SubscriptionGroupManager
 from trimq.broker.services.long_polling import PullRequestHoldService
@@ -266,7 +267,8 @@ class BrokerController:
         groups = SubscriptionGroupManager(configuration, disk, clock)
         offsets = ConsumerOffsetManager(configuration, disk, clock)
         schedule = ScheduleMessageService(configuration, store, disk, clock, packed)
-        await self._load(store, topics, groups, offsets, schedule)
+        filters = ConsumerFilterManager(configuration, disk, clock)
+        await self._load(store, topics, groups, offsets, schedule, filters)
         # Listen only after the state files were read: an unreadable file ends the start before a client can connect.
         self._open_ports(sockets)
         registration = await self._registration(topics, stack)
@@ -276,6 +278,7 @@ class BrokerController:
             limits = replace(limits, spin_many=0.0)
         self.reactor = Reactor(limits, clock)
         consumers = ConsumerManager(configuration, clock)
+        consumers.listeners.append(filters.group_changed)
         return BrokerContext(
             identity=BrokerIdentity(broker_name=broker.broker_name, address=self.address),
             configuration=configuration,
@@ -287,6 +290,7 @@ class BrokerController:
             groups=groups,
             offsets=offsets,
             consumers=consumers,
+            filters=filters,
             producers=ProducerManager(configuration, clock),
             locks=RebalanceLockManager(clock),
             long_polling=PullRequestHoldService(configuration, clock),
@@ -355,10 +359,11 @@ class BrokerController:
         groups: SubscriptionGroupManager,
         offsets: ConsumerOffsetManager,
         schedule: ScheduleMessageService,
+        filters: ConsumerFilterManager,
     ) -> None:
         """Read the state files, then restore the topics of queues that topics.json does not have."""
         try:
-            for service in (topics, groups, offsets, schedule):
+            for service in (topics, groups, offsets, schedule, filters):
                 await service.load()
         except StateFileError as error:
             raise StartError(f"a state file cannot be read: {error}") from error
@@ -379,6 +384,7 @@ class BrokerController:
         self.gate.listeners.append(holds.wake_all)
         self.reactor.on_idle.append(pulls.prepare)
         context.store.on_overdue.append(self._close_readers)
+        holds.filters.look = context.store.look_properties
         context.store.keep_unread(context.unread.oldest)
         context.store.hold_log(QueuedMessages("delayed messages", context.store, context.schedule.positions))
         context.store.hear_awaited(holds.awaited, holds.notify_arriving)
@@ -398,6 +404,7 @@ class BrokerController:
             context.groups,
             context.offsets,
             context.consumers,
+            context.filters,
             context.producers,
             context.stats,
             context.long_polling,
@@ -438,7 +445,7 @@ class BrokerController:
             context.long_polling.serve_woken()
             await self.reactor.shutdown(max(1.0, seconds - 5))  # the rest is for the state files
             # After the last request, so that the files hold every offset and topic that was acknowledged.
-            for service in (context.topics, context.groups, context.offsets, context.schedule):
+            for service in (context.topics, context.groups, context.offsets, context.schedule, context.filters):
                 await service.persist()
             if self.namesrv is not None:
                 self.namesrv.shutdown()
