@@ -69,8 +69,7 @@ class HeldFilters:
                     break
                 left -= 1
                 pull.checked = offset + 1
-                # A record that is not in memory: the pull itself reads it.
-                if properties is None or (pull.filter is not None and pull.filter.match_record(properties)):
+                if _accepts(pull, properties):
                     woken.append(pull)
             else:
                 offset += 1
@@ -78,3 +77,13 @@ class HeldFilters:
         if woken:
             self._wake(woken)
         return left
+
+
+def _accepts(pull: "PullRequest", properties: bytes | None) -> bool:
+    """Whether a message answers the pull. True also where that is not known here: serving the pull finds it out."""
+    if properties is None or pull.filter is None:  # the record is not in memory
+        return True
+    try:
+        return pull.filter.match_record(properties)
+    except Exception:  # noqa: BLE001 - must not end the reactor's round; the pull is answered with the error
+        return True

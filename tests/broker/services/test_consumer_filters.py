@@ -268,7 +268,7 @@ async def test_an_expression_of_the_file_that_cannot_be_compiled_is_dropped() ->
 
 async def test_it_is_written_and_cleaned_every_ten_seconds() -> None:
     world = World()
-    world.disk.fail("write", errno.ENOSPC)
+    world.disk.fail("pwrite", errno.ENOSPC)
     async with trio.open_nursery() as nursery:
         await nursery.start(world.filters.run)
 
