@@ -1,7 +1,7 @@
 """Asks a broker whether it serves a subscription by an SQL92 expression (RocketMQ's checkClientInBroker).
 
-Otherwise the only sign of a broker that does not would be that no messages arrive. As in RocketMQ's clients one broker is
-asked, and none if the topic has no route yet.
+Otherwise the only sign of a broker that does not would be that no messages arrive. As in RocketMQ's clients one broker
+is asked, and none if the topic has no route yet.
 """
 
 from typing import Final

@@ -1,7 +1,7 @@
 """Subscriptions by SQL92 expression: a filter of the store that evaluates the properties of each record.
 
-Source: RocketMQ's ExpressionMessageFilter and ExpressionForRetryMessageFilter. Without the bit maps of the consume queue
-extension: each candidate's properties are read, so a pull evaluates as many messages as its scan limit allows.
+Source: RocketMQ's ExpressionMessageFilter and ExpressionForRetryMessageFilter, without the bit maps of the consume
+queue extension: the properties of each candidate are read, as many as the scan limit of a pull allows.
 """
 
 from collections import OrderedDict
@@ -107,6 +107,4 @@ def _compiled(text: str) -> SqlFilter | SubscriptionError:
     try:
         return SqlFilter(text, compile_expression(text).matches_text)
     except ExpressionError as error:
-        return SubscriptionError(
-            f"the SQL92 expression is not valid at position {error.position}: {error.reason}"
-        )
+        return SubscriptionError(f"the SQL92 expression is not valid at position {error.position}: {error.reason}")

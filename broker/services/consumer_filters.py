@@ -1,12 +1,12 @@
 """The SQL92 expressions of consumer groups: consumerFilter.json (RocketMQ's ConsumerFilterManager).
 
-A heartbeat registers the expressions of its group; a pull without a subscription of its own is filtered by the one that
-is registered. When a group's last member leaves, its expressions are dead. They stay for filterDataCleanTimeSpan, so that
-a group that comes back with the same subscription is served as before.
+A heartbeat registers the expressions of its group; a pull without a subscription of its own is filtered by the one
+that is registered. When a group's last member leaves, its expressions are dead. They stay for filterDataCleanTimeSpan,
+so that a group that comes back with the same subscription is served as before.
 
-The file has RocketMQ's format. ``bloomFilterData``, which RocketMQ computes for the consume queue extension, is kept where
-it was read and not made for new entries: RocketMQ then starts without the file's entries, and gets them with the next
-heartbeats.
+The file has RocketMQ's format. ``bloomFilterData``, which RocketMQ computes for the consume queue extension, is kept
+where it was read and not made for new entries: RocketMQ then starts without the file's entries, and gets them with the
+next heartbeats.
 """
 
 from collections.abc import Iterable, Iterator
@@ -61,8 +61,8 @@ _KNOWN: Final = wire_names(ConsumerFilterData) | {"dead"}
 class ConsumerFilterManager(PersistentTable):
     """Expressions by topic and group.
 
-    An expression that cannot be compiled is not registered; it replaces and removes an older one, so that the pulls of the
-    group are refused instead of being filtered by the old one.
+    An expression that cannot be compiled is not registered. It removes an older one, so that the pulls of the group are
+    refused instead of being filtered by what the group no longer asks for.
     """
 
     def __init__(self, configuration: Configuration, disk: Disk, clock: Clock) -> None:
@@ -115,9 +115,7 @@ class ConsumerFilterManager(PersistentTable):
         table = [(topic, list(groups.values())) for topic, groups in self.table.items()]
         return object_pieces(("filterDataByTopic", item_pieces(self._encodable(table))), *self._rest.items())
 
-    def _encodable(
-        self, table: list[tuple[str, list[ConsumerFilterData]]]
-    ) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _encodable(self, table: list[tuple[str, list[ConsumerFilterData]]]) -> Iterator[tuple[str, dict[str, Any]]]:
         for topic, entries in table:
             groups = {
                 entry.consumer_group: msgspec.to_builtins(entry)

@@ -1,9 +1,9 @@
 """Checks arriving messages for held pulls whose filter needs properties (SQL92).
 
 A queue unit's tags code does not decide for them, so each message has to be looked at. That is not done while it is
-dispatched: a burst of messages, or a queue on which many groups wait, would keep the event loop. The queue is noted, and its
-messages are evaluated in slices, once for each held pull, at the end of the reactor's round and then by the task of the
-hold service.
+dispatched: a burst of messages, or a queue on which many groups wait, would keep the event loop busy. The queue is
+noted, and its messages are evaluated in slices, once for each held pull, at the end of the reactor's round and then by
+the task of the hold service.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,8 +1,8 @@
 """Holds pulls that wait for a message (RocketMQ's PullRequestHoldService).
 
 A pull that finds nothing is parked under its queue. It is woken by a message that is appended there and matches its
-tags or its expression (held_filters.py), or when its time is over. Woken pulls are served again at the end of the reactor's round, so that a burst of
-messages goes out in one reply.
+tags or its expression (held_filters.py), or when its time is over. Woken pulls are served again at the end of the
+reactor's round, so that a burst of messages goes out in one reply.
 
 Deadlines are kept in buckets of 200 ms: the cost of parking and waking a pull does not depend on the number of held
 pulls, and no table is scanned.

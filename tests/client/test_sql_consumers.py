@@ -24,9 +24,7 @@ def _switch(servers: Servers, value: str) -> None:
 
 async def test_two_groups_with_different_expressions(servers: Servers, name: str) -> None:
     servers.create_topic(name, 2)
-    few = Consumer(
-        f"{name}_few", {name: Sql("amount < 2 OR amount IS NULL")}, namesrv=servers.namesrv, start="first"
-    )
+    few = Consumer(f"{name}_few", {name: Sql("amount < 2 OR amount IS NULL")}, namesrv=servers.namesrv, start="first")
     many = Consumer(f"{name}_many", {name: Sql("amount BETWEEN 5 AND 7")}, namesrv=servers.namesrv, start="first")
 
     async def take(consumer: Consumer, count: int) -> set[bytes]:

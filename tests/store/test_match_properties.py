@@ -1,4 +1,4 @@
-"""Filters of properties in memory: the same as the full path, and no more work at once than the event loop can spare."""
+"""Filters of properties in memory: they agree with the full path, and do no more at once than the loop can spare."""
 
 import trio
 import trio.testing
@@ -63,7 +63,9 @@ def _in_memory(
     return offsets, following
 
 
-async def _full(store: MessageStore, offset: int, accept: Has, count: int = 32, size: int = 1 << 20) -> GetMessageResult:
+async def _full(
+    store: MessageStore, offset: int, accept: Has, count: int = 32, size: int = 1 << 20
+) -> GetMessageResult:
     result = await store.get_message_cold(TOPIC, 0, offset, count, size, accept)
     result.release()
     return result

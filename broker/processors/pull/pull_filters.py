@@ -97,7 +97,7 @@ class PullFilters:
         if entry.client_version < header.sub_version:
             raise RemotingError(
                 ResponseCode.FILTER_DATA_NOT_LATEST,
-                f"the broker has an older expression of the consumer group {group} for the topic {topic} than this pull",
+                f"the broker has an older expression of the consumer group {group} for {topic} than this pull",
             )
         check_property_filter(self._section(BrokerConfig), subscription.expression_type)
         return self._of_retries(header) or accept

@@ -1,8 +1,8 @@
 """Matches the properties of records that are in memory, for filters that cannot decide by a queue unit alone (SQL92).
 
-Reading a record costs much more than testing a tag code, so that one call looks at few units: enough for most pulls, and
-less than a millisecond of the event loop. If it does not find what a pull may get, the pull is served by a task that pauses
-after as many records (``MessageGetter.get_cold``).
+Reading a record costs much more than testing a tag code, so that one call looks at few units: enough for most pulls,
+and less than a millisecond of the event loop. If it does not find what a pull may get, the pull is served by a task
+that pauses after as many records (``MessageGetter.get_cold``).
 """
 
 from typing import Any, Final
@@ -12,7 +12,7 @@ from trimq.broker.store.disk.page_cache import CHUNK, PageCache
 from trimq.broker.store.read.in_memory_records import Found
 from trimq.broker.store.read.record_look import Place, is_message, properties_of
 from trimq.broker.store.types import MessageFilter
-from trimq.protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE
+from trimq.protocol.queue_unit import FILLER_SIZE, UNIT
 from trimq.protocol.record import OVERHEAD_V1
 
 AT_ONCE: Final = 64
@@ -32,8 +32,8 @@ def matched(
 ) -> tuple[Found, int] | None:
     """Views of the records that ``accept`` takes, among ``units`` from ``offset`` on, and the number of scanned units.
 
-    None for any unusual case: a filler, another file, cold data, or bytes that are not the message of their unit. The caller
-    holds ``file`` as long as the views are used.
+    None for any unusual case: a filler, another file, cold data, or bytes that are not the message of their unit. The
+    caller holds ``file`` as long as the views are used.
     """
     match_tags, match_record = accept.match_tags, accept.match_record
     raw: Any = file.view.obj

@@ -243,8 +243,8 @@ async def test_a_damaged_file_stops_the_start(text: str) -> None:
 async def test_nulls_and_unknown_fields() -> None:
     world = World()
     text = (
-        '{"filterDataByTopic":{"T":{"groupFilterData":{"G":null,"H":{"expression":"a = 1","expressionType":null,"new":1}}'
-        '},"U":null,"V":{}},"later":{"x":1}}'
+        '{"filterDataByTopic":{"T":{"groupFilterData":{"G":null,"H":{"expression":"a = 1","expressionType":null,'
+        '"new":1}}},"U":null,"V":{}},"later":{"x":1}}'
     )
     replace_file(world.disk, PATH, text.encode())
     await world.filters.load()
