@@ -197,6 +197,7 @@ class BrokerController:
             services=ServiceMetrics(
                 topics=context.topics,
                 groups=context.groups,
+                filters=context.filters,
                 offsets=context.offsets,
                 long_polling=context.long_polling,
                 registration=context.registration,

@@ -115,6 +115,7 @@ def _register_administration(table: HandlerTable, context: BrokerContext, reacto
             identity=context.identity,
             topics=context.topics,
             consumers=context.consumers,
+            filters=context.filters,
             stats=context.stats,
             store=context.store,
         ),

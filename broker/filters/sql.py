@@ -5,21 +5,26 @@ queue extension: the properties of each candidate are read, as many as the scan 
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import trio
 
 from trimq.broker.filters.tag import SubscriptionError
 from trimq.protocol.property_text import property_of
-from trimq.protocol.sql92 import ExpressionError, compile_expression
+from trimq.protocol.sql92.limits import MAX_LENGTH
 
 SQL92: Final = "SQL92"
 _MOST_CHARACTERS: Final = 1 << 18
 """Characters of the expressions in a cache. A compiled one takes some ten bytes for each of them."""
 _OWN: Final = 256
 """What an entry costs besides its text, in characters."""
+_SHORT: Final = 128
+"""Characters of an expression that is compiled in the event loop; each takes some microseconds."""
 _REAL_TOPIC: Final = "RETRY_TOPIC"
 
 Match = Callable[[bytes], bool]
+Run = Callable[..., Awaitable[Any]]
 
 
 class SqlFilter:
@@ -65,13 +70,31 @@ class RetrySqlFilter:
 class ExpressionCache:
     """Compiled expressions by text, and why others cannot be compiled; the most recently used ones.
 
-    Heartbeats and pulls repeat their expressions. Which ones are kept is bounded by the size of their texts.
+    Heartbeats and pulls repeat their expressions. The size of the texts bounds how many are kept. ``run`` runs a
+    function in a thread.
     """
 
-    def __init__(self, most: int = _MOST_CHARACTERS) -> None:
+    def __init__(self, run: Run, most: int = _MOST_CHARACTERS) -> None:
+        self._run = run
         self._most = most
         self._size = 0
         self._filters: OrderedDict[str, SqlFilter | SubscriptionError] = OrderedDict()
+        self._compiling = trio.Lock()
+        self._is_loaded = False
+
+    def is_slow(self, expression_type: str | None, text: str | None) -> bool:
+        """Whether ``filter`` would keep the event loop for more than about a millisecond: then ``prepare`` it first."""
+        return self.is_new(expression_type, text) and (len(text or "") > _SHORT or not self._is_loaded)
+
+    def is_new(self, expression_type: str | None, text: str | None) -> bool:
+        """Whether ``filter`` would compile it. False for what is refused without a look."""
+        return expression_type == SQL92 and text is not None and len(text) <= MAX_LENGTH and text not in self._filters
+
+    async def prepare(self, text: str) -> None:
+        """Compile an expression in a thread. One at a time: clients with many of them must not take all threads."""
+        async with self._compiling:
+            if text not in self._filters:
+                self._store(text, await self._run(_compiled, text))
 
     def filter(self, expression_type: str | None, text: str | None) -> SqlFilter:
         """The filter of an expression.
@@ -94,6 +117,7 @@ class ExpressionCache:
         return found
 
     def _store(self, text: str, found: SqlFilter | SubscriptionError) -> None:
+        self._is_loaded = True
         cost = len(text) + _OWN
         if cost > self._most:
             return
@@ -104,6 +128,9 @@ class ExpressionCache:
 
 
 def _compiled(text: str) -> SqlFilter | SubscriptionError:
+    # The first use loads the parser, which takes a tenth of a second: brokers without expressions do not need it.
+    from trimq.protocol.sql92 import ExpressionError, compile_expression  # noqa: PLC0415
+
     try:
         return SqlFilter(text, compile_expression(text).matches_text)
     except ExpressionError as error:

@@ -90,6 +90,22 @@ class ClientProcessor:
         soon as they have the reply.
         """
         data = decode_json(command.body, HeartbeatData)
+        new = [
+            text
+            for consumer in data.consumer_data_set
+            for text in self._filters.to_prepare(consumer.subscription_data_set)
+        ]
+        return self._compiled(connection, command, data, new) if new else self._take(connection, command, data)
+
+    async def _compiled(
+        self, connection: Connection, command: RemotingCommand, data: HeartbeatData, expressions: list[str]
+    ) -> Any:
+        """Take a heartbeat whose expressions are new, after they were compiled."""
+        for text in expressions:
+            await self._filters.prepare(text)
+        return None if connection.closed else self._take(connection, command, data)
+
+    def _take(self, connection: Connection, command: RemotingCommand, data: HeartbeatData) -> Outcome:
         before = self._topics.data_version
         changed = False
         for consumer in data.consumer_data_set:
@@ -161,7 +177,7 @@ class ClientProcessor:
             return command.reply(body=encode_json({"consumerIdList": ids}))
         return in_slices(connection, command, object_pieces(("consumerIdList", list_pieces(ids))))
 
-    def check_config(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+    async def check_config(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """CHECK_CLIENT_CONFIG (46): whether the broker can serve a subscription.
 
         SYSTEM_ERROR for an expression without enablePropertyFilter, SUBSCRIPTION_PARSE_FAILED for one that is wrong.
@@ -169,6 +185,8 @@ class ClientProcessor:
         subscription = decode_json(command.body, CheckClientRequestBody).subscription_data
         if subscription is not None and not is_tag_type(subscription.expression_type):
             check_property_filter(self._section(BrokerConfig), subscription.expression_type)
+            if self._filters.is_slow(subscription.expression_type, subscription.sub_string):
+                await self._filters.prepare(subscription.sub_string)
             try:
                 self._filters.filter(subscription.expression_type, subscription.sub_string)
             except SubscriptionError as error:

@@ -22,7 +22,7 @@ from trimq.broker.filters.tag import SubscriptionError, is_tag_type
 from trimq.broker.services.consumers import GroupChange
 from trimq.broker.services.state_file import PersistentTable, StateFile, StateFileError, unknown_fields, wire_names
 from trimq.broker.store.disk.disk import Disk
-from trimq.protocol.body import Body, SubscriptionData
+from trimq.protocol.body import Body, SubscriptionData, encode_json
 from trimq.protocol.json_pieces import item_pieces, object_pieces
 from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.runtime.clock import Clock
@@ -35,6 +35,8 @@ PERSIST_SECONDS: Final = 10.0
 MOST_ENTRIES: Final = 10_000
 MOST_CHARACTERS: Final = 1 << 20
 """Limits of all expressions together, since groups are created by their first heartbeat."""
+_NEW_AT_ONCE: Final = 4
+"""Short expressions of one heartbeat that are compiled in the event loop."""
 _DEAD_BEFORE_LOAD_MS: Final = 30_000
 
 
@@ -69,7 +71,7 @@ class ConsumerFilterManager(PersistentTable):
         self._configuration = configuration
         self._clock = clock
         self._log_budget = LogBudget(clock)
-        self._expressions = ExpressionCache()
+        self._expressions = ExpressionCache(disk.run)
         self._topics_of: dict[str, set[str]] = {}
         self._filters: dict[tuple[str, str], SqlFilter] = {}
         self._rest: dict[str, Any] = {}
@@ -77,10 +79,13 @@ class ConsumerFilterManager(PersistentTable):
         self._characters = 0
         self._entries = 0
         self.refused = 0
-        """Expressions that were not registered because of the limits."""
+        """Expressions of heartbeats that were not registered: not valid, or over the limits."""
         self.table: dict[str, dict[str, ConsumerFilterData]] = {}
         self.filter = self._expressions.filter
         """(expression type, text): the filter of a subscription, see ExpressionCache.filter."""
+        self.is_slow = self._expressions.is_slow
+        self.prepare = self._expressions.prepare
+        """Compile an expression for which ``is_slow`` is true, in a thread."""
         path = configuration.section(MessageStoreConfig).config_path / "consumerFilter.json"
         self._file = StateFile(disk, str(path), self.pieces, lambda: PERSIST_SECONDS)
 
@@ -117,13 +122,12 @@ class ConsumerFilterManager(PersistentTable):
 
     def _encodable(self, table: list[tuple[str, list[ConsumerFilterData]]]) -> Iterator[tuple[str, dict[str, Any]]]:
         for topic, entries in table:
-            groups = {
-                entry.consumer_group: msgspec.to_builtins(entry)
-                | {"dead": entry.is_dead}
-                | self._more.get((topic, entry.consumer_group), {})
-                for entry in entries
-            }
+            groups = {entry.consumer_group: self._fields(entry) for entry in entries}
             yield topic, {"groupFilterData": groups, "topic": topic}
+
+    def _fields(self, entry: ConsumerFilterData) -> dict[str, Any]:
+        fields: dict[str, Any] = msgspec.to_builtins(entry)
+        return fields | {"dead": entry.is_dead} | self._more.get((entry.topic, entry.consumer_group), {})
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Drop expressions that have been dead for filterDataCleanTimeSpan, and write the file, every 10 s, forever."""
@@ -140,12 +144,26 @@ class ConsumerFilterManager(PersistentTable):
     def register(self, group: str, subscriptions: Iterable[SubscriptionData]) -> None:
         """Register the expressions in a heartbeat of a group. Those for topics it does not name any more are dead."""
         topics = set()
+        new = 0
         for subscription in subscriptions:
             topics.add(subscription.topic)
-            if not is_tag_type(subscription.expression_type):
+            kind, text = subscription.expression_type, subscription.sub_string
+            if is_tag_type(kind):
+                continue
+            new += self._expressions.is_new(kind, text)
+            if new <= _NEW_AT_ONCE:
                 self._register(group, subscription)
+            else:
+                self._refuse(group, subscription.topic, "the heartbeat has more expressions than can be compiled")
         for topic in self._topics_of.get(group, set()) - topics:
             self._die(self.table[topic][group])
+
+    def to_prepare(self, subscriptions: Iterable[SubscriptionData]) -> list[str]:
+        """The expressions to ``prepare`` before ``register``, so that it does not keep the event loop."""
+        new = [each for each in subscriptions if self._expressions.is_new(each.expression_type, each.sub_string)]
+        if len(new) <= _NEW_AT_ONCE and not any(self.is_slow(each.expression_type, each.sub_string) for each in new):
+            return []
+        return [each.sub_string for each in new]
 
     def group_changed(self, group: str, change: GroupChange) -> None:
         """Make the expressions of a group dead whose last member has left."""
@@ -173,17 +191,14 @@ class ConsumerFilterManager(PersistentTable):
         except SubscriptionError as error:
             if old is not None:
                 self._remove(old)
-            if self._log_budget.allows():
-                _log.warning("expression_refused", group=group, topic=topic, reason=str(error))
+            self._refuse(group, topic, str(error))
             return
         # What other brokers have computed of the names of group and topic holds for the new expression too.
         more = self._more.get((topic, group))
         if old is not None:
             self._remove(old)
         if not self._has_space(len(text)):
-            self.refused += 1
-            if self._log_budget.allows():
-                _log.warning("expression_refused", group=group, topic=topic, reason="too many expressions of groups")
+            self._refuse(group, topic, f"{self._entries} expressions with {self._characters} characters are registered")
             return
         entry = ConsumerFilterData(
             consumer_group=group,
@@ -197,6 +212,11 @@ class ConsumerFilterManager(PersistentTable):
         if more is not None:
             self._more[topic, group] = more
         self._file.changed()
+
+    def _refuse(self, group: str, topic: str, reason: str) -> None:
+        self.refused += 1
+        if self._log_budget.allows():
+            _log.warning("expression_refused", group=group, topic=topic, reason=reason)
 
     def _has_space(self, characters: int) -> bool:
         """Whether one more expression fits the limits; those that have been dead for longest make room for it."""
@@ -231,10 +251,20 @@ class ConsumerFilterManager(PersistentTable):
         self._filters[key] = accept
         return accept
 
+    def is_not_compiled(self, entry: ConsumerFilterData) -> bool:
+        """Whether ``compiled`` would keep the event loop: after a start, for one from the file."""
+        key = (entry.topic, entry.consumer_group)
+        return key not in self._filters and self.is_slow(entry.expression_type, entry.expression)
+
     def find(self, topic: str, group: str) -> SqlFilter | None:
         """The filter of a group for a topic; None if it has none."""
         entry = self.get(topic, group)
         return None if entry is None else self.compiled(entry)
+
+    def text(self, topic: str, group: str) -> str:
+        """The entry as administrators see it: JSON, ``null`` if there is none."""
+        entry = self.get(topic, group)
+        return encode_json(None if entry is None else self._fields(entry)).decode()
 
     @property
     def alive(self) -> int:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -38,10 +39,12 @@ def sql_consumer(group: str, *subscriptions: tuple[str, str], version: int = 1) 
 
 
 @asynccontextmanager
-async def serving(**changes: object) -> AsyncIterator[tuple[BrokerController, WireClient]]:
+async def serving(
+    directory: Path | None = None, **changes: object
+) -> AsyncIterator[tuple[BrokerController, WireClient]]:
     """A broker that filters by expressions, and a client."""
     settings = {"enablePropertyFilter": True} | changes
-    async with running_broker(**settings) as broker, WireClient.connect(broker.endpoint) as client:  # type: ignore[arg-type]
+    async with running_broker(directory, **settings) as broker, WireClient.connect(broker.endpoint) as client:  # type: ignore[arg-type]
         yield broker, client
 
 
@@ -129,6 +132,39 @@ async def test_codes_of_pulls_with_a_subscription() -> None:
         assert (await client.pull(TOPIC, subscription="a > 1", **SQL)).code == ResponseCode.SYSTEM_ERROR
 
 
+async def test_long_expressions_are_compiled_in_a_thread(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In each request that may bring one: the event loop serves others meanwhile."""
+    async with serving(tmp_path) as (broker, client):
+        threads = []
+        compiled = broker.context.filters._expressions._run
+
+        async def run(function: Any, text: str) -> Any:
+            threads.append(text)
+            return await compiled(function, text)
+
+        broker.context.filters._expressions._run = run
+        texts = [" OR ".join(f"p{number} = '{start}'" for number in range(30)) for start in "abcd"]
+        await client.send(TOPIC, properties={"p7": "b", "p8": "c"})
+        assert (await check(client, texts[0])).code == ResponseCode.SUCCESS
+        held: dict[str, Any] = {"suspendTimeoutMillis": 100, "sysFlag": PULL_SUBSCRIPTION | PULL_SUSPEND}
+        assert (await client.pull(TOPIC, subscription=texts[1], **SQL)).code == ResponseCode.SUCCESS
+        assert (await client.pull(TOPIC, 1, subscription=texts[2] + " OR", **SQL)).code == 23
+        assert (await client.pull(TOPIC, 1, subscription=texts[2], **SQL, **held)).code == ResponseCode.PULL_NOT_FOUND
+        await client.heartbeat("c", consumers=[sql_consumer("G", (TOPIC, texts[3]))])
+        assert (await pull(client)).code == ResponseCode.PULL_RETRY_IMMEDIATELY
+        assert threads == [texts[0], texts[1], texts[2] + " OR", texts[2], texts[3]]
+    async with serving(tmp_path) as (broker, client):
+        # from the file, so that the first pull brings it
+        await client.heartbeat("c", consumers=[sql_consumer("H", (TOPIC, "TRUE"))])
+        info = broker.context.consumers.table["H"]
+        broker.context.consumers.table["G"] = info
+        entry = broker.context.filters.get(TOPIC, "G")
+        assert entry is not None
+        assert broker.context.filters.is_not_compiled(entry)
+        assert (await pull(client)).code == ResponseCode.PULL_RETRY_IMMEDIATELY
+        assert not broker.context.filters.is_not_compiled(entry)
+
+
 async def test_two_groups_with_their_own_expressions() -> None:
     async with serving() as (_, client):
         for number in range(6):
@@ -139,6 +175,19 @@ async def test_two_groups_with_their_own_expressions() -> None:
             reply = await pull(client, group)
             assert [message.body for message in decode_messages(bytes(reply.body))] == bodies
             assert reply.ext_fields()["nextBeginOffset"] == "6"
+
+
+async def test_administrators_see_the_expression_of_a_group() -> None:
+    async with serving() as (_, client):
+        await client.send(TOPIC)
+        await client.heartbeat("c", consumers=[sql_consumer("G", (TOPIC, "n < 2"), version=7), consumer("H", TOPIC)])
+        found = {}
+        for group in ("G", "H"):
+            ext = {"topic": TOPIC, "queueId": 0, "index": 0, "count": 1, "consumerGroup": group}
+            reply = await client.ask(RequestCode.QUERY_CONSUME_QUEUE, ext)
+            found[group] = json.loads(json.loads(bytes(reply.body))["filterData"])
+        assert found["H"] is None
+        assert (found["G"]["expression"], found["G"]["clientVersion"], found["G"]["dead"]) == ("n < 2", 7, False)
 
 
 # retry topics

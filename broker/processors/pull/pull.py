@@ -12,7 +12,7 @@ from trimq.broker.config import BrokerConfig
 from trimq.broker.filters.tag import ALL, TAG
 from trimq.broker.processors.common import check_commit_offset, invalid, no_such_topic
 from trimq.broker.processors.pull.pull_fast_path import COPIED, PullFastPath
-from trimq.broker.processors.pull.pull_filters import PullFilters
+from trimq.broker.processors.pull.pull_filters import NotCompiledError, PullFilters
 from trimq.broker.processors.pull.pull_reply import (
     BROKER_FORBIDDEN,
     GROUP_FORBIDDEN,
@@ -70,6 +70,7 @@ class PullMessageProcessor:
         self._find_group = groups.find
         self._groups = groups
         self._filter = filters.filter_of
+        self._prepare = filters.prepare
         self._offsets = offsets
         self._commit_pull = offsets.commit_pull
         self._holds = long_polling
@@ -136,7 +137,10 @@ class PullMessageProcessor:
         if header.sys_flag & PULL_SUBSCRIPTION and header.subscription == ALL and header.expression_type == TAG:
             accept = None
         else:
-            accept = self._filter(header)
+            try:
+                accept = self._filter(header)
+            except NotCompiledError as error:
+                return self._pull_compiled(connection, command, header, terms, error.text)
         # After all checks: a reset is returned once, and a refused pull must not use it up.
         if self._offsets.reset_offset_table:
             reset = self._offsets.take_reset(topic, group, queue_id)
@@ -205,6 +209,21 @@ class PullMessageProcessor:
             self._store.min_offset(header.topic, header.queue_id),
             self._store.max_offset(header.topic, header.queue_id),
         )
+
+    async def _pull_compiled(
+        self,
+        connection: Connection,
+        command: RemotingCommand,
+        header: PullMessageRequestHeader,
+        terms: object,
+        text: str,
+    ) -> Any:
+        """Serve a pull after its expression was compiled."""
+        await self._prepare(text)
+        try:
+            return self._pull(connection, command, header, terms)
+        except PullForbiddenError as error:
+            return forbidden(command, error)
 
     async def _pull_cold(
         self,

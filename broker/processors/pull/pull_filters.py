@@ -34,6 +34,14 @@ def _parsed_filter(text: str | None) -> TagFilter | None:
 _cached_filter: Final = lru_cache(maxsize=4096)(_parsed_filter)
 
 
+class NotCompiledError(RemotingError):
+    """The pull's expression has to be compiled in a thread first (ConsumerFilterManager.prepare)."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(ResponseCode.SYSTEM_BUSY, "the expression is being compiled")
+        self.text = text
+
+
 class PullFilters:
     """Finds the filters of pulls. One for a group and topic is made once for each change of the subscription."""
 
@@ -49,10 +57,11 @@ class PullFilters:
         self._find_group = groups.find
         self._group_info = consumers.group
         self._expressions = expressions
+        self.prepare = expressions.prepare
         self._filters: dict[tuple[str, str], tuple[SubscriptionData, TagFilter | None]] = {}
 
     def filter_of(self, header: PullMessageRequestHeader) -> MessageFilter | None:
-        """The filter; None if all messages are wanted. Raises RemotingError."""
+        """The filter; None if all messages are wanted. Raises RemotingError, NotCompiledError for an expression."""
         if header.sys_flag & PULL_SUBSCRIPTION:
             return self._from_request(header)
         subscription = self._subscription(header)
@@ -78,6 +87,8 @@ class PullFilters:
                     return _cached_filter(text)
                 return _parsed_filter(text)
             check_property_filter(self._section(BrokerConfig), header.expression_type)
+            if text is not None and self._expressions.is_slow(header.expression_type, text):
+                raise NotCompiledError(text)
             accept = self._expressions.filter(header.expression_type, text)
         except SubscriptionError as error:
             raise RemotingError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from None
@@ -87,6 +98,8 @@ class PullFilters:
         """The filter that a group's heartbeats have registered. RocketMQ looks for it before it checks the switch."""
         group, topic = header.consumer_group, header.topic
         entry = self._expressions.get(topic, group)
+        if entry is not None and self._expressions.is_not_compiled(entry):
+            raise NotCompiledError(entry.expression)
         accept = None if entry is None else self._expressions.compiled(entry)
         if entry is None or accept is None:
             raise RemotingError(

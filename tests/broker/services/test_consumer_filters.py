@@ -323,6 +323,32 @@ def test_the_size_of_all_expressions_is_bounded(monkeypatch: pytest.MonkeyPatch)
     assert (world.filters.refused, world.filters.alive) == (1, 2)
 
 
+async def test_what_takes_long_is_compiled_in_a_thread() -> None:
+    world = World()
+    filters = world.filters
+    short, long = "a = 1", "a = 1 OR " * 30 + "b = 2"
+    assert filters.to_prepare([SubscriptionData(topic="T"), sql("U", short)]) == [short], "it loads the parser"
+    await filters.prepare(short)
+    few = [sql(f"T{number}", f"a = {number}") for number in range(5)]
+    assert filters.to_prepare(few) == [], "one of five is compiled already"
+    many = [*few, sql("U", "a = 7")]
+    assert filters.to_prepare(many) == [each.sub_string for each in many if each.sub_string != short]
+    assert filters.to_prepare([sql("T", long), sql("U", short), sql("V", "a" * 9000), sql("V", long, kind="x")]) == [
+        long
+    ]
+    assert filters.is_slow("SQL92", long)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(filters.prepare, long)
+        nursery.start_soon(filters.prepare, long)
+    assert not filters.is_slow("SQL92", long)
+    compiled = filters.filter("SQL92", long)
+    await filters.prepare(long)
+    assert filters.filter("SQL92", long) is compiled
+    # a heartbeat with more than the cache keeps must not be compiled by the event loop
+    filters.register("G", [sql(f"U{number}", f"b = {number}") for number in range(7)])
+    assert (filters.alive, filters.refused) == (4, 3)
+
+
 def test_compiled_expressions_are_cached_up_to_a_size() -> None:
     world = World()
     first = world.filters.filter("SQL92", "a = 1")
@@ -337,7 +363,7 @@ def test_compiled_expressions_are_cached_up_to_a_size() -> None:
         world.filters.filter("SQL92", f"a = {number}".ljust(200))
         if number % 100 == 0:
             assert world.filters.filter("SQL92", "a = 1") is first, "used recently"
-    cache = world.filters._expressions
+    cache: Any = world.filters._expressions
     assert len(cache._filters) < 1000
     assert cache._size == sum(len(text) + 256 for text in cache._filters) <= 1 << 18
     for number in range(2000):
