@@ -40,9 +40,10 @@ _OFFSETS: Final = '{"Topic": {"0": 17}}: queue offsets by topic and queue id'
 class StoreOptions(Struct, frozen=True):
     """What to read. Times are store times in ms. Ends are exclusive, except ``ending_time``, which is inclusive.
 
-    ``columns``: names, in order. ``topics``, ``topics_pattern`` and ``queue_ids``: empty for all.
-    ``sql``: an SQL92 expression over the properties, empty for all. ``starting_offsets``, ``ending_offsets``: queue offsets by (topic, queue id). ``starting_position``,
-    ``ending_position``: log offsets. ``consume_queues``: "auto", "always" or "never" read through them.
+    ``columns``: names, in order. ``topics``, ``topics_pattern`` and ``queue_ids``: empty for all. ``sql``: an SQL92
+    expression over the properties, empty for all. ``starting_offsets``, ``ending_offsets``: queue offsets by (topic,
+    queue id). ``starting_position``, ``ending_position``: log offsets. ``consume_queues``: "auto", "always" or "never"
+    read through them.
     """
 
     path: str

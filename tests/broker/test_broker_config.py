@@ -48,8 +48,7 @@ def test_a_file_as_people_have_it_for_rocketmq(tmp_path: Path) -> None:
     assert store.config_path == Path("/tmp/some/store/config")
     assert [warning.split(": ", 1)[1] for warning in warnings] == [
         "unknown key mapedFileSizeCommitLog (did you mean mappedFileSizeCommitLog?); ignored",
-        "enableCalcFilterBitMap is not supported: the consume queue extension is not written; an expression is evaluated "
-        "on each message's properties",
+        f"enableCalcFilterBitMap is not supported: {BROKER.unsupported['enableCalcFilterBitMap']}",
     ]
 
 
