@@ -74,7 +74,7 @@ async def _full(
 @given(
     messages=st.lists(st.tuples(st.integers(0, 1), st.integers(0, 2), st.integers(0, 700), st.booleans()), max_size=90),
     pulls=st.lists(
-        st.tuples(st.integers(0, 90), st.integers(0, 40), st.integers(1, 12_000), st.sampled_from([None, 0])),
+        st.tuples(st.integers(0, 90), st.integers(0, 40), st.integers(1, 12_000), st.sampled_from([None, 0, 1])),
         min_size=1,
         max_size=5,
     ),

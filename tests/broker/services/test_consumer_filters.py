@@ -363,6 +363,8 @@ def test_compiled_expressions_are_cached_up_to_a_size() -> None:
         world.filters.filter("SQL92", f"a = {number}".ljust(200))
         if number % 100 == 0:
             assert world.filters.filter("SQL92", "a = 1") is first, "used recently"
+    with pytest.raises(SubscriptionError, match="characters"):
+        world.filters.filter("SQL92", "a = 1".ljust(1 << 20))
     cache: Any = world.filters._expressions
     assert len(cache._filters) < 1000
     assert cache._size == sum(len(text) + 256 for text in cache._filters) <= 1 << 18
