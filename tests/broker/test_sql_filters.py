@@ -199,6 +199,50 @@ async def test_administrators_see_the_expression_of_a_group() -> None:
         assert (found["G"]["expression"], found["G"]["clientVersion"], found["G"]["dead"]) == ("n < 2", 7, False)
 
 
+async def test_expressions_live_and_die_with_their_group(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (broker, client):
+        await client.send(TOPIC)
+        filters = broker.context.filters
+        async with WireClient.connect(broker.endpoint) as member:
+            groups = [sql_consumer("G", (TOPIC, "n < 2"), ("Other", "n < 2"))]
+            await member.heartbeat("c", consumers=groups, heartbeatFingerprint=7)
+            assert filters.alive == 2
+            without = [consumer("G", TOPIC, subscriptionDataSet=[])]
+            await member.heartbeat("c", consumers=without, heartbeatFingerprint=7, withoutSub=True)
+            assert filters.alive == 2, "such a heartbeat leaves the subscriptions unchanged"
+            await member.heartbeat("c", consumers=[sql_consumer("G", (TOPIC, "n < 2"))])
+            assert filters.alive == 1
+            ext = {"clientID": "c", "producerGroup": "", "consumerGroup": "G"}
+            await member.ask(RequestCode.UNREGISTER_CLIENT, ext)
+            assert filters.alive == 0
+            await member.heartbeat("c", consumers=groups)
+            assert filters.alive == 2
+        with trio.fail_after(10):
+            while filters.alive:  # the broker notices the closed connection
+                await trio.lowlevel.checkpoint()
+    async with serving(tmp_path) as (broker, client):
+        assert sorted(broker.context.filters.table) == [TOPIC, "Other"]
+        assert broker.context.filters.alive == 0
+
+
+async def test_a_message_that_does_not_fit_does_not_answer_a_held_pull() -> None:
+    async with serving() as (broker, client), WireClient.connect(broker.endpoint) as reader:
+        await client.send(TOPIC, b"first", {"n": "1"})
+        held = {"subscription": "n = 2", "sysFlag": PULL_SUBSCRIPTION | PULL_SUSPEND}
+        opaque = await reader.post(RequestCode.PULL_MESSAGE, pull_ext(TOPIC, 1, **SQL, **held))
+        holds = broker.context.long_polling
+        with trio.fail_after(10):
+            while not holds.held:
+                await trio.lowlevel.checkpoint()
+        for _ in range(3):
+            await client.send(TOPIC, b"other", {"n": "1"})
+            assert holds.held == 1
+        await client.send(TOPIC, b"it", {"n": "2"})
+        reply = await reader.reply(opaque)
+        assert [message.body for message in decode_messages(bytes(reply.body))] == [b"it"]
+        assert reply.ext_fields()["nextBeginOffset"] == "5"
+
+
 # retry topics
 
 
