@@ -377,6 +377,7 @@ class BrokerController:
         holds = context.long_polling
         holds.again = pulls.again
         holds.in_round = lambda: self.reactor.in_round
+        holds.filters.look = context.store.look_properties
         # The order at a round's end matters: under SYNC_FLUSH the store's sync makes messages readable and wakes the
         # pulls that wait for them, then the woken pulls are served in the same round.
         context.store.commit_rounds(self.reactor.at_round_end, lambda: self.reactor.in_round)
@@ -385,7 +386,6 @@ class BrokerController:
         self.gate.listeners.append(holds.wake_all)
         self.reactor.on_idle.append(pulls.prepare)
         context.store.on_overdue.append(self._close_readers)
-        holds.filters.look = context.store.look_properties
         context.store.keep_unread(context.unread.oldest)
         context.store.hold_log(QueuedMessages("delayed messages", context.store, context.schedule.positions))
         context.store.hear_awaited(holds.awaited, holds.notify_arriving)

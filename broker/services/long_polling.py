@@ -104,12 +104,12 @@ class PullRequestHoldService:
             mine = request.connection.data[_HELD_KEY] = {}
             request.connection.on_close.append(self._connection_closed)
         mine[request] = None
-        if request.needs_properties:
-            request.checked = request.offset
-            self._by_properties += 1
         if not self.held:
             self._first.set()
         self.held += 1
+        if request.needs_properties:
+            request.checked = request.offset
+            self._by_properties += 1
         return True
 
     def notify_arriving(
