@@ -13,16 +13,27 @@ if TYPE_CHECKING:
     from trimq.broker.services.long_polling import PullRequest
 
 SLICE: Final = 64
-"""Evaluations and looks at records in one slice."""
+"""Evaluations, and looks at records, in one slice."""
 
 Queue = tuple[str, int]
 """Topic and queue id."""
 
 
+class _Arrivals:
+    """Messages of a queue, up to ``end``. Those before ``until`` are not evaluated for ``pulls`` yet, last one first."""
+
+    __slots__ = ("end", "pulls", "until")
+
+    def __init__(self, end: int) -> None:
+        self.end = end
+        self.until = -1
+        self.pulls: list[PullRequest] = []
+
+
 class HeldFilters:
     """The queues with messages that have not been evaluated for the pulls held there.
 
-    ``waiting``: all held pulls by queue. ``wake``: takes the pulls that get a message. The owner sets ``look``, the
+    ``waiting``: all held pulls by queue. ``wake``: takes a pull that gets a message. The owner sets ``look``, the
     store's ``look_properties``.
     """
 
@@ -31,51 +42,61 @@ class HeldFilters:
     ) -> None:
         self._waiting = waiting
         self._wake = wake
-        self._arrived: dict[Queue, int] = {}
+        self._arrivals: dict[Queue, _Arrivals] = {}
+        self._looked: dict[tuple[Queue, int], bytes | None] = {}
+        """The properties that the current slice has looked at: the pulls of a queue need the same ones."""
         self.look: Callable[[str, int, int], bytes | None] = lambda _topic, _queue_id, _offset: None
 
     def arrived(self, topic: str, queue_id: int, next_offset: int) -> None:
         """A message before ``next_offset`` has arrived in a queue."""
-        self._arrived[topic, queue_id] = next_offset
+        arrivals = self._arrivals.get((topic, queue_id))
+        if arrivals is None:
+            self._arrivals[topic, queue_id] = _Arrivals(next_offset)
+        else:
+            arrivals.end = next_offset
 
     @property
     def is_pending(self) -> bool:
         """Whether messages have to be checked."""
-        return bool(self._arrived)
+        return bool(self._arrivals)
 
     def check(self) -> None:
         """Evaluate one slice of messages, and wake the pulls that accept one."""
         left = SLICE
-        while self._arrived and left > 0:
-            queue, end = next(iter(self._arrived.items()))
-            # Taken out first and put back at the end: queues take turns, and serving a pull may add another one.
-            del self._arrived[queue]
-            left = self._check_queue(queue, end, left)
-            if left <= 0:
-                self._arrived.setdefault(queue, end)
+        while self._arrivals and left > 0:
+            queue, arrivals = next(iter(self._arrivals.items()))
+            left = self._check_queue(queue, arrivals, left)
+            del self._arrivals[queue]
+            if left <= 0:  # to be continued, after the other queues
+                self._arrivals[queue] = arrivals
+        self._looked.clear()
 
-    def _check_queue(self, queue: Queue, end: int, left: int) -> int:
+    def _check_queue(self, queue: Queue, arrivals: _Arrivals, left: int) -> int:
         """Evaluate up to ``left`` times. Returns how many are left; 0 if the queue is to be continued."""
-        pulls = [pull for pull in self._waiting.get(queue, ()) if pull.needs_properties]
-        offset = min((pull.checked for pull in pulls), default=end)
-        woken: list[PullRequest] = []
-        while offset < end and pulls and left > 0:
-            properties = self.look(*queue, offset)
-            left -= 1
-            for pull in pulls:
-                if pull.checked > offset:
-                    continue
-                if left <= 0:
-                    break
+        while arrivals.pulls or arrivals.until < arrivals.end:
+            if not arrivals.pulls:
+                arrivals.until = arrivals.end
+                held = [pull for pull in self._waiting.get(queue, ()) if pull.needs_properties]
+                arrivals.pulls = held[::-1]
+                continue
+            left = self._check_pull(queue, arrivals.pulls[-1], arrivals.until, left)
+            if left <= 0:
+                return 0
+            arrivals.pulls.pop()
+        return left
+
+    def _check_pull(self, queue: Queue, pull: "PullRequest", until: int, left: int) -> int:
+        while pull.checked < until and pull in self._waiting.get(queue, ()):
+            if left <= 0:
+                return 0
+            place = queue, pull.checked
+            if place not in self._looked:
+                self._looked[place] = self.look(*queue, pull.checked)
                 left -= 1
-                pull.checked = offset + 1
-                if _accepts(pull, properties):
-                    woken.append(pull)
-            else:
-                offset += 1
-            pulls = [pull for pull in pulls if pull not in woken] if woken else pulls
-        if woken:
-            self._wake(woken)
+            left -= 1
+            pull.checked += 1
+            if _accepts(pull, self._looked[place]):
+                self._wake([pull])
         return left
 
 
