@@ -193,6 +193,22 @@ class BrokerConfig:
         ours=True,
     )
     lite_pull_message_enable: bool = option(True, "Serve pulls of lite pull consumers.", dynamic=True)
+    enable_property_filter: bool = option(
+        False, "Serve consumers that filter by an SQL92 expression over the properties of messages.", dynamic=True
+    )
+    filter_support_retry: bool = option(
+        False,
+        "Filter the messages of a retry topic by the group's expression for the topic to which they were sent, if the "
+        "group subscribes to the retry topic by an expression.",
+        dynamic=True,
+    )
+    filter_data_clean_time_span: int = option(
+        24 * 3600 * 1000,
+        "How long the expression of a group that is offline stays in consumerFilter.json.",
+        unit="ms",
+        minimum=0,
+        dynamic=True,
+    )
     notify_consumer_ids_changed_enable: bool = option(
         True, "Notify the members of a group when its membership changes.", dynamic=True
     )
@@ -274,7 +290,7 @@ class BrokerConfig:
 _UNSUPPORTED_VALUES = {
     # The broker behaves as RocketMQ does with the default values of these keys: a file that sets one gets no warning.
     "storeType": "default",
-    "enablePropertyFilter": "false",
+    "enableCalcFilterBitMap": "false",
     "duplicationEnable": "false",
     "aclEnable": "false",
     "enableDLegerCommitLog": "false",

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from trimq.broker.identity import BrokerIdentity
     from trimq.broker.services.client_calls import ClientCalls
     from trimq.broker.services.config_file import ConfigFile
+    from trimq.broker.services.consumer_filters import ConsumerFilterManager
     from trimq.broker.services.consumers import ConsumerManager
     from trimq.broker.services.groups import SubscriptionGroupManager
     from trimq.broker.services.long_polling import PullRequestHoldService
@@ -44,6 +45,7 @@ class BrokerContext:
     groups: "SubscriptionGroupManager"
     offsets: "ConsumerOffsetManager"
     consumers: "ConsumerManager"
+    filters: "ConsumerFilterManager"
     producers: "ProducerManager"
     client_calls: "ClientCalls"
     locks: "RebalanceLockManager"

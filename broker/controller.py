@@ -23,6 +23,7 @@ from trimq.broker.identity import BrokerIdentity
 from trimq.broker.processor_table import register_processors
 from trimq.broker.services.client_calls import ClientCalls
 from trimq.broker.services.config_file import ConfigFile
+from trimq.broker.services.consumer_filters import ConsumerFilterManager
 from trimq.broker.services.consumers import ConsumerManager
 from trimq.broker.services.groups import SubscriptionGroupManager
 from trimq.broker.services.long_polling import PullRequestHoldService
@@ -199,6 +200,7 @@ class BrokerController:
             services=ServiceMetrics(
                 topics=context.topics,
                 groups=context.groups,
+                filters=context.filters,
                 offsets=context.offsets,
                 long_polling=context.long_polling,
                 client_calls=context.client_calls,
@@ -271,7 +273,8 @@ class BrokerController:
         offsets = ConsumerOffsetManager(configuration, disk, clock)
         schedule = ScheduleMessageService(configuration, store, disk, clock, packed)
         modes = MessageRequestModeManager(configuration, disk, clock)
-        await self._load(store, topics, groups, offsets, schedule, modes)
+        filters = ConsumerFilterManager(configuration, disk, clock)
+        await self._load(store, topics, groups, offsets, schedule, modes, filters)
         # Listen only after the state files were read: an unreadable file ends the start before a client can connect.
         self._open_ports(sockets)
         registration = await self._registration(topics, stack)
@@ -281,6 +284,7 @@ class BrokerController:
             limits = replace(limits, spin_many=0.0)
         self.reactor = Reactor(limits, clock)
         consumers = ConsumerManager(configuration, clock)
+        consumers.listeners.append(filters.group_changed)
         return BrokerContext(
             identity=BrokerIdentity(broker_name=broker.broker_name, address=self.address),
             configuration=configuration,
@@ -292,6 +296,7 @@ class BrokerController:
             groups=groups,
             offsets=offsets,
             consumers=consumers,
+            filters=filters,
             producers=ProducerManager(configuration, clock),
             client_calls=ClientCalls(clock),
             locks=RebalanceLockManager(clock),
@@ -364,10 +369,11 @@ class BrokerController:
         offsets: ConsumerOffsetManager,
         schedule: ScheduleMessageService,
         modes: MessageRequestModeManager,
+        filters: ConsumerFilterManager,
     ) -> None:
         """Read the state files, then restore the topics of queues that topics.json does not have."""
         try:
-            for service in (topics, groups, offsets, schedule, modes):
+            for service in (topics, groups, offsets, schedule, modes, filters):
                 await service.load()
         except StateFileError as error:
             raise StartError(f"a state file cannot be read: {error}") from error
@@ -380,6 +386,7 @@ class BrokerController:
         holds = context.long_polling
         holds.again = pulls.again
         holds.in_round = lambda: self.reactor.in_round
+        holds.filters.look = context.store.look_properties
         # The order at a round's end matters: under SYNC_FLUSH the store's sync makes messages readable and wakes the
         # pulls that wait for them, then the woken pulls are served in the same round.
         context.store.commit_rounds(self.reactor.at_round_end, lambda: self.reactor.in_round)
@@ -407,6 +414,7 @@ class BrokerController:
             context.groups,
             context.offsets,
             context.consumers,
+            context.filters,
             context.producers,
             context.client_calls,
             context.stats,
@@ -449,7 +457,14 @@ class BrokerController:
             context.long_polling.serve_woken()
             await self.reactor.shutdown(max(1.0, seconds - 5))  # the rest is for the state files
             # After the last request, so that the files hold every offset and topic that was acknowledged.
-            for service in (context.topics, context.groups, context.offsets, context.schedule, context.modes):
+            for service in (
+                context.topics,
+                context.groups,
+                context.offsets,
+                context.schedule,
+                context.modes,
+                context.filters,
+            ):
                 await service.persist()
             if self.namesrv is not None:
                 self.namesrv.shutdown()

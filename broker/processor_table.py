@@ -14,6 +14,7 @@ from trimq.broker.processors.client import ClientProcessor
 from trimq.broker.processors.lock import LockProcessor
 from trimq.broker.processors.offset import OffsetProcessor
 from trimq.broker.processors.pull.pull import PullMessageProcessor
+from trimq.broker.processors.pull.pull_filters import PullFilters
 from trimq.broker.processors.query import QueryMessageProcessor
 from trimq.broker.processors.send.send import SendMessageProcessor
 from trimq.broker.processors.send.send_back import SendBackProcessor
@@ -29,7 +30,7 @@ def register_processors(table: HandlerTable, context: BrokerContext, reactor: Re
         configuration=context.configuration,
         topics=context.topics,
         groups=context.groups,
-        consumers=context.consumers,
+        filters=PullFilters(context.configuration, context.groups, context.consumers, context.filters),
         offsets=context.offsets,
         long_polling=context.long_polling,
         stats=context.stats,
@@ -60,9 +61,11 @@ def register_processors(table: HandlerTable, context: BrokerContext, reactor: Re
             store=context.store,
         ),
         ClientProcessor(
+            configuration=context.configuration,
             topics=context.topics,
             groups=context.groups,
             consumers=context.consumers,
+            filters=context.filters,
             producers=context.producers,
             registration=context.registration,
         ),
@@ -134,6 +137,7 @@ def _register_administration(table: HandlerTable, context: BrokerContext, reacto
             identity=context.identity,
             topics=context.topics,
             consumers=context.consumers,
+            filters=context.filters,
             stats=context.stats,
             store=context.store,
         ),

@@ -109,7 +109,7 @@ INERT: Final = _table(
 
 _REPLICATION = "replication is not implemented yet; this broker is a master without slaves"
 _POP = "POP consumption is not implemented yet"
-_FILTER = "SQL92 filters are not implemented yet; consumers filter by tag"
+_FILTER = "the consume queue extension is not written; an expression is evaluated on each message's properties"
 _TRANSACTIONS = "transactional messages are not implemented yet and are refused"
 _TIMER = "messages with a precise delivery time are not implemented yet and are refused; delay levels work"
 _ROCKSDB = "RocksDB is not supported; queues are files"
@@ -162,8 +162,8 @@ UNSUPPORTED: Final = _table(
     (
         _FILTER,
         """
-        enablePropertyFilter enableCalcFilterBitMap expectConsumerNumUseFilter maxErrorRateOfBloomFilter
-        filterDataCleanTimeSpan filterSupportRetry enableConsumeQueueExt mappedFileSizeConsumeQueueExt
+        enableCalcFilterBitMap expectConsumerNumUseFilter maxErrorRateOfBloomFilter enableConsumeQueueExt
+        mappedFileSizeConsumeQueueExt
         """,
     ),
     (

@@ -13,6 +13,7 @@ from trimq.client.consumer_requests import ConsumerRequests
 from trimq.client.core import Client, ClientOptions, Push, wall_ms
 from trimq.client.delivery import Batch, ConsumerMessage, describe
 from trimq.client.errors import NoBrokerError, RocketMQError, TopicNotFoundError, UsageError
+from trimq.client.expression_check import check_in_broker
 from trimq.client.interceptors import Interceptor, ProcessContext
 from trimq.client.member import GroupMember
 from trimq.client.message import MessageQueue, ReceivedMessage
@@ -23,8 +24,7 @@ from trimq.client.ready_queue import ReadyQueue
 from trimq.client.rebalance import Rebalancer
 from trimq.client.retries import Retries
 from trimq.client.subscription import ALL, Sql, Subscription, parse_subscriptions
-from trimq.protocol.body import ConsumerData, ProducerData, encode_json
-from trimq.protocol.codes import RequestCode
+from trimq.protocol.body import ConsumerData, ProducerData
 from trimq.protocol.topic_rules import retry_topic
 from trimq.remoting.client.client_log import StandardLog
 
@@ -136,7 +136,8 @@ class Consumer(GroupMember):
             except (TopicNotFoundError, NoBrokerError):
                 _log.info("the topic does not exist yet", group=self.group, topic=topic)
         self.client.join(self)
-        await self._check_expressions()
+        for subscription in self.subscriptions.values():
+            await check_in_broker(self.client, group=self.group, subscription=subscription)
         await self.client.heartbeat()
         self.client.routes.on_change.append(self.rebalancer.route_changed)
         self._start_trace()
@@ -145,23 +146,6 @@ class Consumer(GroupMember):
         self.spawn(self._commit_regularly)
         if self.orderly and self._clustering:
             self.spawn(self.rebalancer.keep_locks)
-
-    async def _check_expressions(self) -> None:
-        """Lets a broker parse the SQL92 expressions, so that an invalid one raises UsageError when the consumer opens.
-
-        Otherwise the only sign of it would be that no messages arrive.
-        """
-        for subscription in self.subscriptions.values():
-            if subscription.is_sql:
-                route = await self.client.routes.get(subscription.topic)
-                body = {
-                    "clientId": self.client.id,
-                    "group": self.group,
-                    "namespace": "",
-                    "subscriptionData": subscription.data,
-                }
-                address = await self.client.master(route, next(iter(route.brokers)))
-                await self.client.request(address, RequestCode.CHECK_CLIENT_CONFIG, {}, encode_json(body))
 
     async def _close(self) -> None:
         if self.rebalancer.route_changed in self.client.routes.on_change:

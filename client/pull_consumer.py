@@ -9,12 +9,13 @@ import anyio.lowlevel
 from trimq.client import offsets
 from trimq.client.core import Client, ClientOptions, Push, wall_ms
 from trimq.client.errors import UsageError
+from trimq.client.expression_check import check_in_broker
 from trimq.client.member import GroupMember
 from trimq.client.message import MessageQueue, ReceivedMessage
 from trimq.client.offsets import StartFrom
 from trimq.client.process_queue import Prefetch, ProcessQueue
 from trimq.client.ready_queue import ReadyQueue
-from trimq.client.subscription import ALL, Sql, Subscription
+from trimq.client.subscription import ALL, Sql, Subscription, check_filter
 from trimq.protocol.body import ConsumerData, ProducerData
 
 
@@ -27,7 +28,7 @@ class PullConsumer(GroupMember):
     same queue all read it. ``enable_msg_trace`` reports each message that ``poll`` returns to the trace topic, or to
     ``customized_trace_topic``; ``trace_dispatcher`` counts the reports.
 
-    Raises UsageError for an invalid group name, and if no name server is given.
+    Raises UsageError for an invalid group name or filter, and if no name server is given.
 
     >>> async def example(namesrv: str) -> None:
     ...     async with PullConsumer("audit", namesrv=namesrv, start="first") as consumer:
@@ -54,6 +55,7 @@ class PullConsumer(GroupMember):
         self._hooks = self._traced("CONSUME", customized_trace_topic) if enable_msg_trace else None
         self._start = start
         self._tags = tags
+        check_filter(tags)
         self._prefetch = prefetch or Prefetch()
         self._process_queues: dict[MessageQueue, ProcessQueue] = {}
         self._positions: dict[MessageQueue, int] = {}
@@ -105,14 +107,17 @@ class PullConsumer(GroupMember):
         """Reads these queues from now on, and no others. Queues that were assigned before keep their positions.
 
         A new queue starts at the offset given for it in a mapping, else at the group's committed offset, else at
-        ``start``. For a queue that was assigned before, an offset in a mapping is a ``seek``. Raises RocketMQError if
-        an offset cannot be queried; the queues before it are assigned then.
+        ``start``. For a queue that was assigned before, an offset in a mapping is a ``seek``. Raises UsageError if the
+        broker does not filter by SQL92 expressions, and RocketMQError if an offset cannot be queried; the queues before
+        it are assigned then.
 
         >>> async def tail(consumer: PullConsumer, queue: MessageQueue) -> None:
         ...     await consumer.assign({queue: await consumer.end_offset(queue) - 10})
         """
         self._check_open()
         wanted = dict(queues) if isinstance(queues, Mapping) else dict.fromkeys(queues)
+        for topic in sorted({queue.topic for queue in wanted} - {queue.topic for queue in self._process_queues}):
+            await check_in_broker(self.client, self.group, Subscription(topic, self._tags, wall_ms()))
         for queue in [queue for queue in self._process_queues if queue not in wanted]:
             process_queue = self._process_queues.pop(queue)
             process_queue.drop()

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from prometheus_client.core import Metric
 
 from trimq.broker.services.client_calls import ClientCalls
+from trimq.broker.services.consumer_filters import ConsumerFilterManager
 from trimq.broker.services.groups import SubscriptionGroupManager
 from trimq.broker.services.long_polling import PullRequestHoldService
 from trimq.broker.services.offsets import ConsumerOffsetManager
@@ -22,6 +23,7 @@ class ServiceMetrics:
         *,
         topics: TopicConfigManager,
         groups: SubscriptionGroupManager,
+        filters: ConsumerFilterManager,
         offsets: ConsumerOffsetManager,
         long_polling: PullRequestHoldService,
         client_calls: ClientCalls,
@@ -30,6 +32,7 @@ class ServiceMetrics:
     ) -> None:
         self._topics = topics
         self._groups = groups
+        self._filters = filters
         self._offsets = offsets
         self._long_polling = long_polling
         self._client_calls = client_calls
@@ -49,6 +52,14 @@ class ServiceMetrics:
             "trimq_long_polls_refused_total",
             "Pulls that were not held because maxHeldRequests were held.",
             self._long_polling.refused,
+        )
+        yield gauge(
+            "trimq_consumer_filters", "SQL92 expressions of consumer groups that are online.", self._filters.alive
+        )
+        yield counter(
+            "trimq_consumer_filters_refused_total",
+            "SQL92 expressions in heartbeats that were not registered: not valid, or more than the broker stores.",
+            self._filters.refused,
         )
         yield counter(
             "trimq_consumer_groups_refused_total",

@@ -150,6 +150,7 @@ class MessageStore(InMemoryCalls):
         self.get_in_memory = self._getter.in_memory
         self.get_ahead = self._getter.ahead
         self.count_found = self._getter.count
+        self.look_properties = self._getter.look_properties
         self.query_message = self._finder.query
         self.query_in_memory = self._finder.query_in_memory
         self.query_message_cold = self._finder.query_cold

@@ -1,5 +1,6 @@
 """The worked examples of docs/formats are what the code writes and reads."""
 
+import json
 import re
 from pathlib import Path
 
@@ -7,6 +8,7 @@ from tests.broker.services.fakes import configuration
 from tests.store.simdisk import SimDisk
 from trimq.broker.services.message_request_mode import MessageRequestModeManager
 from trimq.broker.services.state_file import replace_file
+from trimq.broker.services.consumer_filters import ConsumerFilterManager
 from trimq.broker.store.disk.real_disk import RealDisk
 from trimq.broker.store.queue.consume_queue import QueueShape
 from trimq.broker.store.queue.consume_queue_store import ConsumeQueueStore, QueueState
@@ -14,6 +16,7 @@ from trimq.broker.store.queue.deleted_topics import DeletedTopics
 from trimq.broker.store.queue.queue_snapshot import read_snapshot
 from trimq.broker.store.recovery.failed_sync_marker import FailedSyncMarker
 from trimq.broker.store.running_flags import Flag
+from trimq.broker.testing import configuration as configuration_of
 from trimq.protocol import checkpoint_layout, index_layout, lenient_json, queue_unit
 from trimq.protocol.body import SetMessageRequestModeRequestBody
 from trimq.protocol.command import Encoding, RemotingCommand
@@ -150,6 +153,21 @@ def test_every_example_is_checked() -> None:
     source = Path(__file__).read_text(encoding="utf-8")
     unread = {name for name in EXAMPLES if f'"{name}"' not in source and not name.startswith("frame-")}
     assert not unread
+
+
+async def test_consumer_filters(tmp_path: Path) -> None:
+    path = tmp_path / "config" / "consumerFilter.json"
+    path.parent.mkdir()
+    path.write_text(EXAMPLES["consumer-filter"])
+    filters = ConsumerFilterManager(configuration_of(tmp_path), RealDisk(), ManualClock())
+    await filters.load()
+    accept = filters.find("Orders", "billing")
+    assert accept is not None
+    assert [accept.match_record(b"amount\x01%d\x02" % amount) for amount in (10, 11)] == [False, True]
+    entry = filters.get("Orders", "billing")
+    assert entry is not None
+    assert (entry.is_dead, entry.dead_time) == (True, 1_700_000_060_000)
+    assert json.loads(b"".join(filters.pieces())) == json.loads(EXAMPLES["consumer-filter"])
 
 
 def test_consumer_offsets() -> None:

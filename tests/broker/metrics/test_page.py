@@ -218,6 +218,18 @@ def test_without_metrics_nothing_of_theirs_is_imported(tmp_path: Path) -> None:
     assert run.stdout.splitlines()[-1] == "[]"
 
 
+async def test_expressions_of_groups_are_counted(tmp_path: Path) -> None:
+    async with running_broker(tmp_path / "store", **ON) as broker, WireClient.connect(broker.endpoint) as client:
+        subscriptions = [
+            {"topic": topic, "subString": text, "subVersion": 1, "expressionType": "SQL92"}
+            for topic, text in (("T", "a > 1"), ("U", "a >"), ("V", "a < 1"))
+        ]
+        await client.heartbeat("c", consumers=[consumer("G", "T", subscriptionDataSet=subscriptions)])
+        page = await scrape(broker)
+        assert page.value("trimq_consumer_filters") == 2
+        assert page.value("trimq_consumer_filters_refused_total") == 1
+
+
 async def test_refused_groups_and_offsets_are_counted(tmp_path: Path) -> None:
     """Guards the only sign of a refused commit: nearly all commits are one-way."""
     async with (
