@@ -6,9 +6,9 @@ from pathlib import Path
 
 from tests.broker.services.fakes import configuration
 from tests.store.simdisk import SimDisk
+from trimq.broker.services.consumer_filters import ConsumerFilterManager
 from trimq.broker.services.message_request_mode import MessageRequestModeManager
 from trimq.broker.services.state_file import replace_file
-from trimq.broker.services.consumer_filters import ConsumerFilterManager
 from trimq.broker.store.disk.real_disk import RealDisk
 from trimq.broker.store.queue.consume_queue import QueueShape
 from trimq.broker.store.queue.consume_queue_store import ConsumeQueueStore, QueueState
