@@ -34,6 +34,9 @@ from trimq.broker.services.schedule import ScheduleMessageService
 from trimq.broker.services.state_file import StateFileError
 from trimq.broker.services.stats import BrokerStats
 from trimq.broker.services.topics import TopicConfigManager
+from trimq.broker.services.transaction.check import TransactionalMessageCheckService
+from trimq.broker.services.transaction.read_back import read_back
+from trimq.broker.services.transaction.service import TransactionalMessageService
 from trimq.broker.services.unread import UnreadPositions
 from trimq.broker.store.disk.disk import Disk
 from trimq.broker.store.disk.real_disk import RealDisk
@@ -42,7 +45,7 @@ from trimq.protocol.body import TopicConfig
 from trimq.protocol.codes import RequestCode
 from trimq.protocol.message_id import UniqueIdGenerator
 from trimq.protocol.native import NATIVE
-from trimq.protocol.topic_rules import SCHEDULE_TOPIC
+from trimq.protocol.topic_rules import SCHEDULE_TOPIC, TRANS_HALF_TOPIC
 from trimq.remoting.client.remoting_client import RemotingClient
 from trimq.remoting.config.command_line import stop_on_signal
 from trimq.remoting.config.configuration import ConfigError, Configuration, NettyServerConfig
@@ -266,7 +269,10 @@ class BrokerController:
         groups = SubscriptionGroupManager(configuration, disk, clock)
         offsets = ConsumerOffsetManager(configuration, disk, clock)
         schedule = ScheduleMessageService(configuration, store, disk, clock, packed)
-        await self._load(store, topics, groups, offsets, schedule)
+        transactions = TransactionalMessageService(
+            configuration=configuration, store=store, offsets=offsets, disk=disk, clock=clock, store_host=packed
+        )
+        await self._load(store, topics, groups, offsets, schedule, transactions)
         # Listen only after the state files were read: an unreadable file ends the start before a client can connect.
         self._open_ports(sockets)
         registration = await self._registration(topics, stack)
@@ -276,6 +282,7 @@ class BrokerController:
             limits = replace(limits, spin_many=0.0)
         self.reactor = Reactor(limits, clock)
         consumers = ConsumerManager(configuration, clock)
+        producers = ProducerManager(configuration, clock)
         return BrokerContext(
             identity=BrokerIdentity(broker_name=broker.broker_name, address=self.address),
             configuration=configuration,
@@ -287,10 +294,14 @@ class BrokerController:
             groups=groups,
             offsets=offsets,
             consumers=consumers,
-            producers=ProducerManager(configuration, clock),
+            producers=producers,
             locks=RebalanceLockManager(clock),
             long_polling=PullRequestHoldService(configuration, clock),
             schedule=schedule,
+            transactions=transactions,
+            transaction_checks=TransactionalMessageCheckService(
+                configuration, store, transactions, producers, clock, broker.broker_name
+            ),
             registration=registration,
             stats=BrokerStats(clock, broker.broker_cluster_name),
             unread=UnreadPositions(consumers, offsets, store.look_units, clock),
@@ -355,13 +366,15 @@ class BrokerController:
         groups: SubscriptionGroupManager,
         offsets: ConsumerOffsetManager,
         schedule: ScheduleMessageService,
+        transactions: TransactionalMessageService,
     ) -> None:
-        """Read the state files, then restore the topics of queues that topics.json does not have."""
+        """Read the state files and the half messages, and restore the topics that topics.json does not have."""
         try:
-            for service in (topics, groups, offsets, schedule):
+            for service in (topics, groups, offsets, schedule, transactions):
                 await service.load()
         except StateFileError as error:
             raise StartError(f"a state file cannot be read: {error}") from error
+        await read_back(transactions, store, offsets)
         topics.adopt({name: max(ids) + 1 for name, ids in store.topics().items() if ids})
 
     def _serve_with(self, context: BrokerContext, sockets: list[socket.socket]) -> None:
@@ -383,6 +396,7 @@ class BrokerController:
         context.store.hold_log(QueuedMessages("delayed messages", context.store, context.schedule.positions))
         context.store.hear_awaited(holds.awaited, holds.notify_arriving)
         context.store.add_topic_listener(SCHEDULE_TOPIC, context.schedule.message_arriving)
+        context.store.add_topic_listener(TRANS_HALF_TOPIC, context.transactions.half_arriving)
         self.configuration.listeners.append(lambda _: context.store.set_config(self._section(MessageStoreConfig)))
         # Only for topics that are created from here on: those of the state files were loaded before.
         context.topics.listeners.append(lambda configs: _create_queues(context.store, configs))
@@ -402,6 +416,8 @@ class BrokerController:
             context.stats,
             context.long_polling,
             context.schedule,
+            context.transactions,
+            context.transaction_checks,
             context.unread,
         ):
             await nursery.start(service.run)
@@ -437,6 +453,7 @@ class BrokerController:
             context.long_polling.wake_all()
             context.long_polling.serve_woken()
             await self.reactor.shutdown(max(1.0, seconds - 5))  # the rest is for the state files
+            await context.transactions.stop()
             # After the last request, so that the files hold every offset and topic that was acknowledged.
             for service in (context.topics, context.groups, context.offsets, context.schedule):
                 await service.persist()

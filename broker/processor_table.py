@@ -10,6 +10,7 @@ from trimq.broker.processors.admin.offset_admin import OffsetAdminProcessor
 from trimq.broker.processors.admin.queue_admin import QueueAdminProcessor
 from trimq.broker.processors.admin.topic_admin import TopicAdminProcessor
 from trimq.broker.processors.client import ClientProcessor
+from trimq.broker.processors.end_transaction import EndTransactionProcessor
 from trimq.broker.processors.lock import LockProcessor
 from trimq.broker.processors.offset import OffsetProcessor
 from trimq.broker.processors.pull.pull import PullMessageProcessor
@@ -53,6 +54,14 @@ def register_processors(table: HandlerTable, context: BrokerContext, reactor: Re
             registration=context.registration,
         ),
         LockProcessor(locks=context.locks),
+        EndTransactionProcessor(
+            configuration=context.configuration,
+            transactions=context.transactions,
+            checks=context.transaction_checks,
+            store=context.store,
+            stats=context.stats,
+            clock=context.clock,
+        ),
     ):
         processor.register(table)
     _register_administration(table, context, reactor)
@@ -92,6 +101,7 @@ def _send_checks(context: BrokerContext) -> SendChecks:
         groups=context.groups,
         locks=context.locks,
         clock=context.clock,
+        pending_halves=lambda: context.transactions.halves.pending,
     )
 
 

@@ -354,9 +354,18 @@ class MessageStore(InMemoryCalls):
         return self.write_path.durability.end_offset
 
     @property
+    def appended_offset(self) -> int:
+        """End of the log, with records that may not be read yet."""
+        return self.commit_log.max_offset
+
+    @property
     def flushed_offset(self) -> int:
         """Everything below is on the device."""
         return self.write_path.sync.flushed_offset
+
+    async def flush(self) -> bool:
+        """Make everything that is in the log now durable. Returns False if the device refused."""
+        return await self.write_path.sync.flush()
 
     @property
     def dispatched_offset(self) -> int:
