@@ -300,7 +300,7 @@ class BrokerController:
             schedule=schedule,
             transactions=transactions,
             transaction_checks=TransactionalMessageCheckService(
-                configuration, store, transactions, producers, clock, broker.broker_name
+                configuration, store, transactions, producers, topics, clock, broker.broker_name
             ),
             registration=registration,
             stats=BrokerStats(clock, broker.broker_cluster_name),

@@ -57,7 +57,6 @@ def register_processors(table: HandlerTable, context: BrokerContext, reactor: Re
         EndTransactionProcessor(
             configuration=context.configuration,
             transactions=context.transactions,
-            checks=context.transaction_checks,
             store=context.store,
             stats=context.stats,
             clock=context.clock,

@@ -115,10 +115,10 @@ class Half(Struct):
         return head.store_timestamp if self.is_first and not self.times else head.born_timestamp
 
 
-def decode_half(data: Any) -> Half:
-    """The half in the bytes of a record. Raises NotAHalfError."""
+def decode_half(data: Any, topic: bytes = _HALF_TOPIC) -> Half:
+    """The half in the bytes of a record of ``topic``. Raises NotAHalfError, RecordError."""
     head = record.decode_head(data)
-    if bytes(data[head.topic_at : head.topic_end]) != _HALF_TOPIC or head.queue_id != QUEUE:
+    if bytes(data[head.topic_at : head.topic_end]) != topic or head.queue_id != QUEUE:
         raise NotAHalfError("the record is not in the queue of half messages")
     text = str(data[head.properties_at : head.properties_end], "utf-8", "replace")
     properties = decode_properties(text)
@@ -130,7 +130,7 @@ def decode_half(data: Any) -> Half:
         head,
         properties,
         # One that refers to itself or to a later one was not written by a broker.
-        origin if origin < head.queue_offset else head.queue_offset,
+        min(head.queue_offset, origin),
         number_of(properties.get(PROPERTY_TRANSACTION_CHECK_TIMES), 0),
     )
 
@@ -168,7 +168,12 @@ def again_properties(half: Half, times: int) -> dict[str, str]:
     TRAN_PREPARED_QUEUE_OFFSET links it with the first one. RocketMQ writes it only for halves that it stores again
     before their first check.
     """
-    properties = dict(half.properties)
-    properties[PROPERTY_TRAN_PREPARED_QUEUE_OFFSET] = str(half.origin)
-    properties[PROPERTY_TRANSACTION_CHECK_TIMES] = str(times)
+    linked = {PROPERTY_TRAN_PREPARED_QUEUE_OFFSET: str(half.origin), PROPERTY_TRANSACTION_CHECK_TIMES: str(times)}
+    return half.properties | linked
+
+
+def resumed_properties(half: Half) -> dict[str, str]:
+    """The properties of a new half made of one in TRANS_CHECK_MAX_TIME_TOPIC: no check of it counts any more."""
+    properties = half.properties | {PROPERTY_TRANSACTION_CHECK_TIMES: "0"}
+    properties.pop(PROPERTY_TRAN_PREPARED_QUEUE_OFFSET, None)
     return properties

@@ -10,7 +10,6 @@ from typing import Any, Final
 from trimq.broker.config import BrokerConfig
 from trimq.broker.processors.send.send_codes import refusal_code
 from trimq.broker.services.stats import BrokerStats
-from trimq.broker.services.transaction.check import TransactionalMessageCheckService
 from trimq.broker.services.transaction.half_queue import State
 from trimq.broker.services.transaction.service import TransactionalMessageService
 from trimq.broker.store.message_store import MessageStore
@@ -18,10 +17,12 @@ from trimq.broker.store.types import PutMessageResult
 from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.errors import RemotingError
-from trimq.protocol.headers.transaction import EndTransactionRequestHeader
+from trimq.protocol.headers.transaction import EndTransactionRequestHeader, ResumeCheckHalfMessageRequestHeader
+from trimq.protocol.message_id import decode_offset_id
 from trimq.protocol.property_names import PROPERTY_CHECK_IMMUNITY_TIME
-from trimq.protocol.record import RecordError
+from trimq.protocol.record import RecordError, decode_head
 from trimq.protocol.sysflag import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK
+from trimq.protocol.topic_rules import TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC
 from trimq.protocol.transaction import Half, NotAHalfError, decode_half, number_of
 from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.runtime.clock import Clock
@@ -30,6 +31,8 @@ from trimq.remoting.server.handler_table import HandlerTable
 from trimq.remoting.server.handlers import DEFERRED, Outcome
 
 _ENDS: Final = {TRANSACTION_COMMIT: State.COMMITTED, TRANSACTION_ROLLBACK: State.ROLLED_BACK}
+_EXPIRED_TOPIC: Final = TRANS_CHECK_MAX_TIME_TOPIC.encode()
+_NEVER: Final = 1 << 62
 _WORDS: Final = {
     State.COMMITTING: "is being committed",
     State.COMMITTED: "has been committed",
@@ -48,14 +51,13 @@ class EndTransactionProcessor:
         *,
         configuration: Configuration,
         transactions: TransactionalMessageService,
-        checks: TransactionalMessageCheckService,
         store: MessageStore,
         stats: BrokerStats,
         clock: Clock,
     ) -> None:
         self._configuration = configuration
         self._transactions = transactions
-        self._checks = checks
+        self._resumed: dict[int, int] = {}  # log offset in TRANS_CHECK_MAX_TIME_TOPIC -> the new half
         self._store = store
         self._count = stats.topic_put
         self._clock = clock
@@ -63,6 +65,7 @@ class EndTransactionProcessor:
     def register(self, table: HandlerTable) -> None:
         """Register the handlers of this family."""
         table.register(RequestCode.END_TRANSACTION, self.end)
+        table.register(RequestCode.RESUME_CHECK_HALF_MESSAGE, self.resume)
 
     def end(self, connection: Connection, command: RemotingCommand) -> Outcome:
         """END_TRANSACTION (37). The state UNKNOWN changes nothing: the producer is asked again.
@@ -129,7 +132,7 @@ class EndTransactionProcessor:
         return command.reply()
 
     def _check_time(self, header: EndTransactionRequestHeader, half: Half) -> None:
-        """Raises ILLEGAL_OPERATION for a half with an immunity of its own after that time, unless its check is answered.
+        """Raises ILLEGAL_OPERATION for a half with an immunity of its own after that time.
 
         From then on only an answer to a check may end it.
         """
@@ -146,6 +149,58 @@ class EndTransactionProcessor:
                 " (CHECK_IMMUNITY_TIME_IN_SECONDS, transactionTimeOut): wait for the check",
             )
 
+    # resuming
+
+    async def resume(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """RESUME_CHECK_HALF_MESSAGE (323): count the checks of a half from 0 again.
+
+        The message is a pending half, or one in TRANS_CHECK_MAX_TIME_TOPIC, of which a new half is made: once, as long
+        as that is pending. SYSTEM_ERROR for any other message, and if the store does not take it.
+        """
+        header = command.header(ResumeCheckHalfMessageRequestHeader)
+        try:
+            _, physical_offset = decode_offset_id(header.msg_id)
+        except ValueError as error:
+            raise _mismatch(str(error)) from None
+        data = await self._store.look_message_cold(physical_offset)
+        if not len(data):
+            raise _mismatch(f"no message starts at the commit log offset {physical_offset}")
+        try:
+            half = decode_half(data, _topic_of(data))
+        except (NotAHalfError, RecordError) as error:
+            raise _mismatch(f"the message at {physical_offset} cannot be resumed: {error}") from None
+        if _topic_of(data) == _EXPIRED_TOPIC:
+            result = await self._resume_expired(half)
+        else:
+            halves = self._transactions.halves
+            if halves.state(half.offset) is not State.PENDING:
+                raise _mismatch(f"the half message at {physical_offset} is not pending: it was ended or stored again")
+            _, result = await self._transactions.store_again(half, 0)
+        if not result.ok:
+            raise RemotingError(ResponseCode.SYSTEM_ERROR, result.remark or result.status.name)
+        return command.reply()
+
+    async def _resume_expired(self, half: Half) -> PutMessageResult:
+        first = self._transactions.halves.first
+        self._resumed = {place: new for place, new in self._resumed.items() if new >= first}
+        if half.physical_offset in self._resumed:
+            new = self._resumed[half.physical_offset]
+            raise _mismatch(f"the message at {half.physical_offset} has been resumed already, as half message {new}")
+        self._resumed[half.physical_offset] = _NEVER  # until the new half is stored
+        result = await self._transactions.resume(half)
+        if result.ok:
+            self._resumed[half.physical_offset] = result.queue_offset
+        else:
+            del self._resumed[half.physical_offset]
+        return result
+
+
+def _topic_of(data: Any) -> bytes:
+    """The topic of a record in which a half may be."""
+    head = decode_head(data)
+    topic = bytes(data[head.topic_at : head.topic_end])
+    return topic if topic == _EXPIRED_TOPIC else TRANS_HALF_TOPIC.encode()
+
 
 def _half_of(header: EndTransactionRequestHeader, data: Any) -> Half:
     """The half that a request names. Raises SYSTEM_ERROR if the record is another one."""
@@ -154,7 +209,9 @@ def _half_of(header: EndTransactionRequestHeader, data: Any) -> Half:
     try:
         half = decode_half(data)
     except (NotAHalfError, RecordError) as error:
-        raise _mismatch(f"there is no half message at the commit log offset {header.commit_log_offset}: {error}") from None
+        raise _mismatch(
+            f"there is no half message at the commit log offset {header.commit_log_offset}: {error}"
+        ) from None
     if half.group != header.producer_group:
         raise _mismatch(f"the half message is of another producer group than {header.producer_group[:255]}")
     if half.offset != header.tran_state_table_offset:

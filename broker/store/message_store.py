@@ -34,6 +34,7 @@ from trimq.broker.store.queue.consume_queue_flush import FlushConsumeQueueServic
 from trimq.broker.store.queue.consume_queue_store import ConsumeQueueStore
 from trimq.broker.store.queue.queue_clean import QueueCleaner
 from trimq.broker.store.read.get_message import MessageGetter
+from trimq.broker.store.read.log_reader import Visit, read_log
 from trimq.broker.store.read.query import BoundaryType, MessageFinder
 from trimq.broker.store.recovery.checkpoint import CheckpointService, StoreCheckpoint
 from trimq.broker.store.recovery.failed_sync_marker import FailedSyncMarker
@@ -400,6 +401,10 @@ class MessageStore(InMemoryCalls):
     async def look_message_cold(self, offset: int) -> Any:
         """As ``look_message``, waiting for the device."""
         return await self._finder.look_cold(offset) if offset < self.write_path.durability.readable_offset else b""
+
+    async def read_log(self, start: int, visit: Visit) -> None:
+        """Call ``visit`` with each record from a log offset on. Only before clients are served, see log_reader."""
+        await read_log(self.commit_log, start, visit)
 
     async def earliest_message_time(self) -> int:
         """Store timestamp of the oldest record in the log; -1 if there is none."""

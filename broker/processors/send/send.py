@@ -51,8 +51,8 @@ from trimq.protocol.property_names import (
 from trimq.protocol.property_text import closed, decode_properties, join_properties
 from trimq.protocol.record import MAX_PROPERTIES
 from trimq.protocol.topic_rules import RETRY_PREFIX, TRANS_HALF_TOPIC
-from trimq.protocol.transaction import QUEUE as HALF_QUEUE
 from trimq.protocol.transaction import MAX_HALF_PROPERTIES, make_half
+from trimq.protocol.transaction import QUEUE as HALF_QUEUE
 from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.gate import Sees

@@ -17,18 +17,20 @@ import trio
 
 from trimq.broker.config import BrokerConfig
 from trimq.broker.services.producers import ProducerManager
+from trimq.broker.services.topics import TopicConfigManager
 from trimq.broker.services.transaction.half_queue import State
 from trimq.broker.services.transaction.messages import check_body
 from trimq.broker.services.transaction.service import TransactionalMessageService, TransactionStore
 from trimq.broker.store.log.puts import MessageInner
 from trimq.broker.store.types import PutMessageResult, PutMessageStatus
+from trimq.protocol.body import PERM_READ, PERM_WRITE
 from trimq.protocol.codes import RequestCode
-from trimq.protocol.command import RemotingCommand, to_ext
+from trimq.protocol.command import RemotingCommand
 from trimq.protocol.headers.transaction import CheckTransactionStateRequestHeader
 from trimq.protocol.message_id import encode_offset_id
 from trimq.protocol.property_names import PROPERTY_CHECK_IMMUNITY_TIME, PROPERTY_UNIQ_KEY
 from trimq.protocol.record import RecordError
-from trimq.protocol.topic_rules import TRANS_HALF_TOPIC
+from trimq.protocol.topic_rules import TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC
 from trimq.protocol.transaction import QUEUE, Half, NotAHalfError, decode_half, number_of
 from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.runtime.clock import Clock
@@ -47,12 +49,13 @@ _HOPELESS: Final = (PutMessageStatus.MESSAGE_ILLEGAL, PutMessageStatus.PROPERTIE
 class TransactionalMessageCheckService:
     """The rounds of checks. ``oldest_ms``: when the oldest half that was pending in the last round was prepared."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - the parts of a service
+    def __init__(
         self,
         configuration: Configuration,
         store: TransactionStore,
         transactions: TransactionalMessageService,
         producers: ProducerManager,
+        topics: TopicConfigManager,
         clock: Clock,
         broker_name: str,
     ) -> None:
@@ -60,6 +63,7 @@ class TransactionalMessageCheckService:
         self._store = store
         self._transactions = transactions
         self._producers = producers
+        self._topics = topics
         self._clock = clock
         self._broker_name = broker_name
         self._log_budget = LogBudget(clock)
@@ -145,10 +149,9 @@ class TransactionalMessageCheckService:
             return
         transactions = self._transactions
         times = half.times - self._unsent.get(half.offset, 0)
-        checked_here = (
-            half.offset >= transactions.check_again and not half.is_first and half.offset not in self._unsent
-        )
+        checked_here = half.offset >= transactions.check_again and not half.is_first and half.offset not in self._unsent
         if times >= self._configuration.section(BrokerConfig).transaction_check_max and checked_here:
+            self._topics.create_on_send_back(TRANS_CHECK_MAX_TIME_TOPIC, 1, PERM_READ | PERM_WRITE)
             result = await transactions.expire(half)
             if self._log_budget.allows():
                 _log.warning("half_message_expired", offset=half.offset, checks=times, stored=result.ok)
@@ -197,7 +200,7 @@ class TransactionalMessageCheckService:
         )
         body = check_body(half, message, place.physical_offset, place.queue_offset, place.store_timestamp)
         while (connection := self._member(half, times)) is not None:
-            request = RemotingCommand.request(RequestCode.CHECK_TRANSACTION_STATE, to_ext(header), body)
+            request = RemotingCommand.request(RequestCode.CHECK_TRANSACTION_STATE, header, body, oneway=True)
             if connection.send_oneway(request):
                 self._transactions.counters.checks += 1
                 return True

@@ -104,6 +104,15 @@ class HalfQueue:
             self._states[at] = State.ENDED | _DONE
             self.pending -= 1
 
+    def replaced(self, offset: int) -> None:
+        """Set by the start: a pending half was stored again, durably."""
+        self.set(offset, State.MOVED)
+        self.done(offset)
+
+    def stands_for(self, origin: int, offset: int) -> None:
+        """Set by the start: the half first stored at ``origin`` is at ``offset`` now."""
+        self._latest[origin] = offset
+
     def advance(self) -> int:
         """Move ``first`` behind all halves that are done, and return it."""
         found = _done_prefix(self._states, self._done)
@@ -121,11 +130,19 @@ class HalfQueue:
         return -1 if at < 0 else self._base + at
 
     def all_pending(self) -> Iterator[int]:
-        """The offsets of all pending halves. The table must not change meanwhile."""
+        """The offsets of all pending halves; those that are ended meanwhile are left out."""
         offset = self.next_pending(self.first, self.end)
         while offset >= 0:
             yield offset
             offset = self.next_pending(offset + 1, self.end)
+
+    def all_ended(self) -> Iterator[int]:
+        """The offsets from ``first`` on that were ended before this start."""
+        states = self._states
+        at = states.find(State.ENDED | _DONE, self._done)
+        while at >= 0:
+            yield self._base + at
+            at = states.find(State.ENDED | _DONE, at + 1)
 
     # -- halves that were stored again
 

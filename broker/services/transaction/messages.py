@@ -16,6 +16,7 @@ from trimq.protocol.transaction import (
     Half,
     again_properties,
     committed_properties,
+    resumed_properties,
 )
 
 _OP_TAGS_CODE: Final = tags_code(OP_TAG)
@@ -40,6 +41,10 @@ class HalfMessages:
     def again(self, half: Half, times: int) -> MessageInner:
         """The half once more, after ``times`` checks."""
         return self._of(half, TRANS_HALF_TOPIC, QUEUE, again_properties(half, times))
+
+    def resumed(self, half: Half) -> MessageInner:
+        """A new half made of one in TRANS_CHECK_MAX_TIME_TOPIC."""
+        return self._of(half, TRANS_HALF_TOPIC, QUEUE, resumed_properties(half))
 
     def expired(self, half: Half) -> MessageInner:
         """The half for TRANS_CHECK_MAX_TIME_TOPIC: it was checked too often."""

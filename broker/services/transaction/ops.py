@@ -34,6 +34,7 @@ class End(NamedTuple):
 
 class _Written(NamedTuple):
     log_end: int
+    op_end: int
     ends: list[End]
 
 
@@ -65,7 +66,10 @@ class OpQueue:
         self._idle.set()
         self._written: deque[_Written] = deque()
         self._records: deque[_OpRecord] = deque()
+        self._rebuilt_at: int | None = None
         self.first = 0
+        self.end = 0
+        """Behind the last op record that is durable."""
         self.on_done: Callable[[End], None] = lambda _end: None
         """Called with each end that has become durable."""
 
@@ -74,10 +78,17 @@ class OpQueue:
         """Ends that are in no op record yet."""
         return len(self._waiting)
 
-    def start_at(self, first: int, records: "list[tuple[int, int]]") -> None:
-        """Set by the start: the op records (offset, highest half) from ``first`` on."""
-        self.first = first
+    def start_at(self, first: int, end: int, records: list[tuple[int, int]]) -> None:
+        """Set by the start: the op queue's part from ``first`` on, with the highest half in each of its records."""
+        self.first, self.end = first, end
         self._records = deque(_OpRecord(*each) for each in records)
+
+    def rebuild(self, end: int) -> None:
+        """Set by the start: the op queue is damaged, so the caller adds all ends again.
+
+        Until they are durable ``first`` is not known: a start before that has to find them in the log once more.
+        """
+        self.first, self.end = -1, end
 
     def add(self, end: End) -> None:
         """A half has ended. Writes an op record if transactionOpMsgMaxSize is reached."""
@@ -117,7 +128,9 @@ class OpQueue:
         self._idle.set()
         if result.ok:
             self._records.append(_OpRecord(result.queue_offset, highest))
-            self._written.append(_Written(result.physical_offset + result.size, ends))
+            self._written.append(_Written(result.physical_offset + result.size, result.queue_offset + 1, ends))
+            if self._rebuilt_at is None:
+                self._rebuilt_at = result.queue_offset
             if self._size >= self._limit:
                 self.write()
             return
@@ -129,13 +142,19 @@ class OpQueue:
     def settle(self, flushed: int) -> None:
         """The log is durable up to ``flushed``: the ends in durable op records are done."""
         while self._written and self._written[0].log_end <= flushed:
-            for end in self._written.popleft().ends:
+            written = self._written.popleft()
+            self.end = written.op_end
+            for end in written.ends:
                 for offset in _offsets(end):
                     self._halves.done(offset)
                 self.on_done(end)
 
     def advance(self, first_half: int) -> int:
-        """Move ``first`` behind the op records that name no half from ``first_half`` on, and return it."""
+        """Move ``first`` behind the op records that name no half from ``first_half`` on, and return it; -1: unknown."""
+        if self.first < 0:
+            if self._waiting or self._written or self._putting:
+                return -1
+            self.first = self.end if self._rebuilt_at is None else self._rebuilt_at
         while self._records and self._records[0].highest < first_half:
             self.first = self._records.popleft().offset + 1
         return self.first
@@ -166,5 +185,3 @@ def _offsets(end: End) -> tuple[int, ...]:
 
 def _length(end: End) -> int:
     return sum(len(str(offset)) + 1 for offset in _offsets(end))
-
-

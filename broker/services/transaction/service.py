@@ -117,7 +117,7 @@ class TransactionalMessageService:
     this offset have not.
     """
 
-    def __init__(  # noqa: PLR0913 - a service's parts, each by keyword
+    def __init__(
         self,
         *,
         configuration: Configuration,
@@ -143,6 +143,8 @@ class TransactionalMessageService:
         self._lowest: int | None = None
         self._lowest_of = -1
         self._settled = -1
+        self.known_op_end = 0
+        """The op queue ended there or later when the state file was written."""
         self._stored_settled = -1
         path = configuration.section(MessageStoreConfig).config_path / "transaction.json"
         broker = configuration.section
@@ -156,13 +158,16 @@ class TransactionalMessageService:
         """Read config/transaction.json. Raises StateFileError."""
         state = await self._file.load()
         if state is not None:
-            settled = state.get("settledOffset")
-            if not isinstance(settled, int) or isinstance(settled, bool):
-                raise StateFileError(f"{self._file.path}: settledOffset is not a number: delete the file")
+            settled, op_end = state.get("settledOffset"), state.get("opOffset")
+            if type(settled) is not int or type(op_end) is not int:
+                raise StateFileError(
+                    f"{self._file.path}: settledOffset and opOffset have to be numbers: delete the file"
+                )
             self._settled = self._stored_settled = settled
+            self.known_op_end = op_end
 
     def _pieces(self) -> Iterator[bytes]:
-        return encode_pieces({"settledOffset": self._settled})
+        return encode_pieces({"settledOffset": self._settled, "opOffset": self.ops.end})
 
     @property
     def settled_offset(self) -> int:
@@ -224,11 +229,21 @@ class TransactionalMessageService:
         self.halves.set(offset, state)
         self.ops.add(End(offset, origin))
 
-    def found_end(self, offset: int, origin: int) -> None:
-        """Set by the start: a half has a commit record and no op record."""
-        self.halves.set(offset, State.COMMITTED)
+    def found_end(self, offset: int, origin: int, state: State) -> None:
+        """Set by the start: a pending half has a commit record, or is in TRANS_CHECK_MAX_TIME_TOPIC, without an op."""
+        self.halves.set(offset, state)
         self._commits[origin] = self._settled
         self.ops.add(End(offset, origin))
+
+    def forget_settled(self) -> None:
+        """Set by the start: the op queue is damaged."""
+        self._settled = self._stored_settled = -1
+
+    def rebuild_ops(self) -> None:
+        """Set by the start: the op queue is damaged, and ``halves`` has the ends that the log has. Write all again."""
+        for offset in self.halves.all_ended():
+            self._commits[offset] = -1
+            self.ops.add(End(offset, offset))
 
     # -- halves stored again, and expired ones
 
@@ -274,6 +289,10 @@ class TransactionalMessageService:
                 self.halves.set(offset, State.PENDING)
 
         return await self._put(self.messages.expired(half), stored)
+
+    async def resume(self, half: Half) -> PutMessageResult:
+        """Make a new half of one in TRANS_CHECK_MAX_TIME_TOPIC."""
+        return await self._put(self.messages.resumed(half), _ignore)
 
     async def _put(self, message: MessageInner, stored: PutCallback) -> PutMessageResult:
         done = trio.Event()
@@ -351,3 +370,6 @@ class TransactionalMessageService:
                 self._file.changed()
         await self._file.persist()
 
+
+def _ignore(_result: PutMessageResult) -> None:
+    """The caller gets the result too."""
