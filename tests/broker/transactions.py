@@ -1,4 +1,4 @@
-"""Lives of brokers on one store, with a clock that the test moves, and a producer of transactions at the frame level."""
+"""Lives of brokers on one store with a clock that the test moves, and a producer of transactions in single frames."""
 
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -147,7 +147,8 @@ class Life:
         await self.settled()
         store = self.broker.context.store
         with trio.fail_after(10):
-            while store.dispatched_offset < store.appended_offset:  # the transient store pool commits by real time
+            # The transient store pool commits by real time.
+            while store.dispatched_offset < store.appended_offset:  # noqa: ASYNC110 - there is no event for it
                 await trio.sleep(0.01)
         found: list[StoredMessage] = []
         for queue_id in queues:

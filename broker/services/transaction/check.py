@@ -159,34 +159,23 @@ class TransactionalMessageCheckService:
         if self._member(half, times) is None:
             transactions.counters.unanswered += 1
             return
+        body = bytes(half.body)  # the half's record is a view, which may not outlive the put
         message, result = await transactions.store_again(half, times + 1)
         if result.ok:
-            await self._ask_about_copy(half, message, result, times)
-        elif result.status in _HOPELESS:  # a limit was lowered: then the first record has to do
-            data = await self._store.look_message_cold(half.physical_offset)
-            again = _decoded(data, half.offset) if len(data) else None
-            if again is not None and transactions.halves.state(half.offset) is State.PENDING:
-                head = again.head
-                place = PutMessageResult(
-                    PutMessageStatus.PUT_OK, head.physical_offset, head.queue_offset, 0, head.store_timestamp
-                )
-                self._ask(again, message, place, times)
+            self._unsent.pop(half.offset, None)
+        elif result.status in _HOPELESS:  # a limit was lowered since it was stored: then the first record has to do
+            head = half.head
+            result = PutMessageResult(
+                PutMessageStatus.PUT_OK, head.physical_offset, head.queue_offset, 0, head.store_timestamp
+            )
+        else:
+            return
+        if transactions.halves.state(result.queue_offset) is not State.PENDING:
+            return  # it has been ended while it was stored again
+        if not self._ask(half, body, message, result, times) and result.queue_offset != half.offset:
+            self._unsent[result.queue_offset] = 1
 
-    async def _ask_about_copy(self, half: Half, message: MessageInner, result: PutMessageResult, times: int) -> None:
-        halves = self._transactions.halves
-        new = result.queue_offset
-        self._unsent.pop(half.offset, None)
-        if halves.state(new) is not State.PENDING:
-            return  # ended while it was stored again
-        # The record of the half may have been a view that is no longer valid: the one just written has all of it.
-        data = self._store.look_message(result.physical_offset)
-        if data is None:
-            data = await self._store.look_message_cold(result.physical_offset)
-        copy = _decoded(data, new) if len(data) else None
-        if copy is None or not self._ask(copy, message, result, times):
-            self._unsent[new] = 1
-
-    def _ask(self, half: Half, message: MessageInner, place: PutMessageResult, times: int) -> bool:
+    def _ask(self, half: Half, body: bytes, message: MessageInner, place: PutMessageResult, times: int) -> bool:
         """Send a check to a producer. False if none could be reached."""
         unique = half.properties.get(PROPERTY_UNIQ_KEY)
         header = CheckTransactionStateRequestHeader(
@@ -198,9 +187,9 @@ class TransactionalMessageCheckService:
             offset_msg_id=encode_offset_id(message.store_host, place.physical_offset),
             bname=self._broker_name,
         )
-        body = check_body(half, message, place.physical_offset, place.queue_offset, place.store_timestamp)
+        record = check_body(half, body, message, place)
         while (connection := self._member(half, times)) is not None:
-            request = RemotingCommand.request(RequestCode.CHECK_TRANSACTION_STATE, header, body, oneway=True)
+            request = RemotingCommand.request(RequestCode.CHECK_TRANSACTION_STATE, header, record, oneway=True)
             if connection.send_oneway(request):
                 self._transactions.counters.checks += 1
                 return True

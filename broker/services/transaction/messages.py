@@ -3,6 +3,7 @@
 from typing import Final
 
 from trimq.broker.store.log.puts import MessageInner
+from trimq.broker.store.types import PutMessageResult
 from trimq.protocol import record, sysflag
 from trimq.protocol.hashing import tags_code
 from trimq.protocol.message_keys import index_keys
@@ -88,19 +89,22 @@ class HalfMessages:
         )
 
 
-def check_body(half: Half, copy: MessageInner, physical_offset: int, queue_offset: int, store_timestamp: int) -> bytes:
-    """The body of CHECK_TRANSACTION_STATE (39): the half that was stored again, with its real topic and queue."""
+def check_body(half: Half, body: bytes, copy: MessageInner, place: PutMessageResult) -> bytes:
+    """The body of CHECK_TRANSACTION_STATE (39): the half as it was stored again, with its real topic and queue.
+
+    ``body`` is that of ``half``, whose record may no longer be in memory.
+    """
     head = half.head
     return record.encode_record(
         topic=half.topic.encode(),
-        body=bytes(half.body),
+        body=body,
         properties=copy.properties,
         queue_id=half.queue_id,
-        queue_offset=queue_offset,
-        physical_offset=physical_offset,
+        queue_offset=place.queue_offset,
+        physical_offset=place.physical_offset,
         born_timestamp=head.born_timestamp,
         born_host=head.born_host,
-        store_timestamp=store_timestamp,
+        store_timestamp=place.store_timestamp,
         store_host=copy.store_host,
         flag=head.flag,
         sys_flag=head.sys_flag & ~(sysflag.BORN_HOST_V6 | sysflag.STORE_HOST_V6)
