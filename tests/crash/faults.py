@@ -146,7 +146,7 @@ async def _restart(script: Script, disk: SimDisk, moment: Moment, *, killed: boo
         check_state(promised, await load_state(disk))
         store = open_store(disk, sync=script.sync, clock=script.clock)
         async with store.opened():
-            await Checker(store, promised).check()
+            await Checker(store, promised, committed=script.committed).check()
             if loss == "a power cut":
                 await Checker(store, promised).put_one()
     except BaseException as error:
