@@ -191,6 +191,7 @@ class BrokerController:
         from trimq.broker.metrics.page import BrokerMetrics  # noqa: PLC0415 - as above
         from trimq.broker.metrics.series import SeriesMetrics  # noqa: PLC0415 - as above
         from trimq.broker.metrics.services import ServiceMetrics  # noqa: PLC0415 - as above
+        from trimq.broker.metrics.transactions import TransactionMetrics  # noqa: PLC0415 - as above
 
         metrics = BrokerMetrics(
             configuration=context.configuration,
@@ -203,6 +204,9 @@ class BrokerController:
                 long_polling=context.long_polling,
                 registration=context.registration,
                 stats=context.stats,
+                transactions=TransactionMetrics(
+                    transactions=context.transactions, checks=context.transaction_checks, clock=context.clock
+                ),
             ),
             series=SeriesMetrics(offsets=context.offsets, stats=context.stats, store=context.store),
             clients=ClientMetrics(producers=context.producers, consumers=context.consumers),

@@ -105,6 +105,7 @@ class BrokerMetrics:
         yield from self._services.sizes(self._labels)
         yield from store_families(self._store, space, self._labels)
         yield from self._services.families()
+        yield from self._services.transactions.families(self._labels)
         yield from reactor_families(self._reactor)
         yield from loop_families(self.probe)
         yield from process_families()

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from prometheus_client.core import Metric
 
+from trimq.broker.metrics.transactions import TransactionMetrics
 from trimq.broker.services.groups import SubscriptionGroupManager
 from trimq.broker.services.long_polling import PullRequestHoldService
 from trimq.broker.services.offsets import ConsumerOffsetManager
@@ -25,6 +26,7 @@ class ServiceMetrics:
         long_polling: PullRequestHoldService,
         registration: BrokerOuterAPI,
         stats: BrokerStats,
+        transactions: TransactionMetrics,
     ) -> None:
         self._topics = topics
         self._groups = groups
@@ -32,6 +34,7 @@ class ServiceMetrics:
         self._long_polling = long_polling
         self._registration = registration
         self._stats = stats
+        self.transactions = transactions
 
     def sizes(self, labels: dict[str, str]) -> Iterator[Metric]:
         """The numbers of topics and groups. ``labels`` are those that RocketMQ puts on each of its metrics."""

@@ -39,6 +39,12 @@ _ROOT: Final = "/store"
 # -- events
 
 
+class Preparing(NamedTuple):
+    """A half is being stored."""
+
+    body: bytes
+
+
 class HalfStored(NamedTuple):
     """A half was acknowledged."""
 
@@ -70,7 +76,7 @@ class Done(NamedTuple):
     body: bytes
 
 
-TransactionEvent = HalfStored | Ending | Committed | Done
+TransactionEvent = Preparing | HalfStored | Ending | Committed | Done
 
 
 @dataclass
@@ -88,7 +94,7 @@ class HalfPromise:
 def add_event(halves: dict[bytes, HalfPromise], event: TransactionEvent, flushed: int, *, killed: bool) -> None:
     """Add what follows from an event by the moment at which the log was durable up to ``flushed``."""
     half = halves.setdefault(event.body, HalfPromise())
-    match event:
+    match event:  # a half that is only Preparing promises nothing
         case HalfStored():
             half.durable = killed or event.durable or event.physical_offset + event.size <= flushed
             half.places.append((event.physical_offset, event.size))
@@ -187,6 +193,7 @@ class Producer:
         properties = {"UNIQ_KEY": unique}
         make_half(properties, TOPIC, 0, "P")
         text = join_properties(properties).encode()
+        self._note(Preparing(body))
         result = await self._transactions.put(message(body, TRANS_HALF_TOPIC, QUEUE, properties=text, keys=(unique,)))
         if result.ok:
             self._bodies[result.queue_offset] = body
