@@ -8,6 +8,7 @@ when the oldest commit without a durable op record was put, or the durable end o
 moves forward, and is stored in config/transaction.json.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Final, Protocol
 
@@ -138,7 +139,7 @@ class TransactionalMessageService:
         self.ops.on_done = self._end_is_durable
         self.check_again = 0
         self._commits: dict[int, int] = {}  # origin -> the log's end when the commit was put, in that order
-        self._copies: list[tuple[int, int]] = []  # log end of a half stored again, and the offset that it replaces
+        self._copies: deque[tuple[int, int]] = deque()  # log end of a half stored again, and the offset that it replaces
         self._arrived = trio.Event()
         self._lowest: int | None = None
         self._lowest_of = -1
@@ -329,7 +330,7 @@ class TransactionalMessageService:
         self.ops.settle(flushed)
         copies = self._copies
         while copies and copies[0][0] <= flushed:
-            self.halves.done(copies.pop(0)[1])
+            self.halves.done(copies.popleft()[1])
         self._settled = max(self._settled, min(next(iter(self._commits.values()), flushed), flushed))
         first = self.halves.advance()
         for topic, offset in ((TRANS_HALF_TOPIC, first), (TRANS_OP_HALF_TOPIC, self.ops.advance(first))):
