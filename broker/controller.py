@@ -35,6 +35,7 @@ from trimq.broker.services.state_file import StateFileError
 from trimq.broker.services.stats import BrokerStats
 from trimq.broker.services.topics import TopicConfigManager
 from trimq.broker.services.transaction.check import TransactionalMessageCheckService
+from trimq.broker.services.transaction.held_halves import HeldHalves
 from trimq.broker.services.transaction.read_back import read_back
 from trimq.broker.services.transaction.service import TransactionalMessageService
 from trimq.broker.services.unread import UnreadPositions
@@ -398,6 +399,7 @@ class BrokerController:
         context.store.on_overdue.append(self._close_readers)
         context.store.keep_unread(context.unread.oldest)
         context.store.hold_log(QueuedMessages("delayed messages", context.store, context.schedule.positions))
+        context.store.hold_log(HeldHalves(context.store, context.transactions.halves))
         context.store.hear_awaited(holds.awaited, holds.notify_arriving)
         context.store.add_topic_listener(SCHEDULE_TOPIC, context.schedule.message_arriving)
         context.store.add_topic_listener(TRANS_HALF_TOPIC, context.transactions.half_arriving)

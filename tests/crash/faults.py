@@ -21,12 +21,13 @@ from tests.crash.losses import Loss, survivor
 from tests.crash.promises import Checker, check_state
 from tests.crash.script import CHAPTERS, Moment, Script, load_state, open_store, promise
 from tests.store.simdisk import SimDisk
+from trimq.broker.services.state_file import StateFileError
 from trimq.broker.store.message_store import StoreLoadError
 
 ERRORS: Final = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC}
 _LOSSES: Final = (Loss.ALL, Loss.PAGES, Loss.SECTORS, Loss.FILES, Loss.NAMES)
 _HANGS_SECONDS: Final = 3_600
-_REFUSALS: Final = (OSError, StoreLoadError)
+_REFUSALS: Final = (OSError, StoreLoadError, StateFileError)
 
 
 class Fault(NamedTuple):

@@ -129,6 +129,10 @@ class HalfQueue:
         at = self._states.find(0, max(offset - self._base, self._done), max(0, end - self._base))
         return -1 if at < 0 else self._base + at
 
+    def count_pending(self, begin: int, end: int) -> int:
+        """The number of pending halves in [begin, end)."""
+        return self._states.count(0, max(begin - self._base, self._done), max(0, end - self._base))
+
     def all_pending(self) -> Iterator[int]:
         """The offsets of all pending halves; those that are ended meanwhile are left out."""
         offset = self.next_pending(self.first, self.end)

@@ -141,8 +141,6 @@ class TransactionalMessageService:
         self._commits: dict[int, int] = {}  # origin -> the log's end when the commit was put, in that order
         self._copies: deque[tuple[int, int]] = deque()  # log end of a half stored again, and the offset that it replaces
         self._arrived = trio.Event()
-        self._lowest: int | None = None
-        self._lowest_of = -1
         self._settled = -1
         self.known_op_end = 0
         """The op queue ended there or later when the state file was written."""
@@ -341,17 +339,6 @@ class TransactionalMessageService:
         ):
             self._stored_settled = self._settled
             self._file.changed()
-
-    def lowest_needed(self) -> int | None:
-        """The lowest log offset of a half that is not ended; None if all are. For MessageStore.hold_log."""
-        first = self.halves.first
-        if first >= self.halves.end:
-            return None
-        if self._lowest_of != first:
-            units = self._store.look_units(TRANS_HALF_TOPIC, QUEUE, first, 1)
-            if units:
-                self._lowest, self._lowest_of = units[0][0], first
-        return self._lowest
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Write op records, and note what has become durable, forever."""
