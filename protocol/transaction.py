@@ -41,7 +41,7 @@ OP_PROPERTIES: Final = join_properties({PROPERTY_WAIT: "true", PROPERTY_TAGS: OP
 
 _HALF_TOPIC: Final = TRANS_HALF_TOPIC.encode()
 _OP_BODY: Final = re.compile(rb"(?:\d{1,19},)*\d{0,19}")
-_NUMBER: Final = re.compile(r"\d{1,18}")
+_NUMBER: Final = re.compile("[0-9]{1,18}")
 
 
 class NotAHalfError(ValueError):

@@ -345,3 +345,27 @@ async def test_the_text_of_a_refusal_says_what_happened(life: Life) -> None:
     half = await life.prepare(b"b")
     await life.end(half, ROLLBACK)
     assert "has been rolled back" in str((await life.end(half, COMMIT)).remark)
+
+
+async def test_a_flood_of_ends(life: Life) -> None:
+    # guards other clients and the memory: ends of halves that are there, ended, not there, and of other groups
+    halves = [await life.prepare(b"%d" % number) for number in range(50)]
+    numbers = []
+    for turn in range(60):
+        for number, half in enumerate(halves):
+            changes: dict[str, Any] = [
+                {},
+                {"producerGroup": "Q"},
+                {"tranStateTableOffset": turn},
+                {"commitLogOffset": half.log_offset + turn + 1},
+                {"commitLogOffset": (1 << 62) + turn},
+            ][(turn + number) % 5]
+            state = COMMIT if number % 2 else ROLLBACK
+            numbers.append(await life.client.post(RequestCode.END_TRANSACTION, end_ext(half, state) | changes))
+    codes = {(await life.client.reply(number)).code for number in numbers}
+    assert codes == {OK, ResponseCode.SYSTEM_ERROR}
+    assert await life.bodies() == sorted(b"%d" % number for number in range(1, 50, 2))
+    await life.advance(4)
+    assert await life.broker.context.store.flush()
+    await life.advance(1)
+    assert (life.pending, len(life.transactions.halves), len(life.transactions._commits)) == (0, 0, 0)
