@@ -291,7 +291,7 @@ async def check(
 def _check_half(body: bytes, half: HalfPromise, committed: int, pending: int, fail: Callable[[str], None]) -> None:
     name = f"half {body[:4]!r}"
     if committed and not half.committing:
-        fail(f"{name} was committed by nobody")
+        fail(f"{name} was committed without a commit")
     if half.committed and not committed:
         fail(f"the commit record of {name} is missing")
     if half.done and pending:

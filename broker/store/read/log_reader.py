@@ -19,7 +19,7 @@ _CLOCK_EVERY: Final = 32
 async def read_log(log: CommitLog, start: int, visit: Visit) -> None:
     """Call ``visit`` with each record from the log offset ``start`` on; damaged parts are skipped.
 
-    Works in slices of about a millisecond. Pages are read through the map: nobody may wait for the loop meanwhile.
+    Works in slices of about a millisecond. Pages are read through the map: no other task may need the loop meanwhile.
     """
     files = log.files
     walk = LogWalk(files.disk, files.files, max(start, log.min_offset), RecordReader(files.size, check_crc=False))

@@ -244,7 +244,7 @@ async def test_transactions(tmp_path: Path) -> None:
         await life.end(halves[0], COMMIT)
         await life.end(halves[1], ROLLBACK)
         await life.end(halves[1], COMMIT)
-        await life.prepare(b"other", properties={"PGROUP": "nobody"})
+        await life.prepare(b"other", properties={"PGROUP": "absent"})
         await life.advance(10)
         await life.round()
         page = await scrape(life.broker)
