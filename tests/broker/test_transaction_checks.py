@@ -101,16 +101,15 @@ async def test_when_halves_are_checked(life: Life) -> None:
 
 async def test_a_round_comes_at_every_interval(life: Life) -> None:
     await life.prepare()
-    await life.advance(29.999)
-    assert not life.counters.checks
-    await life.advance(0.001)
-    assert life.counters.checks == 1
-    await life.advance(30)
-    assert life.counters.checks == 2
+    sent = []
+    for seconds in (29.999, 0.001, 30):
+        await life.advance(seconds)
+        sent.append(life.counters.checks)
     life.broker.configuration.change({"transactionCheckInterval": "1000"})
-    await life.advance(30)
-    await life.advance(1)
-    assert life.counters.checks == 4
+    for seconds in (30, 1):
+        await life.advance(seconds)
+        sent.append(life.counters.checks)
+    assert sent == [0, 1, 2, 3, 4]
 
 
 async def test_a_clock_that_was_set_back_delays_no_check(life: Life) -> None:
@@ -315,17 +314,20 @@ async def test_a_store_that_takes_no_messages_loses_no_half(life: Life) -> None:
     assert await life.ops() == [b"0,"]
 
 
-async def test_a_half_whose_log_file_was_deleted_is_lost_and_counted(life: Life) -> None:
+async def test_a_half_whose_log_file_was_deleted_is_lost_and_counted(
+    life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # guards the table: such a half would be looked for in every round, and hold the group's offset forever
     await life.prepare()
     store = life.broker.context.store
-    before = store.min_offset
-    store.min_offset = lambda topic, queue: 1 if topic == HALF else before(topic, queue)  # type: ignore[method-assign]
-    store.look_units = lambda *_: []  # type: ignore[method-assign]
 
     async def none(*_: object) -> list[tuple[int, int, int]]:
+        await trio.lowlevel.checkpoint()
         return []
 
-    store.queue_units = none  # type: ignore[method-assign]
+    monkeypatch.setattr(store, "min_offset", lambda *_: 1)
+    monkeypatch.setattr(store, "look_units", lambda *_: [])
+    monkeypatch.setattr(store, "queue_units", none)
     await life.advance(7)
     assert not await life.round()
     assert (life.pending, life.counters.lost) == (0, 1)

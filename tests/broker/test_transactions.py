@@ -353,13 +353,14 @@ async def test_a_flood_of_ends(life: Life) -> None:
     numbers = []
     for turn in range(60):
         for number, half in enumerate(halves):
-            changes: dict[str, Any] = [
+            kinds: list[dict[str, Any]] = [
                 {},
                 {"producerGroup": "Q"},
                 {"tranStateTableOffset": turn},
                 {"commitLogOffset": half.log_offset + turn + 1},
                 {"commitLogOffset": (1 << 62) + turn},
-            ][(turn + number) % 5]
+            ]
+            changes = kinds[(turn + number) % len(kinds)]
             state = COMMIT if number % 2 else ROLLBACK
             numbers.append(await life.client.post(RequestCode.END_TRANSACTION, end_ext(half, state) | changes))
     codes = {(await life.client.reply(number)).code for number in numbers}

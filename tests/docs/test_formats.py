@@ -65,7 +65,12 @@ def test_transaction() -> None:
 
     def record(topic: str, body: bytes, properties: bytes, **fields: Any) -> bytes:
         host = pack_host("127.0.0.1", 10911)
-        usual = {"queue_id": 0, "queue_offset": 0, "born_timestamp": 1_700_000_000_000, "store_host": host}
+        usual: dict[str, Any] = {
+            "queue_id": 0,
+            "queue_offset": 0,
+            "born_timestamp": 1_700_000_000_000,
+            "store_host": host,
+        }
         usual |= {"born_host": pack_host("10.0.0.9", 50000)}
         return encode_record(topic=topic.encode(), body=body, properties=properties, **(usual | fields))
 

@@ -139,7 +139,7 @@ class TransactionalMessageService:
         self.ops.on_done = self._end_is_durable
         self.check_again = 0
         self._commits: dict[int, int] = {}  # origin -> the log's end when the commit was put, in that order
-        self._copies: deque[tuple[int, int]] = deque()  # log end of a half stored again, and the offset that it replaces
+        self._copies: deque[tuple[int, int]] = deque()  # log end of a half stored again, and what it replaces
         self._arrived = trio.Event()
         self._settled = -1
         self.known_op_end = 0
