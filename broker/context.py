@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from trimq.broker.services.stats import BrokerStats
     from trimq.broker.services.topic_routes import TopicRouteInfoManager
     from trimq.broker.services.topics import TopicConfigManager
+    from trimq.broker.services.transaction.check import TransactionalMessageCheckService
+    from trimq.broker.services.transaction.service import TransactionalMessageService
     from trimq.broker.services.unread import UnreadPositions
     from trimq.broker.store.disk.disk import Disk
     from trimq.broker.store.message_store import MessageStore
@@ -51,6 +53,8 @@ class BrokerContext:
     locks: "RebalanceLockManager"
     long_polling: "PullRequestHoldService"
     schedule: "ScheduleMessageService"
+    transactions: "TransactionalMessageService"
+    transaction_checks: "TransactionalMessageCheckService"
     registration: "BrokerOuterAPI"
     routes: "TopicRouteInfoManager"
     modes: "MessageRequestModeManager"

@@ -10,7 +10,7 @@ import socket
 from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import structlog
 import trio
@@ -38,6 +38,10 @@ from trimq.broker.services.state_file import StateFileError
 from trimq.broker.services.stats import BrokerStats
 from trimq.broker.services.topic_routes import TopicRouteInfoManager
 from trimq.broker.services.topics import TopicConfigManager
+from trimq.broker.services.transaction.check import TransactionalMessageCheckService
+from trimq.broker.services.transaction.held_halves import HeldHalves
+from trimq.broker.services.transaction.read_back import read_back
+from trimq.broker.services.transaction.service import TransactionalMessageService
 from trimq.broker.services.unread import UnreadPositions
 from trimq.broker.store.disk.disk import Disk
 from trimq.broker.store.disk.real_disk import RealDisk
@@ -46,7 +50,7 @@ from trimq.protocol.body import TopicConfig
 from trimq.protocol.codes import RequestCode
 from trimq.protocol.message_id import UniqueIdGenerator
 from trimq.protocol.native import NATIVE
-from trimq.protocol.topic_rules import SCHEDULE_TOPIC
+from trimq.protocol.topic_rules import SCHEDULE_TOPIC, TRANS_HALF_TOPIC
 from trimq.remoting.client.remoting_client import RemotingClient
 from trimq.remoting.config.command_line import stop_on_signal
 from trimq.remoting.config.configuration import ConfigError, Configuration, NettyServerConfig
@@ -72,6 +76,10 @@ _QUEUES_AT_ONCE: Final = 64
 """A topic with more queues than this does not get them when it is created, but each one with its first message."""
 _GC_THRESHOLDS: Final = (50_000, 25, 50)
 """The hot path makes no reference cycles: collections are for the rest of the program, and each one stops the loop."""
+
+
+class _Loads(Protocol):
+    async def load(self) -> None: ...
 
 
 class StartError(Exception):
@@ -189,23 +197,29 @@ class BrokerController:
 
     async def _serve_metrics(self, app: "WebApp", context: BrokerContext, nursery: trio.Nursery) -> None:
         from trimq.broker.metrics.clients import ClientMetrics  # noqa: PLC0415 - only if metrics are on
+        from trimq.broker.metrics.features import FeatureMetrics  # noqa: PLC0415 - as above
         from trimq.broker.metrics.page import BrokerMetrics  # noqa: PLC0415 - as above
         from trimq.broker.metrics.series import SeriesMetrics  # noqa: PLC0415 - as above
         from trimq.broker.metrics.services import ServiceMetrics  # noqa: PLC0415 - as above
+        from trimq.broker.metrics.transactions import TransactionMetrics  # noqa: PLC0415 - as above
 
         metrics = BrokerMetrics(
             configuration=context.configuration,
             store=context.store,
-            disk=context.disk,
             services=ServiceMetrics(
                 topics=context.topics,
                 groups=context.groups,
-                filters=context.filters,
                 offsets=context.offsets,
                 long_polling=context.long_polling,
-                client_calls=context.client_calls,
                 registration=context.registration,
                 stats=context.stats,
+            ),
+            features=FeatureMetrics(
+                filters=context.filters,
+                client_calls=context.client_calls,
+                transactions=TransactionMetrics(
+                    transactions=context.transactions, checks=context.transaction_checks, clock=context.clock
+                ),
             ),
             series=SeriesMetrics(offsets=context.offsets, stats=context.stats, store=context.store),
             clients=ClientMetrics(producers=context.producers, consumers=context.consumers),
@@ -274,7 +288,11 @@ class BrokerController:
         schedule = ScheduleMessageService(configuration, store, disk, clock, packed)
         modes = MessageRequestModeManager(configuration, disk, clock)
         filters = ConsumerFilterManager(configuration, disk, clock)
-        await self._load(store, topics, groups, offsets, schedule, modes, filters)
+        transactions = TransactionalMessageService(
+            configuration=configuration, store=store, offsets=offsets, disk=disk, clock=clock, store_host=packed
+        )
+        await self._load(store, topics, (topics, groups, offsets, schedule, modes, filters, transactions))
+        await read_back(transactions, store, offsets)
         # Listen only after the state files were read: an unreadable file ends the start before a client can connect.
         self._open_ports(sockets)
         registration = await self._registration(topics, stack)
@@ -285,6 +303,7 @@ class BrokerController:
         self.reactor = Reactor(limits, clock)
         consumers = ConsumerManager(configuration, clock)
         consumers.listeners.append(filters.group_changed)
+        producers = ProducerManager(configuration, clock)
         return BrokerContext(
             identity=BrokerIdentity(broker_name=broker.broker_name, address=self.address),
             configuration=configuration,
@@ -297,11 +316,15 @@ class BrokerController:
             offsets=offsets,
             consumers=consumers,
             filters=filters,
-            producers=ProducerManager(configuration, clock),
+            producers=producers,
             client_calls=ClientCalls(clock),
             locks=RebalanceLockManager(clock),
             long_polling=PullRequestHoldService(configuration, clock),
             schedule=schedule,
+            transactions=transactions,
+            transaction_checks=TransactionalMessageCheckService(
+                configuration, store, transactions, producers, topics, clock, broker.broker_name
+            ),
             registration=registration,
             routes=TopicRouteInfoManager(configuration, registration, clock),
             modes=modes,
@@ -361,19 +384,10 @@ class BrokerController:
             ) from error
         return found, addresses.join(self.endpoint[0], port)
 
-    async def _load(
-        self,
-        store: MessageStore,
-        topics: TopicConfigManager,
-        groups: SubscriptionGroupManager,
-        offsets: ConsumerOffsetManager,
-        schedule: ScheduleMessageService,
-        modes: MessageRequestModeManager,
-        filters: ConsumerFilterManager,
-    ) -> None:
+    async def _load(self, store: MessageStore, topics: TopicConfigManager, services: Iterable[_Loads]) -> None:
         """Read the state files, then restore the topics of queues that topics.json does not have."""
         try:
-            for service in (topics, groups, offsets, schedule, modes, filters):
+            for service in services:
                 await service.load()
         except StateFileError as error:
             raise StartError(f"a state file cannot be read: {error}") from error
@@ -397,8 +411,10 @@ class BrokerController:
         context.store.on_overdue.append(self._close_readers)
         context.store.keep_unread(context.unread.oldest)
         context.store.hold_log(QueuedMessages("delayed messages", context.store, context.schedule.positions))
+        context.store.hold_log(HeldHalves(context.store, context.transactions.halves))
         context.store.hear_awaited(holds.awaited, holds.notify_arriving)
         context.store.add_topic_listener(SCHEDULE_TOPIC, context.schedule.message_arriving)
+        context.store.add_topic_listener(TRANS_HALF_TOPIC, context.transactions.half_arriving)
         self.configuration.listeners.append(lambda _: context.store.set_config(self._section(MessageStoreConfig)))
         # Only for topics that are created from here on: those of the state files were loaded before.
         context.topics.listeners.append(lambda configs: _create_queues(context.store, configs))
@@ -421,6 +437,8 @@ class BrokerController:
             context.long_polling,
             context.schedule,
             context.modes,
+            context.transactions,
+            context.transaction_checks,
             context.unread,
         ):
             await nursery.start(service.run)
@@ -456,6 +474,7 @@ class BrokerController:
             context.long_polling.wake_all()
             context.long_polling.serve_woken()
             await self.reactor.shutdown(max(1.0, seconds - 5))  # the rest is for the state files
+            await context.transactions.stop()
             # After the last request, so that the files hold every offset and topic that was acknowledged.
             for service in (
                 context.topics,

@@ -110,7 +110,7 @@ INERT: Final = _table(
 _REPLICATION = "replication is not implemented yet; this broker is a master without slaves"
 _POP = "POP consumption is not implemented yet"
 _FILTER = "the consume queue extension is not written; an expression is evaluated on each message's properties"
-_TRANSACTIONS = "transactional messages are not implemented yet and are refused"
+_TRANSACTIONS = "halves are kept in the queue, and their number is a metric that is not stored in a file"
 _TIMER = "messages with a precise delivery time are not implemented yet and are refused; delay levels work"
 _ROCKSDB = "RocksDB is not supported; queues are files"
 _ACL = "access control is not implemented yet"
@@ -169,8 +169,7 @@ UNSUPPORTED: Final = _table(
     (
         _TRANSACTIONS,
         """
-        rejectTransactionMessage transactionTimeOut transactionCheckMax transactionCheckInterval
-        transactionMetricFlushInterval transactionOpMsgMaxSize transactionOpBatchInterval transRocksDBEnable
+        transactionMetricFlushInterval
         """,
     ),
     (
@@ -193,7 +192,7 @@ UNSUPPORTED: Final = _table(
         combineCQPreferCQType combineAssignOffsetCQType combineCQEnableCheckSelf
         combineCQMaxExtraSearchCommitLogFiles bottomMostCompressionTypeForConsumeQueueStore
         rocksdbCompressionType rocksdbFlushWalFrequency rocksdbWalFileRollingThreshold configManagerVersion
-        useSeparateStorePathForRocksdbCQ indexRocksDBEnable
+        useSeparateStorePathForRocksdbCQ indexRocksDBEnable transRocksDBEnable
         """,
     ),
     (

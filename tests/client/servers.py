@@ -18,7 +18,7 @@ PROPERTIES = {
 }
 
 #: Features that the SDK supports and TriMQ's broker does not implement yet.
-NOT_YET = frozenset({"transactions", "timer_messages", "pop", "ha_status"})
+NOT_YET = frozenset({"timer_messages", "pop", "ha_status"})
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,7 @@ def running_servers(peer: Peer, directory: Path) -> Iterator[Servers]:
         name_server = NameServer(peer, directory / "namesrv")
         stack.enter_context(ended_afterwards(name_server.process))
         name_server.start()
-        properties = PROPERTIES if peer == "apache" else {"enablePropertyFilter": "true"}
-        broker = Broker(peer, directory / "broker", [name_server], store=directory / "store", properties=properties)
+        broker = Broker(peer, directory / "broker", [name_server], store=directory / "store", properties=PROPERTIES)
         stack.enter_context(ended_afterwards(broker.process))
         broker.start()
         yield Servers(peer, name_server, broker)
