@@ -20,7 +20,7 @@ Queue = tuple[str, int]
 
 
 class _Arrivals:
-    """Messages of a queue, up to ``end``. Those before ``until`` are not evaluated for ``pulls`` yet, last one first."""
+    """The messages of a queue before ``end``. Up to ``until`` ``pulls`` have to be checked, from the last one on."""
 
     __slots__ = ("end", "pulls", "until")
 

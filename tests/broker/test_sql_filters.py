@@ -228,7 +228,7 @@ async def test_expressions_live_and_die_with_their_group(tmp_path: Path) -> None
 async def test_a_message_that_does_not_fit_does_not_answer_a_held_pull() -> None:
     async with serving() as (broker, client), WireClient.connect(broker.endpoint) as reader:
         await client.send(TOPIC, b"first", {"n": "1"})
-        held = {"subscription": "n = 2", "sysFlag": PULL_SUBSCRIPTION | PULL_SUSPEND}
+        held: dict[str, Any] = {"subscription": "n = 2", "sysFlag": PULL_SUBSCRIPTION | PULL_SUSPEND}
         opaque = await reader.post(RequestCode.PULL_MESSAGE, pull_ext(TOPIC, 1, **SQL, **held))
         holds = broker.context.long_polling
         with trio.fail_after(10):
