@@ -94,9 +94,10 @@ class HeldFilters:
                 self._looked[place] = self.look(*queue, pull.checked)
                 left -= 1
             left -= 1
-            pull.checked += 1
             if _accepts(pull, self._looked[place]):
                 self._wake([pull])
+                break
+            pull.checked += 1
         return left
 
 
