@@ -31,6 +31,8 @@ _PACKAGES: Final = ("broker", "protocol", "remoting")
 _TOPIC: Final = "Paths"
 _BURST: Final = 64
 _KINDS: Final = {"TRANSACTION_NOT", "TRANSACTION_PREPARED", "TRANSACTION_COMMIT", "TRANSACTION_ROLLBACK"}
+_OTHER_TEXTS = frozenset({"protocol/message_trace.py"})
+"""Modules for texts with the same separators that are not properties."""
 _KIND_BITS: Final = {4, 8, 12}
 _MOVES: Final = {"rolled", "start_at", "__init__", "_skip", "catch_up"}
 """Functions that move the dispatch position but dispatch no record."""
@@ -215,7 +217,7 @@ def static(root: Path) -> dict[str, list[str]]:
             text, name = path.read_text(encoding="utf-8"), str(path.relative_to(root))
             # Tools may read properties, since no request passes through them. Processors may test the kind of a
             # message, since a send may refuse it.
-            if folder != "broker/tools" and reads_property_text(text):
+            if folder != "broker/tools" and name not in _OTHER_TEXTS and reads_property_text(text):
                 readers.add(name)
             if folder in {"broker/store", "broker/tools", "protocol"} and decides_dispatch(text):
                 rules.add(name)

@@ -276,6 +276,8 @@ async def test_a_long_reply_lets_others_work_after_each_slice(monkeypatch: pytes
     """Each reading of the clock is a millisecond later, so every pause ends a slice. Two replies take turns."""
     now = 0.0
     order: list[int] = []
+    begun: set[str] = set()
+    both_there = trio.Event()
 
     def later() -> float:
         nonlocal now
@@ -283,6 +285,10 @@ async def test_a_long_reply_lets_others_work_after_each_slice(monkeypatch: pytes
         return now
 
     async def make(connection: Connection, command: RemotingCommand) -> Outcome:
+        begun.add(connection.peer_text)
+        if len(begun) == 2:
+            both_there.set()
+        await both_there.wait()  # otherwise one reply may be under way when the other request arrives
         async with LargeReply(connection, command) as reply:
             for _ in range(5):
                 order.append(command.opaque)
