@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from trimq.broker.services.registration import BrokerOuterAPI
     from trimq.broker.services.schedule import ScheduleMessageService
     from trimq.broker.services.stats import BrokerStats
+    from trimq.broker.services.timer import TimerMessageService
     from trimq.broker.services.topics import TopicConfigManager
     from trimq.broker.services.unread import UnreadPositions
     from trimq.broker.store.disk.disk import Disk
@@ -45,6 +46,7 @@ class BrokerContext:
     locks: "RebalanceLockManager"
     long_polling: "PullRequestHoldService"
     schedule: "ScheduleMessageService"
+    timer: "TimerMessageService"
     registration: "BrokerOuterAPI"
     stats: "BrokerStats"
     unread: "UnreadPositions"

@@ -33,6 +33,7 @@ from trimq.broker.services.registration import BrokerOuterAPI
 from trimq.broker.services.schedule import ScheduleMessageService
 from trimq.broker.services.state_file import StateFileError
 from trimq.broker.services.stats import BrokerStats
+from trimq.broker.services.timer import TimerMessageService
 from trimq.broker.services.topics import TopicConfigManager
 from trimq.broker.services.unread import UnreadPositions
 from trimq.broker.store.disk.disk import Disk
@@ -42,7 +43,7 @@ from trimq.protocol.body import TopicConfig
 from trimq.protocol.codes import RequestCode
 from trimq.protocol.message_id import UniqueIdGenerator
 from trimq.protocol.native import NATIVE
-from trimq.protocol.topic_rules import SCHEDULE_TOPIC
+from trimq.protocol.topic_rules import SCHEDULE_TOPIC, TIMER_TOPIC
 from trimq.remoting.client.remoting_client import RemotingClient
 from trimq.remoting.config.command_line import stop_on_signal
 from trimq.remoting.config.configuration import ConfigError, Configuration, NettyServerConfig
@@ -266,7 +267,10 @@ class BrokerController:
         groups = SubscriptionGroupManager(configuration, disk, clock)
         offsets = ConsumerOffsetManager(configuration, disk, clock)
         schedule = ScheduleMessageService(configuration, store, disk, clock, packed)
+        stats = BrokerStats(clock, broker.broker_cluster_name)
+        timer = TimerMessageService(configuration, store, disk, clock, stats, packed)
         await self._load(store, topics, groups, offsets, schedule)
+        await timer.load()
         # Listen only after the state files were read: an unreadable file ends the start before a client can connect.
         self._open_ports(sockets)
         registration = await self._registration(topics, stack)
@@ -291,8 +295,9 @@ class BrokerController:
             locks=RebalanceLockManager(clock),
             long_polling=PullRequestHoldService(configuration, clock),
             schedule=schedule,
+            timer=timer,
             registration=registration,
-            stats=BrokerStats(clock, broker.broker_cluster_name),
+            stats=stats,
             unread=UnreadPositions(consumers, offsets, store.look_units, clock),
             unique_ids=UniqueIdGenerator(packed[:-4]),
             store_host=packed,
@@ -383,6 +388,7 @@ class BrokerController:
         context.store.hold_log(QueuedMessages("delayed messages", context.store, context.schedule.positions))
         context.store.hear_awaited(holds.awaited, holds.notify_arriving)
         context.store.add_topic_listener(SCHEDULE_TOPIC, context.schedule.message_arriving)
+        context.store.add_topic_listener(TIMER_TOPIC, context.timer.message_arriving)
         self.configuration.listeners.append(lambda _: context.store.set_config(self._section(MessageStoreConfig)))
         # Only for topics that are created from here on: those of the state files were loaded before.
         context.topics.listeners.append(lambda configs: _create_queues(context.store, configs))
@@ -402,6 +408,7 @@ class BrokerController:
             context.stats,
             context.long_polling,
             context.schedule,
+            context.timer,
             context.unread,
         ):
             await nursery.start(service.run)
@@ -438,6 +445,7 @@ class BrokerController:
             context.long_polling.serve_woken()
             await self.reactor.shutdown(max(1.0, seconds - 5))  # the rest is for the state files
             # After the last request, so that the files hold every offset and topic that was acknowledged.
+            await context.timer.stop()
             for service in (context.topics, context.groups, context.offsets, context.schedule):
                 await service.persist()
             if self.namesrv is not None:

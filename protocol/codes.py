@@ -55,6 +55,8 @@ class RequestCode(IntEnum):
     GET_ALL_CONSUMER_OFFSET = 43
     GET_ALL_DELAY_OFFSET = 45
     CHECK_CLIENT_CONFIG = 46
+    GET_TIMER_CHECK_POINT = 60
+    GET_TIMER_METRICS = 61
     PUT_KV_CONFIG = 100
     GET_KV_CONFIG = 101
     DELETE_KV_CONFIG = 102
@@ -111,15 +113,13 @@ class RequestCode(IntEnum):
     GET_SUBSCRIPTIONGROUP_CONFIG = 352
     UPDATE_AND_GET_GROUP_FORBIDDEN = 353
     LITE_PULL_MESSAGE = 361
+    RECALL_MESSAGE = 370
     GET_BROKER_MEMBER_GROUP = 901
     BROKER_HEARTBEAT = 904
     END_TRANSACTION = 37
     CHECK_TRANSACTION_STATE = 39
     RESUME_CHECK_HALF_MESSAGE = 323
-    GET_TIMER_CHECK_POINT = 60
-    GET_TIMER_METRICS = 61
     SWITCH_TIMER_ENGINE = 5001
-    RECALL_MESSAGE = 370
     QUERY_ASSIGNMENT = 400
     SET_MESSAGE_REQUEST_MODE = 401
     GET_ALL_MESSAGE_REQUEST_MODE = 402
@@ -388,10 +388,7 @@ NOT_SUPPORTED: Final[dict[int, str]] = {
     37: "transactions",
     39: "transactions",
     323: "transactions",
-    60: "timer messages",
-    61: "timer messages",
-    5001: "timer messages",
-    370: "recalls of messages",
+    5001: "the RocksDB timer",
     400: "POP consumers",
     401: "POP consumers",
     402: "POP consumers",

@@ -40,19 +40,25 @@ from trimq.broker.store.recovery.failed_sync_marker import FailedSyncMarker
 from trimq.broker.store.recovery.recovery import RecoveryReport, StoreRecovery
 from trimq.broker.store.running_flags import Flag, RunningFlags
 from trimq.broker.store.stats import StoreStats
+from trimq.broker.store.timer.recovery import LogState, TimerRecovery
+from trimq.broker.store.timer.timer_store import DueTimers, NewTimer, TimerStore
 from trimq.protocol.queue_unit import UNIT_SIZE
-from trimq.protocol.topic_rules import is_system_topic
+from trimq.protocol.timer_layout import SLOTS, snapped_precision
+from trimq.protocol.topic_rules import TIMER_TOPIC, is_system_topic
 from trimq.remoting.runtime.clock import Clock, SystemClock
 from trimq.remoting.runtime.durations import Durations
 
 __all__ = [
     "ConsumeQueue",
+    "DueTimers",
     "Flag",
     "MappedFile",
     "MessageStore",
+    "NewTimer",
     "PendingMessages",
     "StoreInUseError",
     "StoreLoadError",
+    "TimerStore",
     "TopicIllegalError",
     "TopicQueue",
 ]
@@ -90,8 +96,12 @@ class MessageStore(InMemoryCalls):
         clock: Clock | None = None,
         sync_place: SyncPlace = SyncPlace.AUTO,
         accept_missing_log: bool = False,
+        timer_slots: int = SLOTS,
     ) -> None:
-        """``accept_missing_log``: start with an empty log even if the checkpoint knows one whose files are missing."""
+        """``accept_missing_log``: start with an empty log even if the checkpoint knows one whose files are missing.
+
+        ``timer_slots``: slots of the timer's wheel, for tests; with another number RocketMQ refuses the file.
+        """
         self.config = config
         self.disk = disk or RealDisk()
         self.clock = clock or SystemClock()
@@ -136,6 +146,17 @@ class MessageStore(InMemoryCalls):
                 self.flags,
                 wall_ms=self.clock.wall_ms,
                 tags=config.index_tag_enable,
+            )
+        self.timers: TimerStore | None = None
+        """Pending timed messages; None if timerWheelEnable is false."""
+        if config.timer_wheel_enable:
+            self.timers = TimerStore(
+                self.disk,
+                self.root,
+                precision=snapped_precision(config.timer_precision_ms),
+                log_file_size=config.mapped_file_size_timer_log,
+                window=config.timer_roll_window_slot,
+                slots=timer_slots,
             )
         self.dispatcher = StoreDispatcher(self.queues, self.index, self.stats, delay_ms=delays)
         self.flush_queues = FlushConsumeQueueService(self.queues, self.flags)
@@ -223,7 +244,15 @@ class MessageStore(InMemoryCalls):
         self.write_path = path
         self.put_message = path.put_message
         self.put_now = path.put_now
+        if self.timers is not None:
+            await self._recover_timers(self.timers)
         return path
+
+    async def _recover_timers(self, timers: TimerStore) -> None:
+        """After the queues: the timer's data follows the timer's queue."""
+        offsets = self.min_offset(TIMER_TOPIC, 0), self.max_offset(TIMER_TOPIC, 0)
+        state = LogState(self.min_phy_offset, self.commit_log.max_offset, *offsets)
+        await TimerRecovery(timers, state, self._finder.look_cold, self.clock.wall_ms()).run()
 
     def _start(self, path: WritePath, nursery: trio.Nursery) -> None:
         checkpoints = CheckpointService(
@@ -287,6 +316,8 @@ class MessageStore(InMemoryCalls):
     def _close_files(self) -> None:
         self.queues.close()
         self.files.close()
+        if self.timers is not None:
+            self.timers.close()
         if self.index is not None:
             self.index.close_files()
 
@@ -342,6 +373,10 @@ class MessageStore(InMemoryCalls):
         return StoreWaits(
             path.sync.durations, path.lock.waits, path.lock.held_ms() / 1000, len(path.lock), path.lock.busy
         )
+
+    async def flush_log(self) -> bool:
+        """Make durable what is in the log now. False if that failed."""
+        return await self.write_path.sync.flush()
 
     @property
     def min_phy_offset(self) -> int:
