@@ -41,7 +41,7 @@ _IN_FLIGHT: Final = 1024
 _FIRST_RETRY_MS: Final = 100
 _LAST_RETRY_MS: Final = 10_000
 _HOPELESS: Final = (PutMessageStatus.MESSAGE_ILLEGAL, PutMessageStatus.PROPERTIES_SIZE_EXCEEDED)
-_NOBODY: Final = (PutMessageStatus.SERVICE_NOT_AVAILABLE, PutMessageStatus.CREATE_MAPPED_FILE_FAILED)
+_ALL_ALIKE: Final = (PutMessageStatus.SERVICE_NOT_AVAILABLE, PutMessageStatus.CREATE_MAPPED_FILE_FAILED)
 """Results that the next message would get too."""
 
 
@@ -201,7 +201,7 @@ class TimerPuts:
         else:
             self._failed.append(at)
             self._reason = f"{status.name}: {result.remark}"
-            self._refuses_all = status in _NOBODY
+            self._refuses_all = status in _ALL_ALIKE
             return
         if write_time != NEVER_ENQUEUED:
             self._metrics.add({topic: -1})
