@@ -26,6 +26,7 @@ from trimq.broker.services.consumers import ConsumerManager
 from trimq.broker.services.groups import SubscriptionGroupManager
 from trimq.broker.services.long_polling import PullRequestHoldService
 from trimq.broker.services.offsets import ConsumerOffsetManager
+from trimq.broker.services.pending_timers import TIMED_MESSAGES, PendingTimers
 from trimq.broker.services.producers import ProducerManager
 from trimq.broker.services.queued_messages import QueuedMessages
 from trimq.broker.services.rebalance_lock import RebalanceLockManager
@@ -386,6 +387,9 @@ class BrokerController:
         context.store.on_overdue.append(self._close_readers)
         context.store.keep_unread(context.unread.oldest)
         context.store.hold_log(QueuedMessages("delayed messages", context.store, context.schedule.positions))
+        if context.store.timers is not None:
+            context.store.hold_log(PendingTimers(context.store.timers))
+            context.store.hold_log(QueuedMessages(TIMED_MESSAGES, context.store, context.timer.positions))
         context.store.hear_awaited(holds.awaited, holds.notify_arriving)
         context.store.add_topic_listener(SCHEDULE_TOPIC, context.schedule.message_arriving)
         context.store.add_topic_listener(TIMER_TOPIC, context.timer.message_arriving)

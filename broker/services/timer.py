@@ -18,6 +18,7 @@ import structlog
 import trio
 
 from trimq.broker.config import MessageStoreConfig
+from trimq.broker.services.queued_messages import QueuePosition
 from trimq.broker.services.state_file import StateFileError
 from trimq.broker.services.stats import BrokerStats
 from trimq.broker.services.timer_metrics import TimerMetrics
@@ -116,16 +117,9 @@ class TimerMessageService:
         first = timers.wheel.next_time(timers.read_time, now - timers.precision)
         return max(0, now - first - timers.precision)
 
-    def lowest_offset(self) -> int | None:
-        """The commit log offset from which on timed messages need the log; None if no message waits. Cheap."""
-        timers = self._timers
-        if timers is None:
-            return None
-        lowest = timers.lowest_offset()
-        if lowest is not None or not self.behind_messages:
-            return lowest
-        units = self._store.look_units(TIMER_TOPIC, 0, timers.next_offset, 1)
-        return units[0][0] if units else self._store.min_phy_offset
+    def positions(self) -> list[QueuePosition]:
+        """What is still to be read of the timer's queue (see QueuedMessages)."""
+        return [] if self._timers is None else [(TIMER_TOPIC, 0, self._timers.next_offset)]
 
     def checkpoint(self) -> TimerCheckpoint | None:
         """The last checkpoint; None without timers."""

@@ -211,15 +211,15 @@ class TimerStore:
             position += UNIT_SIZE
         return found
 
-    async def count_before(self, offset: int) -> int:
-        """Pending messages whose records are before a commit log offset. Reads the log."""
+    async def count_between(self, start: int, end: int) -> int:
+        """The pending messages whose records are between two commit log offsets. Reads the log."""
         found = 0
         position = self.floor.position
         while position is not None and (units := await self.log.units_from(position, self.log.end)):
             for position, unit in units:
-                if unit.offset >= offset:
+                if unit.offset >= end:
                     return found
-                found += unit.time >= self.read_time
+                found += unit.offset >= start and unit.time >= self.read_time
             position += UNIT_SIZE
         return found
 
