@@ -1,15 +1,14 @@
 """How the properties of a timed message change on its way through the timer (RocketMQ's HookUtils, TimerMessageStore).
 
-A send puts it into rmq_sys_wheel_timer with TIMER_OUT_MS, REAL_TOPIC and REAL_QID. The timer puts it back with
-TIMER_ENQUEUE_MS (when it entered the wheel) and TIMER_DEQUEUE_MS (when it left it), without REAL_TOPIC and REAL_QID. A
-message that rolls keeps these two, gets TIMER_ROLL_TIMES, and goes into rmq_sys_wheel_timer again.
+A send puts it into rmq_sys_wheel_timer with TIMER_OUT_MS, REAL_TOPIC and REAL_QID. The timer puts it into its real
+topic with TIMER_ENQUEUE_MS (when it entered the wheel) and TIMER_DEQUEUE_MS (when it left it). A message that rolls
+gets TIMER_ROLL_TIMES too, and goes into rmq_sys_wheel_timer again. All others stay, REAL_TOPIC and REAL_QID too:
+RocketMQ 5.5.0 makes the text of the record before it removes them.
 """
 
 from typing import Final
 
 from trimq.protocol.property_names import (
-    PROPERTY_REAL_QID,
-    PROPERTY_REAL_TOPIC,
     PROPERTY_TIMER_DEL_UNIQKEY,
     PROPERTY_TIMER_DELAY_MS,
     PROPERTY_TIMER_DELAY_SEC,
@@ -75,20 +74,13 @@ def is_delete_mark(properties: dict[str, str]) -> bool:
 
 
 def restored_text(properties: dict[str, str], enqueued_ms: int, dequeued_ms: int) -> bytes:
-    """The properties of a message that goes to its real topic.
-
-    They are left as they were, apart from REAL_TOPIC and REAL_QID, if the timer's two times do not fit into the record.
-    """
-    plain = {
-        name: value for name, value in properties.items() if name not in (PROPERTY_REAL_TOPIC, PROPERTY_REAL_QID)
-    }
+    """The properties of a message that goes to its real topic; as they were if the times do not fit into the record."""
     times = {PROPERTY_TIMER_ENQUEUE_MS: str(enqueued_ms), PROPERTY_TIMER_DEQUEUE_MS: str(dequeued_ms)}
-    text = join_properties(plain | times).encode()
-    return text if len(text) <= MAX_PROPERTIES else join_properties(plain).encode()
+    return _fitting(properties, times)
 
 
 def rolled_text(properties: dict[str, str], enqueued_ms: int, dequeued_ms: int) -> bytes:
-    """The properties of a message that goes into the timer's topic again; without the additions if they do not fit."""
+    """The properties of a message that goes into the timer's topic again; as they were if the others do not fit."""
     try:
         times = _number(PROPERTY_TIMER_ROLL_TIMES, properties.get(PROPERTY_TIMER_ROLL_TIMES, "0")) + 1
     except TimerTextError:
@@ -98,5 +90,9 @@ def rolled_text(properties: dict[str, str], enqueued_ms: int, dequeued_ms: int) 
         PROPERTY_TIMER_ENQUEUE_MS: str(enqueued_ms),
         PROPERTY_TIMER_DEQUEUE_MS: str(dequeued_ms),
     }
+    return _fitting(properties, added)
+
+
+def _fitting(properties: dict[str, str], added: dict[str, str]) -> bytes:
     text = join_properties(properties | added).encode()
     return text if len(text) <= MAX_PROPERTIES else join_properties(properties).encode()

@@ -101,7 +101,9 @@ class RecallMessageProcessor:
             )
         now = self._clock.wall_ms()
         if now < broker.start_accept_send_request_time_stamp:
-            raise _unavailable(f"it accepts requests from {broker.start_accept_send_request_time_stamp} ms since 1970 on")
+            raise _unavailable(
+                f"it accepts requests from {broker.start_accept_send_request_time_stamp} ms since 1970 on"
+            )
         if not broker.broker_permission & PERM_WRITE and not broker.allow_recall_when_broker_not_writeable:
             raise _unavailable(
                 f"brokerPermission={broker.broker_permission} and allowRecallWhenBrokerNotWriteable=false"

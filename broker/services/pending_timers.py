@@ -1,4 +1,4 @@
-"""PendingTimers: the messages in the timer wheel, as far as the cleaner has to know them (log_holds.PendingMessages)."""
+"""PendingTimers: the messages in the timer wheel, as far as the cleaner has to know them."""
 
 from typing import Final
 

@@ -50,7 +50,7 @@ _ENQUEUE_SECONDS: Final = 0.02
 class TimerMessageService:
     """Delivers timed messages. ``store_host`` is the packed address in delivered records."""
 
-    def __init__(  # noqa: PLR0913 - the parts that a delivery needs
+    def __init__(
         self,
         configuration: Configuration,
         store: MessageStore,

@@ -7,7 +7,7 @@ import time
 from array import array
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import structlog
 import trio
@@ -56,7 +56,7 @@ class TimedMessage(NamedTuple):
 class TimerPuts:
     """Delivers messages by their places in the commit log."""
 
-    def __init__(  # noqa: PLR0913 - the parts that a delivery needs
+    def __init__(
         self,
         configuration: Configuration,
         store: MessageStore,
@@ -115,16 +115,15 @@ class TimerPuts:
         """
         remaining: Sequence[int] = range(len(due))
         pause = _FIRST_RETRY_MS
-        while len(remaining):
+        while True:
             remaining = await self._deliver_each(due, remaining, deleted)
-            if not len(remaining):
-                break
+            if len(remaining) == 0:
+                return True
             _log.warning("timed_delivery_put_off", messages=len(remaining), reason=self._reason, wait_ms=pause)
             if self.stopping:
                 return False
             await self._clock.sleep(pause / 1000)
             pause = min(2 * pause, _LAST_RETRY_MS)
-        return True
 
     async def _deliver_each(self, due: DueTimers, numbers: Iterable[int], deleted: frozenset[str]) -> Sequence[int]:
         """Returns the numbers of those that have to be tried again, in order."""
@@ -184,7 +183,7 @@ class TimerPuts:
         with_topic = self._config.append_topic_for_timer_delete_key
         return unique is not None and delete_key(topic, unique, with_topic=with_topic) in deleted
 
-    def _done(  # noqa: PLR0913 - the place of the message
+    def _done(
         self, at: int, write_time: int, topic: str, offset: int, stored_topic: str, result: PutMessageResult
     ) -> None:
         self._in_flight -= 1

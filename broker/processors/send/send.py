@@ -300,7 +300,7 @@ class SendMessageProcessor:
             return DEFERRED
         return self._answer(command, topic, queue_id, unique, result, recall)
 
-    def _later(  # noqa: PLR0913 - what the reply needs
+    def _later(
         self,
         connection: Connection,
         command: RemotingCommand,

@@ -52,7 +52,7 @@ class TimerLog:
         self._window = b""
 
     def load(self) -> None:
-        """Find the files. Blocks. ``end`` is that of the last one until ``truncate``. Raises StoreLoadError, OSError."""
+        """Find the files. Blocks. Until ``truncate`` the log ends with the last one. Raises StoreLoadError, OSError."""
         self.starts = [file.start for file in list_row(self._disk, self.directory, self.file_size)]
         self._unsynced = set(self.starts[-2:])
         self.end = self.files_end

@@ -15,6 +15,7 @@ import trio
 
 from trimq.broker.store.disk.durable_files import read_whole
 from trimq.broker.store.timer.timer_store import TimerStore
+from trimq.broker.store.timer.wheel import OTHER_PRECISION
 from trimq.protocol import record
 from trimq.protocol.timer_layout import (
     NO_POSITION,
@@ -129,7 +130,7 @@ class TimerRecovery:
             if self._log.starts:
                 self._note(f"the wheel was made again from the timer log: {problem}")
             replay_from = self._log.begin
-        same = await self._replay(replay_from, end)
+        same = problem != OTHER_PRECISION and await self._replay(replay_from, end)
         if end < self._log.files_end:
             # The wheel first: the chains that were followed to repair it are erased afterwards.
             pages = self._wheel.snapshot()
@@ -224,7 +225,8 @@ class TimerRecovery:
                 slot = self._wheel.find(time)
                 if slot is not None and at <= slot.last:
                     continue
-                if unit.previous != (NO_POSITION if slot is None else slot.last):
+                chained = unit.previous == (NO_POSITION if slot is None else slot.last)
+                if not chained or time >= self._timers.free_until():
                     return False
                 self._wheel.put(time, at, -1 if unit.deletes else 1)
         return True

@@ -1,5 +1,4 @@
-"""TimerStore: pending timed messages. Adding, reading what is due, checkpoints (the data of RocketMQ's
-TimerMessageStore; the task is in services/timer.py).
+"""TimerStore: pending timed messages (the data of RocketMQ's TimerMessageStore; its task is in services/timer.py).
 
 ``next_offset`` and ``read_time`` are the two ends: messages of the timer's queue before the one are in wheel and log,
 or delivered; slots before the other are delivered. A checkpoint records both after everything below them is durable:
@@ -80,7 +79,7 @@ class DueTimers:
 class TimerStore:
     """The timer's data. One task calls ``add``, ``due`` and ``delivered``; another may call ``save``."""
 
-    def __init__(  # noqa: PLR0913 - the shape of the files
+    def __init__(
         self,
         disk: Disk,
         root: str,
@@ -178,10 +177,10 @@ class TimerStore:
         found = DueTimers()
         position = self.log.begin
         while units := await self.log.units_from(position, self.log.end):
-            for position, unit in units:
+            position = units[-1][0] + UNIT_SIZE
+            for _, unit in units:
                 if unit.time // self.precision == slot.time // self.precision:
                     found.append(unit.offset, unit.size, unit.magic, unit.write_time)
-            position += UNIT_SIZE
         return found
 
     def delivered(self, time: int) -> None:
@@ -193,7 +192,10 @@ class TimerStore:
     def move_read_time(self, time: int) -> None:
         """No slot before ``time`` has a message any more. Also back, when the wall clock was set back."""
         self.read_time = time
-        self.floor.passed(time)
+        if self.wheel.is_empty:
+            self.floor.clear()
+        else:
+            self.floor.passed(time)
 
     @property
     def is_empty(self) -> bool:
@@ -205,10 +207,10 @@ class TimerStore:
         found: dict[int, int] = {}
         position = self.floor.position
         while position is not None and (units := await self.log.units_from(position, self.log.end)):
-            for position, unit in units:
+            position = units[-1][0] + UNIT_SIZE
+            for _, unit in units:
                 if unit.time >= self.read_time:
                     found[unit.topic_hash] = found.get(unit.topic_hash, 0) + (-1 if unit.deletes else 1)
-            position += UNIT_SIZE
         return found
 
     async def count_between(self, start: int, end: int) -> int:
@@ -216,11 +218,11 @@ class TimerStore:
         found = 0
         position = self.floor.position
         while position is not None and (units := await self.log.units_from(position, self.log.end)):
-            for position, unit in units:
+            position = units[-1][0] + UNIT_SIZE
+            for _, unit in units:
                 if unit.offset >= end:
                     return found
                 found += unit.offset >= start and unit.time >= self.read_time
-            position += UNIT_SIZE
         return found
 
     def lowest_offset(self) -> int | None:
