@@ -65,6 +65,7 @@ class TimerMessageService:
         self._timers = store.timers
         self._stopping = False
         self._sleeping: trio.CancelScope | None = None
+        self._arrived = False
         self._work = trio.Event()
         self._ended: trio.Event | None = None
         path = self._config.config_path / "timermetrics"
@@ -195,6 +196,7 @@ class TimerMessageService:
         self, _topic: str, _queue_id: int, _next_offset: int, _tags_code: int, _store_timestamp: int
     ) -> None:
         """Wake the task. The store calls it when a message of the timer's topic can be read."""
+        self._arrived = True
         self._wake()
 
     def _wake(self) -> None:
@@ -208,10 +210,11 @@ class TimerMessageService:
 
     async def _sleep(self, timers: TimerStore) -> None:
         """Sleep until the next slot ends, or until a message arrives."""
+        if self._stopping or self._arrived:  # it came while this task was busy
+            self._arrived = False
+            return
         with trio.CancelScope() as self._sleeping:
-            if self._stopping:
-                return
-            if self.behind_messages:  # it cannot enter the wheel now, or came while this task was busy
+            if self.behind_messages:  # they cannot enter the wheel now
                 await self._clock.sleep(_PAUSE_SECONDS)
             elif timers.is_empty:
                 await trio.sleep_forever()

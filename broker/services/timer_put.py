@@ -173,7 +173,8 @@ class TimerPuts:
             _log.error("timed_message_dropped", topic=topic, commit_log_offset=offset, reason="no real topic")
             return
         self._in_flight += 1
-        done = partial(self._done, at, due.write_times[at], topic, offset, inner.topic)
+        change = 0 if due.write_times[at] == NEVER_ENQUEUED else 1 if due.magics[at] & MAGIC_DELETE else -1
+        done = partial(self._done, at, change, topic, offset, inner.topic)
         result = self._store.put_message(inner, done)
         if result is not None:
             done(result)
@@ -184,7 +185,7 @@ class TimerPuts:
         return unique is not None and delete_key(topic, unique, with_topic=with_topic) in deleted
 
     def _done(
-        self, at: int, write_time: int, topic: str, offset: int, stored_topic: str, result: PutMessageResult
+        self, at: int, change: int, topic: str, offset: int, stored_topic: str, result: PutMessageResult
     ) -> None:
         self._in_flight -= 1
         self._landed.set()
@@ -202,8 +203,8 @@ class TimerPuts:
             self._reason = f"{status.name}: {result.remark}"
             self._refuses_all = status in _ALL_ALIKE
             return
-        if write_time != NEVER_ENQUEUED:
-            self._metrics.add({topic: -1})
+        if change:
+            self._metrics.add({topic: change})
 
     # records
 

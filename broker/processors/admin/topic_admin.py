@@ -13,6 +13,7 @@ from trimq.broker.services.offsets import ConsumerOffsetManager
 from trimq.broker.services.registration import BrokerOuterAPI
 from trimq.broker.services.stats import BrokerStats
 from trimq.broker.services.topic_attributes import alter, parse_changes
+from trimq.broker.services.timer import TimerMessageService
 from trimq.broker.services.topics import TopicConfigManager
 from trimq.broker.store.message_store import MessageStore
 from trimq.protocol.body import Body, TopicConfig, decode_json, encode_json
@@ -50,6 +51,7 @@ class TopicAdminProcessor:
         long_polling: PullRequestHoldService,
         registration: BrokerOuterAPI,
         stats: BrokerStats,
+        timer: TimerMessageService,
         store: MessageStore,
     ) -> None:
         self._configuration = configuration
@@ -59,6 +61,7 @@ class TopicAdminProcessor:
         self._long_polling = long_polling
         self._registration = registration
         self._stats = stats
+        self._timer = timer
         self._store = store
 
     def register(self, table: HandlerTable) -> None:
@@ -176,6 +179,7 @@ class TopicAdminProcessor:
         if self._topics.delete(topic):
             self._offsets.remove_topic(topic)
             self._stats.remove_topic(topic)
+            self._timer.metrics.remove(topic)
             self._long_polling.wake_topic(topic)
             # The store forgets the queues in this turn, before the first wait: a send that creates the topic again a
             # moment later gets new queues.
