@@ -184,7 +184,7 @@ class TimerMessageService:
     async def stop(self) -> None:
         """Deliver the slot that was begun, then end the task and write the last checkpoint."""
         self._stopping = True
-        self.puts.stopping = True
+        self.puts.stop()
         self._wake()
         if self._ended is not None:
             await self._ended.wait()
@@ -268,9 +268,10 @@ class TimerMessageService:
             result.release()
         if batch.next_offset == offset:
             return False
-        self.metrics.add(batch.topics)
-        await self.puts.deliver(batch.due, frozenset())
+        if not await self.puts.deliver(batch.due, frozenset()):
+            return False  # the task ends: what was put comes again after the next start
         await timers.add(batch.timers, batch.next_offset)
+        self.metrics.add(batch.topics)
         self.enqueued += len(batch.timers)
         self._work.set()
         return not batch.is_full

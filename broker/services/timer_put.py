@@ -76,8 +76,8 @@ class TimerPuts:
         self._failed = array("q")
         self._reason = ""
         self._refuses_all = False
-        self.stopping = False
-        """No further attempts are made after a failure."""
+        self._stopping = False
+        self._pausing: trio.CancelScope | None = None
         self.delivered = 0
         """Messages delivered since the start."""
         self.cancelled = 0
@@ -90,6 +90,12 @@ class TimerPuts:
     @property
     def _config(self) -> MessageStoreConfig:
         return self._configuration.section(MessageStoreConfig)
+
+    def stop(self) -> None:
+        """Make no further attempts after a failure."""
+        self._stopping = True
+        if self._pausing is not None:
+            self._pausing.cancel()
 
     # delete marks
 
@@ -109,7 +115,7 @@ class TimerPuts:
     # delivery
 
     async def deliver(self, due: DueTimers, deleted: frozenset[str]) -> bool:
-        """Put all messages of a slot that are not ``deleted``. False if ``stopping`` ended that.
+        """Put all messages of a slot that are not ``deleted``. False if ``stop`` ended that.
 
         A failed put is tried again with growing pauses; those that succeeded are not.
         """
@@ -120,9 +126,12 @@ class TimerPuts:
             if len(remaining) == 0:
                 return True
             _log.warning("timed_delivery_put_off", messages=len(remaining), reason=self._reason, wait_ms=pause)
-            if self.stopping:
+            if not self._stopping:
+                with trio.CancelScope() as self._pausing:
+                    await self._clock.sleep(pause / 1000)
+                self._pausing = None
+            if self._stopping:
                 return False
-            await self._clock.sleep(pause / 1000)
             pause = min(2 * pause, _LAST_RETRY_MS)
 
     async def _deliver_each(self, due: DueTimers, numbers: Iterable[int], deleted: frozenset[str]) -> Sequence[int]:

@@ -310,9 +310,7 @@ async def test_a_stop_during_refusals_delivers_after_the_start() -> None:
         rig.refuse = {b"a": [AWAY] * 99}
         await rig.advance(2)
         with trio.fail_after(60):
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(rig.service.stop)
-                await rig.advance(20)
+            await rig.service.stop()
     rig.refuse = {}
     async with rig.running():
         assert await rig.bodies() == [b"a", b"b"]
