@@ -11,6 +11,8 @@ from tests.interop.harness import probe
 from tests.interop.harness.processes import ended_afterwards
 from tests.interop.harness.servers import Broker, NameServer, Peer
 
+#: Set for every broker; ``PROPERTIES`` only for Apache's.
+SHARED = {"recallMessageEnable": "true"}
 PROPERTIES = {
     "enablePropertyFilter": "true",
     "transactionTimeOut": "1000",
@@ -18,7 +20,7 @@ PROPERTIES = {
 }
 
 #: Features that the SDK supports and TriMQ's broker does not implement yet.
-NOT_YET = frozenset({"transactions", "request_reply", "timer_messages", "sql_filters", "pop", "ha_status"})
+NOT_YET = frozenset({"transactions", "request_reply", "sql_filters", "pop", "ha_status"})
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ def running_servers(peer: Peer, directory: Path) -> Iterator[Servers]:
         name_server = NameServer(peer, directory / "namesrv")
         stack.enter_context(ended_afterwards(name_server.process))
         name_server.start()
-        properties = PROPERTIES if peer == "apache" else {}
+        properties = SHARED | PROPERTIES if peer == "apache" else SHARED
         broker = Broker(peer, directory / "broker", [name_server], store=directory / "store", properties=properties)
         stack.enter_context(ended_afterwards(broker.process))
         broker.start()
