@@ -193,9 +193,7 @@ class TimerPuts:
         with_topic = self._config.append_topic_for_timer_delete_key
         return unique is not None and delete_key(topic, unique, with_topic=with_topic) in deleted
 
-    def _done(
-        self, at: int, change: int, topic: str, offset: int, stored_topic: str, result: PutMessageResult
-    ) -> None:
+    def _done(self, at: int, change: int, topic: str, offset: int, stored_topic: str, result: PutMessageResult) -> None:
         self._in_flight -= 1
         self._landed.set()
         status = result.status

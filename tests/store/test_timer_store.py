@@ -220,6 +220,20 @@ async def test_a_broken_chain_is_found_by_the_whole_log() -> None:
     assert await waiting(store) == {3: [0, 2, 3, 5, 6], 4: [1, 4]}
 
 
+@pytest.mark.parametrize("byte", [0, 15, 19, 29, 38])
+async def test_a_flip_in_a_unit_costs_no_other_message(byte: int) -> None:
+    """In its size, magic, time, or in the place of its record."""
+    disk, records = SimDisk(), Records()
+    store = await recovered(disk, records)
+    await add(store, records, [3, 4, 3, 3, 4, 3, 3])
+    await save(store)
+    disk.flip("/store/timerlog/00000000000000000000", 2 * UNIT_SIZE + byte, 3)
+    again = await recovered(disk.copy_after_cut(Loss.ALL), records)
+    found = await waiting(again)
+    assert [number for number in found[3] if number < 7 and number != 2] == [0, 3, 5, 6]
+    assert found[4] == [1, 4]
+
+
 async def test_two_checkpoints_at_the_same_time() -> None:
     disk, records = SimDisk(), Records()
     store = await recovered(disk, records)

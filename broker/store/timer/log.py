@@ -6,7 +6,7 @@ bytes that are not synced yet are never relied on after a restart, so a write th
 
 import os
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from trimq.broker.store.disk.disk import Disk
@@ -17,7 +17,6 @@ from trimq.protocol.timer_layout import (
     UNIT_SIZE,
     TimerUnit,
     fits,
-    is_blank,
     last_unit_at,
     pack_blank,
     unpack_unit,
@@ -200,27 +199,26 @@ class TimerLog:
         self._window_at, self._window = begin, data
         return data[position - begin :]
 
-    async def units_from(self, position: int, end: int) -> "list[tuple[int, TimerUnit]]":
-        """The units (with their positions) of one step of a scan from ``position`` on, before ``end``; [] at the end.
+    async def units_from(self, position: int, end: int) -> tuple[list[tuple[int, TimerUnit]], int]:
+        """One step of a scan: units (with their positions) from ``position`` on, and where the next step begins.
 
-        Continue at ``next_position`` of the last one.
+        The scan ends when that is not before ``end``. Damaged units are left out.
         """
         position = self.next_position(position)
         start = position - position % self.file_size
         if position >= end or start not in self.starts:
-            return []
+            return [], max(end, position)
         length = min(_SCAN, end - position, start + self.file_size - position)
         data = await self._disk.run(self._disk.pread, self._fd(start), length, position - start)
-        return list(_units(data, position))
+        units = [
+            (position + at, unit) for at in range(0, length, UNIT_SIZE) if (unit := unpack_unit(data, at)) is not None
+        ]
+        return units, position + length
 
     def next_position(self, position: int) -> int:
         """``position``, or the start of the next file if no unit fits there."""
         at = position % self.file_size
         return position if fits(at, self.file_size) else position - at + self.file_size
-
-    async def ends_file(self, position: int) -> bool:
-        """Whether a BLANK ends the file at ``position``."""
-        return is_blank(await self._read(position, UNIT_SIZE))
 
     def before(self, position: int) -> int:
         """The position of the unit before ``position``; -1 if there is none."""
@@ -230,11 +228,3 @@ class TimerLog:
             return position - position % self.file_size + at - UNIT_SIZE
         found = position - self.file_size + last_unit_at(self.file_size)
         return found if self.starts and found >= self.starts[0] else -1
-
-
-def _units(data: bytes, position: int) -> "Iterator[tuple[int, TimerUnit]]":
-    for at in range(0, len(data), UNIT_SIZE):
-        unit = unpack_unit(data, at)
-        if unit is None:
-            return
-        yield position + at, unit

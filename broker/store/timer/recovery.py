@@ -149,14 +149,18 @@ class TimerRecovery:
         RocketMQ notes its log position before it syncs the log, so that units of messages before its queue offset
         follow.
         """
-        position = checkpoint.log_position
-        while units := await self._log.units_from(position, self._log.files_end):
-            for at, unit in units:
+        known = at = checkpoint.log_position
+        while at < self._log.files_end:
+            units, at = await self._log.units_from(at, self._log.files_end)
+            for position, unit in units:
                 offset = await self._queue_offset(unit)
-                if offset is None or offset >= checkpoint.queue_offset:
-                    return at
-                position = at + UNIT_SIZE
-        return position
+                follows = position == self._log.next_position(known)
+                if not follows or offset is None or offset >= checkpoint.queue_offset:
+                    return known
+                known = position + UNIT_SIZE
+            if not units:
+                return known
+        return known
 
     async def _end_with_records(self, end: int, checkpoint: TimerCheckpoint) -> int:
         """``end`` without units whose records are gone. Then the queue is read from behind the last that is there."""
@@ -216,9 +220,9 @@ class TimerRecovery:
         False if their chains are not those of this wheel's slots.
         """
         precision, read_time = self._timers.precision, self._timers.read_time
-        while units := await self._log.units_from(position, end):
+        while position < end:
+            units, position = await self._log.units_from(position, end)
             for at, unit in units:
-                position = at + UNIT_SIZE
                 time = unit.time - unit.time % precision
                 if time < read_time:
                     continue
@@ -237,8 +241,8 @@ class TimerRecovery:
         self._note("the pending timers were written again with another precision")
         self._wheel.reset()
         position = self._log.begin
-        while units := await self._log.units_from(position, end):
-            position = units[-1][0] + UNIT_SIZE
+        while position < end:
+            units, position = await self._log.units_from(position, end)
             pending = [unit for _, unit in units if unit.time >= timers.read_time]
             # From the read time on, where the whole window fits into the wheel.
             added = [

@@ -176,8 +176,8 @@ class TimerStore:
         """As ``due`` for a damaged chain: all units of the log that belong to the slot."""
         found = DueTimers()
         position = self.log.begin
-        while units := await self.log.units_from(position, self.log.end):
-            position = units[-1][0] + UNIT_SIZE
+        while position < self.log.end:
+            units, position = await self.log.units_from(position, self.log.end)
             for _, unit in units:
                 if unit.time // self.precision == slot.time // self.precision:
                     found.append(unit.offset, unit.size, unit.magic, unit.write_time)
@@ -205,9 +205,9 @@ class TimerStore:
     async def counts(self) -> dict[int, int]:
         """The pending messages by the hash of their topic. Reads the log."""
         found: dict[int, int] = {}
-        position = self.floor.position
-        while position is not None and (units := await self.log.units_from(position, self.log.end)):
-            position = units[-1][0] + UNIT_SIZE
+        position = self.log.end if self.floor.position is None else self.floor.position
+        while position < self.log.end:
+            units, position = await self.log.units_from(position, self.log.end)
             for _, unit in units:
                 if unit.time >= self.read_time:
                     found[unit.topic_hash] = found.get(unit.topic_hash, 0) + (-1 if unit.deletes else 1)
@@ -216,9 +216,9 @@ class TimerStore:
     async def count_between(self, start: int, end: int) -> int:
         """The pending messages whose records are between two commit log offsets. Reads the log."""
         found = 0
-        position = self.floor.position
-        while position is not None and (units := await self.log.units_from(position, self.log.end)):
-            position = units[-1][0] + UNIT_SIZE
+        position = self.log.end if self.floor.position is None else self.floor.position
+        while position < self.log.end:
+            units, position = await self.log.units_from(position, self.log.end)
             for _, unit in units:
                 if unit.offset >= end:
                     return found
