@@ -202,6 +202,7 @@ class BrokerController:
                 long_polling=context.long_polling,
                 registration=context.registration,
                 stats=context.stats,
+                timer=context.timer,
             ),
             series=SeriesMetrics(offsets=context.offsets, stats=context.stats, store=context.store),
             clients=ClientMetrics(producers=context.producers, consumers=context.consumers),

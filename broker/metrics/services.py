@@ -1,4 +1,4 @@
-"""Metrics of the services: topics and groups, held pulls, refusals, name servers."""
+"""Metrics of the services: topics and groups, held pulls, refusals, timed messages, name servers."""
 
 from collections.abc import Iterator
 
@@ -9,8 +9,9 @@ from trimq.broker.services.long_polling import PullRequestHoldService
 from trimq.broker.services.offsets import ConsumerOffsetManager
 from trimq.broker.services.registration import BrokerOuterAPI
 from trimq.broker.services.stats import BrokerStats
+from trimq.broker.services.timer import TimerMessageService
 from trimq.broker.services.topics import TopicConfigManager
-from trimq.remoting.http.metrics import counter, gauge, gauges
+from trimq.remoting.http.metrics import counter, counters, gauge, gauges
 
 
 class ServiceMetrics:
@@ -25,6 +26,7 @@ class ServiceMetrics:
         long_polling: PullRequestHoldService,
         registration: BrokerOuterAPI,
         stats: BrokerStats,
+        timer: TimerMessageService,
     ) -> None:
         self._topics = topics
         self._groups = groups
@@ -32,12 +34,21 @@ class ServiceMetrics:
         self._long_polling = long_polling
         self._registration = registration
         self._stats = stats
+        self._timer = timer
 
     def sizes(self, labels: dict[str, str]) -> Iterator[Metric]:
-        """The numbers of topics and groups. ``labels`` are those that RocketMQ puts on each of its metrics."""
+        """The metrics that RocketMQ has too. ``labels`` are those that RocketMQ puts on each of its metrics."""
         names, values = tuple(labels), tuple(labels.values())
         yield gauges("rocketmq_topic_number", "Topics.", names, {values: len(self._topics.table)})
         yield gauges("rocketmq_consumer_group_number", "Consumer groups.", names, {values: len(self._groups.table)})
+
+        timer = self._timer
+        for name, doc, value in (
+            ("enqueue_lag", "Timed messages that are not in the timer wheel yet.", timer.behind_messages),
+            ("dequeue_lag", "Timed messages that wait in the timer wheel, less their recalls.", timer.pending),
+            ("dequeue_latency", "How long the oldest timed message has been due (ms).", timer.behind_ms),
+        ):
+            yield gauges(f"rocketmq_timer_{name}", doc, names, {values: value})
 
     def families(self) -> Iterator[Metric]:
         """The metrics that RocketMQ does not have."""
@@ -63,4 +74,16 @@ class ServiceMetrics:
             "1 for each name server that knows this broker.",
             ("name_server",),
             {(address,): int(reached) for address, reached in self._registration.reached().items()},
+        )
+        yield from self._timers()
+
+    def _timers(self) -> Iterator[Metric]:
+        timer = self._timer
+        yield counter("trimq_timer_delivered_total", "Timed messages delivered, or stored again.", timer.puts.delivered)
+        yield counter("trimq_timer_recalled_total", "Timed messages not delivered: recalled.", timer.puts.cancelled)
+        yield counters(
+            "trimq_timer_lost_total",
+            "Timed messages that could not be delivered: no store can take them, or their records were deleted.",
+            ("reason",),
+            {("dropped",): timer.puts.dropped, ("deleted",): timer.puts.deleted},
         )

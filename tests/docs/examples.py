@@ -65,6 +65,7 @@ RUN_BY: dict[str, dict[str, str]] = {
     "docs/formats/index.md": {"header 40 |": NOT_RUN + "a layout; its fields are in the examples", "": FORMATS},
     "docs/formats/own-files.md": {"": FORMATS},
     "docs/formats/record.md": {"": FORMATS},
+    "docs/formats/timer.md": {"": FORMATS},
     "docs/operate.md": {"# name server": "tests/broker/test_listeners.py::test_the_manuals_listeners", "": OPERATE},
     "docs/pipeline.md": {"": STREAM},
     "docs/pipeline-jobs.md": {

@@ -133,6 +133,26 @@ async def test_an_outage_loses_nothing(precision: int, outage: int, ending: Loss
         assert rig.service.puts.deleted == 0
 
 
+async def test_a_pending_message_outlives_the_retention() -> None:
+    """The cleaner deletes files of the log by age: not those from the first pending message on."""
+    rig = Rig(slots=16_384, fileReservedTime=1, deleteWhen=";".join(map(str, range(24))))
+    async with rig.running():
+        for number in range(30):
+            await rig.store_one(message(b"old %d" % number + b"x" * 3000, "Other"))
+        await rig.send(b"pending", 5_400_000)
+        for number in range(60):
+            await rig.store_one(message(b"new %d" % number + b"x" * 3000, "Other"))
+        assert len(rig.store.files.files) == 5
+        await rig.advance(HOUR * 1.4)
+        await rig.store._clean.look()
+        assert rig.store.min_phy_offset == 64 * 1024
+        assert rig.store.log_holds.files_held == 3
+        await rig.advance(HOUR * 0.2)
+        assert await rig.bodies() == [b"pending"]
+        await rig.store._clean.look()
+        assert rig.store.min_phy_offset == 4 * 64 * 1024
+
+
 async def test_overdue_slots_come_before_messages_that_need_their_places() -> None:
     """After 14 days the place of an overdue slot is that of a new message's slot."""
     rig = Rig(slots=256)
