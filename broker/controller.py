@@ -396,6 +396,7 @@ class BrokerController:
         context.store.add_topic_listener(TIMER_TOPIC, context.timer.message_arriving)
         self.configuration.listeners.append(lambda _: context.store.set_config(self._section(MessageStoreConfig)))
         # Only for topics that are created from here on: those of the state files were loaded before.
+        context.topics.delete_listeners.append(context.timer.metrics.remove)
         context.topics.listeners.append(lambda configs: _create_queues(context.store, configs))
         self.reactor.add_listener(sockets[0], table)
         for sock in sockets[1:]:

@@ -118,7 +118,6 @@ def _register_administration(table: HandlerTable, context: BrokerContext, reacto
             long_polling=context.long_polling,
             registration=context.registration,
             stats=context.stats,
-            timer=context.timer,
             store=context.store,
         ),
         QueueAdminProcessor(

@@ -13,7 +13,6 @@ from trimq.broker.services.offsets import ConsumerOffsetManager
 from trimq.broker.services.registration import BrokerOuterAPI
 from trimq.broker.services.stats import BrokerStats
 from trimq.broker.services.topic_attributes import alter, parse_changes
-from trimq.broker.services.timer import TimerMessageService
 from trimq.broker.services.topics import TopicConfigManager
 from trimq.broker.store.message_store import MessageStore
 from trimq.protocol.body import Body, TopicConfig, decode_json, encode_json
@@ -51,7 +50,6 @@ class TopicAdminProcessor:
         long_polling: PullRequestHoldService,
         registration: BrokerOuterAPI,
         stats: BrokerStats,
-        timer: TimerMessageService,
         store: MessageStore,
     ) -> None:
         self._configuration = configuration
@@ -61,7 +59,6 @@ class TopicAdminProcessor:
         self._long_polling = long_polling
         self._registration = registration
         self._stats = stats
-        self._timer = timer
         self._store = store
 
     def register(self, table: HandlerTable) -> None:
@@ -179,7 +176,6 @@ class TopicAdminProcessor:
         if self._topics.delete(topic):
             self._offsets.remove_topic(topic)
             self._stats.remove_topic(topic)
-            self._timer.metrics.remove(topic)
             self._long_polling.wake_topic(topic)
             # The store forgets the queues in this turn, before the first wait: a send that creates the topic again a
             # moment later gets new queues.

@@ -44,8 +44,8 @@ class Rig:
     """Lives of one store. ``refuse`` makes puts fail: body -> results, first one first."""
 
     def __init__(self, *, slots: int = 8192, **changes: Any) -> None:
-        self.disk = SimDisk(now_ms=lambda: self.clock.wall_ms())
         self.clock = ManualClock(NOW)
+        self.disk = SimDisk(now_ms=self.clock.wall_ms)
         self.slots = slots
         self.configuration = configuration(Path("/store"), SMALL | changes)
         self.refuse: dict[bytes, list[PutMessageResult]] = {}
