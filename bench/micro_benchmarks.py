@@ -1,4 +1,4 @@
-"""Micro-benchmarks of single functions that a native version could replace.
+"""Micro-benchmarks of single functions: those that a native version could replace, and the SQL92 filter.
 
 python -m bench.micro_benchmarks [--json FILE].
 """
@@ -18,6 +18,7 @@ from trimq.protocol.headers.send import SendMessageRequestHeaderV2
 from trimq.protocol.index_batch import make_batch
 from trimq.protocol.property_text import pairs
 from trimq.protocol.queue_unit import UNIT
+from trimq.protocol.sql92 import Expression
 
 REPEATS = 5
 
@@ -32,6 +33,12 @@ def micro_benchmarks() -> dict[str, tuple[Callable[[], object], int]]:
     texts = [f"Requests#7F0000011F9018B4{number:016X}" for number in range(2048)]
     batch = make_batch()
     large = BODY * 64
+    filtered = (
+        b"UNIQ_KEY\x017F0000011F9018B4AAC2000000000007\x02KEYS\x01order-77\x02TAGS\x01TagA\x02WAIT\x01true\x02"
+        b"region\x01eu-central\x02price\x0142\x02customer\x01c-123456\x02trace\x01a1b2c3d4e5f6\x02"
+    )
+    condition = "region = 'eu-central' AND price BETWEEN 10 AND 100 AND TAGS IN ('TagA', 'TagB')"
+    matches = Expression(condition).matches_text
     return {
         "envelope of a frame": (lambda: decode(frame), 1),
         "send header (with its frame)": (lambda: decode(frame).header(SendMessageRequestHeaderV2), 1),
@@ -42,6 +49,8 @@ def micro_benchmarks() -> dict[str, tuple[Callable[[], object], int]]:
         "fixed part of a record": (lambda: pack(1, 2, 3, 4, 5, 6, 7, 0, 9, host, 10, host, 0, 0, 11), 1),
         "queue unit": (lambda: UNIT.pack(1, 2, 3), 1),
         "tag hash of 16 letters, not cached": (lambda: string_hash("ABCDEFGHIJKLMNOP"), 1),
+        "SQL92 filter, 3 terms, 8 properties": (lambda: matches(filtered), 1),
+        "SQL92 filter compiled": (lambda: Expression(condition), 1),
         "index hash of a key, in a batch": (lambda: batch.key_hashes(texts), 2048),
     }
 

@@ -36,7 +36,7 @@ class _Tag:
     def match_tags(self, code: int) -> bool:
         return code == self._code
 
-    def match_record(self, properties: dict[str, str]) -> bool:
+    def match_record(self, properties: bytes) -> bool:
         return bool(properties)
 
 

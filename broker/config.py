@@ -171,6 +171,9 @@ class BrokerConfig:
     enable_create_sys_group: bool = option(True, "Create the consumer groups that RocketMQ's own tools use.")
     region_id: str = option("DefaultRegion", "Value of the property MSG_REGION that each message gets.", dynamic=True)
     trace_on: bool = option(True, "Value of the property TRACE_ON that each message gets.", dynamic=True)
+    store_reply_message_enable: bool = option(
+        True, "Store the replies of request-reply calls in the topic <cluster>_REPLY_TOPIC.", dynamic=True
+    )
     start_accept_send_request_time_stamp: int = option(
         0, "Sends before this time are refused.", unit="ms since 1970", minimum=0, dynamic=True
     )
@@ -190,8 +193,36 @@ class BrokerConfig:
         ours=True,
     )
     lite_pull_message_enable: bool = option(True, "Serve pulls of lite pull consumers.", dynamic=True)
+    enable_property_filter: bool = option(
+        False, "Serve consumers that filter by an SQL92 expression over the properties of messages.", dynamic=True
+    )
+    filter_support_retry: bool = option(
+        False,
+        "Filter the messages of a retry topic by the group's expression for the topic to which they were sent, if the "
+        "group subscribes to the retry topic by an expression.",
+        dynamic=True,
+    )
+    filter_data_clean_time_span: int = option(
+        24 * 3600 * 1000,
+        "How long the expression of a group that is offline stays in consumerFilter.json.",
+        unit="ms",
+        minimum=0,
+        dynamic=True,
+    )
     notify_consumer_ids_changed_enable: bool = option(
         True, "Notify the members of a group when its membership changes.", dynamic=True
+    )
+    server_load_balancer_enable: bool = option(
+        True,
+        "Answer a client that asks for its queues with its share. Without it, with all queues of the topic.",
+        dynamic=True,
+    )
+    load_balance_poll_name_server_interval: int = option(
+        30000,
+        "How long a route is used for the shares of clients before a name server is asked again.",
+        unit="ms",
+        minimum=1000,
+        dynamic=True,
     )
     channel_expired_timeout: int = option(
         120000, "A client that sends no heartbeat for this long is removed from its groups.", unit="ms", minimum=1000
@@ -265,7 +296,7 @@ class BrokerConfig:
 _UNSUPPORTED_VALUES = {
     # The broker behaves as RocketMQ does with the default values of these keys: a file that sets one gets no warning.
     "storeType": "default",
-    "enablePropertyFilter": "false",
+    "enableCalcFilterBitMap": "false",
     "duplicationEnable": "false",
     "aclEnable": "false",
     "enableDLegerCommitLog": "false",

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from trimq.broker.identity import BrokerIdentity
+    from trimq.broker.services.client_calls import ClientCalls
     from trimq.broker.services.config_file import ConfigFile
+    from trimq.broker.services.consumer_filters import ConsumerFilterManager
     from trimq.broker.services.consumers import ConsumerManager
     from trimq.broker.services.groups import SubscriptionGroupManager
     from trimq.broker.services.long_polling import PullRequestHoldService
+    from trimq.broker.services.message_request_mode import MessageRequestModeManager
     from trimq.broker.services.offsets import ConsumerOffsetManager
     from trimq.broker.services.producers import ProducerManager
     from trimq.broker.services.rebalance_lock import RebalanceLockManager
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     from trimq.broker.services.schedule import ScheduleMessageService
     from trimq.broker.services.stats import BrokerStats
     from trimq.broker.services.timer import TimerMessageService
+    from trimq.broker.services.topic_routes import TopicRouteInfoManager
     from trimq.broker.services.topics import TopicConfigManager
     from trimq.broker.services.unread import UnreadPositions
     from trimq.broker.store.disk.disk import Disk
@@ -42,12 +46,16 @@ class BrokerContext:
     groups: "SubscriptionGroupManager"
     offsets: "ConsumerOffsetManager"
     consumers: "ConsumerManager"
+    filters: "ConsumerFilterManager"
     producers: "ProducerManager"
+    client_calls: "ClientCalls"
     locks: "RebalanceLockManager"
     long_polling: "PullRequestHoldService"
     schedule: "ScheduleMessageService"
     timer: "TimerMessageService"
     registration: "BrokerOuterAPI"
+    routes: "TopicRouteInfoManager"
+    modes: "MessageRequestModeManager"
     stats: "BrokerStats"
     unread: "UnreadPositions"
     unique_ids: "UniqueIdGenerator"

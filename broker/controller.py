@@ -10,6 +10,7 @@ import socket
 from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import structlog
@@ -21,10 +22,13 @@ from trimq.broker.context import BrokerContext
 from trimq.broker.health import log_hold_notes, name_server_reasons, native_notes, store_reasons
 from trimq.broker.identity import BrokerIdentity
 from trimq.broker.processor_table import register_processors
+from trimq.broker.services.client_calls import ClientCalls
 from trimq.broker.services.config_file import ConfigFile
+from trimq.broker.services.consumer_filters import ConsumerFilterManager
 from trimq.broker.services.consumers import ConsumerManager
 from trimq.broker.services.groups import SubscriptionGroupManager
 from trimq.broker.services.long_polling import PullRequestHoldService
+from trimq.broker.services.message_request_mode import MessageRequestModeManager
 from trimq.broker.services.offsets import ConsumerOffsetManager
 from trimq.broker.services.pending_timers import TIMED_MESSAGES, PendingTimers
 from trimq.broker.services.producers import ProducerManager
@@ -35,6 +39,7 @@ from trimq.broker.services.schedule import ScheduleMessageService
 from trimq.broker.services.state_file import StateFileError
 from trimq.broker.services.stats import BrokerStats
 from trimq.broker.services.timer import TimerMessageService
+from trimq.broker.services.topic_routes import TopicRouteInfoManager
 from trimq.broker.services.topics import TopicConfigManager
 from trimq.broker.services.unread import UnreadPositions
 from trimq.broker.store.disk.disk import Disk
@@ -190,6 +195,7 @@ class BrokerController:
         from trimq.broker.metrics.page import BrokerMetrics  # noqa: PLC0415 - as above
         from trimq.broker.metrics.series import SeriesMetrics  # noqa: PLC0415 - as above
         from trimq.broker.metrics.services import ServiceMetrics  # noqa: PLC0415 - as above
+        from trimq.broker.metrics.timers import timer_families  # noqa: PLC0415 - as above
 
         metrics = BrokerMetrics(
             configuration=context.configuration,
@@ -198,17 +204,19 @@ class BrokerController:
             services=ServiceMetrics(
                 topics=context.topics,
                 groups=context.groups,
+                filters=context.filters,
                 offsets=context.offsets,
                 long_polling=context.long_polling,
+                client_calls=context.client_calls,
                 registration=context.registration,
                 stats=context.stats,
-                timer=context.timer,
             ),
             series=SeriesMetrics(offsets=context.offsets, stats=context.stats, store=context.store),
             clients=ClientMetrics(producers=context.producers, consumers=context.consumers),
             reactor=self.reactor.stats,
             health=self.health,
         )
+        metrics.more.append(partial(timer_families, context.timer))
         app.metrics = metrics.page
         await nursery.start(metrics.probe.run)
 
@@ -271,7 +279,9 @@ class BrokerController:
         schedule = ScheduleMessageService(configuration, store, disk, clock, packed)
         stats = BrokerStats(clock, broker.broker_cluster_name)
         timer = TimerMessageService(configuration, store, disk, clock, stats, packed)
-        await self._load(store, topics, groups, offsets, schedule)
+        modes = MessageRequestModeManager(configuration, disk, clock)
+        filters = ConsumerFilterManager(configuration, disk, clock)
+        await self._load(store, topics, groups, offsets, schedule, modes, filters)
         await timer.load()
         # Listen only after the state files were read: an unreadable file ends the start before a client can connect.
         self._open_ports(sockets)
@@ -282,6 +292,7 @@ class BrokerController:
             limits = replace(limits, spin_many=0.0)
         self.reactor = Reactor(limits, clock)
         consumers = ConsumerManager(configuration, clock)
+        consumers.listeners.append(filters.group_changed)
         return BrokerContext(
             identity=BrokerIdentity(broker_name=broker.broker_name, address=self.address),
             configuration=configuration,
@@ -293,12 +304,16 @@ class BrokerController:
             groups=groups,
             offsets=offsets,
             consumers=consumers,
+            filters=filters,
             producers=ProducerManager(configuration, clock),
+            client_calls=ClientCalls(clock),
             locks=RebalanceLockManager(clock),
             long_polling=PullRequestHoldService(configuration, clock),
             schedule=schedule,
             timer=timer,
             registration=registration,
+            routes=TopicRouteInfoManager(configuration, registration, clock),
+            modes=modes,
             stats=stats,
             unread=UnreadPositions(consumers, offsets, store.look_units, clock),
             unique_ids=UniqueIdGenerator(packed[:-4]),
@@ -362,10 +377,12 @@ class BrokerController:
         groups: SubscriptionGroupManager,
         offsets: ConsumerOffsetManager,
         schedule: ScheduleMessageService,
+        modes: MessageRequestModeManager,
+        filters: ConsumerFilterManager,
     ) -> None:
         """Read the state files, then restore the topics of queues that topics.json does not have."""
         try:
-            for service in (topics, groups, offsets, schedule):
+            for service in (topics, groups, offsets, schedule, modes, filters):
                 await service.load()
         except StateFileError as error:
             raise StartError(f"a state file cannot be read: {error}") from error
@@ -378,6 +395,7 @@ class BrokerController:
         holds = context.long_polling
         holds.again = pulls.again
         holds.in_round = lambda: self.reactor.in_round
+        holds.filters.look = context.store.look_properties
         # The order at a round's end matters: under SYNC_FLUSH the store's sync makes messages readable and wakes the
         # pulls that wait for them, then the woken pulls are served in the same round.
         context.store.commit_rounds(self.reactor.at_round_end, lambda: self.reactor.in_round)
@@ -410,11 +428,14 @@ class BrokerController:
             context.groups,
             context.offsets,
             context.consumers,
+            context.filters,
             context.producers,
+            context.client_calls,
             context.stats,
             context.long_polling,
             context.schedule,
             context.timer,
+            context.modes,
             context.unread,
         ):
             await nursery.start(service.run)
@@ -452,7 +473,14 @@ class BrokerController:
             await self.reactor.shutdown(max(1.0, seconds - 5))  # the rest is for the state files
             # After the last request, so that the files hold every offset and topic that was acknowledged.
             await context.timer.stop()
-            for service in (context.topics, context.groups, context.offsets, context.schedule):
+            for service in (
+                context.topics,
+                context.groups,
+                context.offsets,
+                context.schedule,
+                context.modes,
+                context.filters,
+            ):
                 await service.persist()
             if self.namesrv is not None:
                 self.namesrv.shutdown()

@@ -10,15 +10,18 @@ from trimq.broker.processors.admin.offset_admin import OffsetAdminProcessor
 from trimq.broker.processors.admin.queue_admin import QueueAdminProcessor
 from trimq.broker.processors.admin.timer_admin import TimerAdminProcessor
 from trimq.broker.processors.admin.topic_admin import TopicAdminProcessor
+from trimq.broker.processors.assignment import QueryAssignmentProcessor
 from trimq.broker.processors.client import ClientProcessor
 from trimq.broker.processors.lock import LockProcessor
 from trimq.broker.processors.offset import OffsetProcessor
 from trimq.broker.processors.pull.pull import PullMessageProcessor
+from trimq.broker.processors.pull.pull_filters import PullFilters
 from trimq.broker.processors.query import QueryMessageProcessor
 from trimq.broker.processors.recall import RecallMessageProcessor
 from trimq.broker.processors.send.send import SendMessageProcessor
 from trimq.broker.processors.send.send_back import SendBackProcessor
 from trimq.broker.processors.send.send_checks import SendChecks
+from trimq.broker.processors.send.send_reply import ReplyMessageProcessor
 from trimq.remoting.server.handler_table import HandlerTable
 from trimq.remoting.server.limits import ReactorStats
 
@@ -29,7 +32,7 @@ def register_processors(table: HandlerTable, context: BrokerContext, reactor: Re
         configuration=context.configuration,
         topics=context.topics,
         groups=context.groups,
-        consumers=context.consumers,
+        filters=PullFilters(context.configuration, context.groups, context.consumers, context.filters),
         offsets=context.offsets,
         long_polling=context.long_polling,
         stats=context.stats,
@@ -47,6 +50,18 @@ def register_processors(table: HandlerTable, context: BrokerContext, reactor: Re
             clock=context.clock,
             store_host=context.store_host,
         ),
+        ReplyMessageProcessor(
+            configuration=context.configuration,
+            identity=context.identity,
+            topics=context.topics,
+            producers=context.producers,
+            calls=context.client_calls,
+            store=context.store,
+            stats=context.stats,
+            checks=_send_checks(context),
+            clock=context.clock,
+            store_host=context.store_host,
+        ),
         pulls,
         QueryMessageProcessor(configuration=context.configuration, store=context.store),
         OffsetProcessor(
@@ -57,13 +72,23 @@ def register_processors(table: HandlerTable, context: BrokerContext, reactor: Re
             store=context.store,
         ),
         ClientProcessor(
+            configuration=context.configuration,
             topics=context.topics,
             groups=context.groups,
             consumers=context.consumers,
+            filters=context.filters,
             producers=context.producers,
             registration=context.registration,
         ),
         LockProcessor(locks=context.locks),
+        QueryAssignmentProcessor(
+            configuration=context.configuration,
+            topics=context.topics,
+            groups=context.groups,
+            consumers=context.consumers,
+            routes=context.routes,
+            modes=context.modes,
+        ),
     ):
         processor.register(table)
     _register_administration(table, context, reactor)
@@ -124,6 +149,7 @@ def _register_administration(table: HandlerTable, context: BrokerContext, reacto
             identity=context.identity,
             topics=context.topics,
             consumers=context.consumers,
+            filters=context.filters,
             stats=context.stats,
             store=context.store,
         ),

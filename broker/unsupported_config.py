@@ -123,7 +123,7 @@ INERT: Final = _table(
 
 _REPLICATION = "replication is not implemented yet; this broker is a master without slaves"
 _POP = "POP consumption is not implemented yet"
-_FILTER = "SQL92 filters are not implemented yet; consumers filter by tag"
+_FILTER = "the consume queue extension is not written; an expression is evaluated on each message's properties"
 _TRANSACTIONS = "transactional messages are not implemented yet and are refused"
 _TIMER = "timed messages wait in the timer wheel and its log; RocketMQ's other ways to keep them are not supported"
 _ROCKSDB = "RocksDB is not supported; queues are files"
@@ -144,7 +144,7 @@ UNSUPPORTED: Final = _table(
         brokerHeartbeatInterval brokerNotActiveTimeoutMillis enableSlaveActingMaster enableRemoteEscape
         skipPreOnline syncBrokerMemberGroupPeriod forwardTimeout lockInStrictMode readUnCommitted
         enableDLegerCommitLog dLegerGroup dLegerPeers dLegerSelfId preferredLeaderId enableBatchPush
-        storePathDLedgerCommitLog loadBalancePollNameServerInterval cleanOfflineBrokerInterval
+        storePathDLedgerCommitLog cleanOfflineBrokerInterval
         """,
     ),
     (
@@ -169,15 +169,15 @@ UNSUPPORTED: Final = _table(
         popReviveMaxReturnSizePerRead popReviveMaxAttemptTimes popResponseReturnActualRetryTopic
         popInflightMessageThreshold enablePopMessageThreshold skipWhenCKRePutReachMaxTimes
         clearRetryTopicWhenDeleteTopic appendAckAsync
-        appendCkAsync serverLoadBalancerEnable defaultMessageRequestMode defaultPopShareQueueNum
+        appendCkAsync defaultMessageRequestMode defaultPopShareQueueNum
         pullBatchMaxMessageCount
         """,
     ),
     (
         _FILTER,
         """
-        enablePropertyFilter enableCalcFilterBitMap expectConsumerNumUseFilter maxErrorRateOfBloomFilter
-        filterDataCleanTimeSpan filterSupportRetry enableConsumeQueueExt mappedFileSizeConsumeQueueExt
+        enableCalcFilterBitMap expectConsumerNumUseFilter maxErrorRateOfBloomFilter enableConsumeQueueExt
+        mappedFileSizeConsumeQueueExt
         """,
     ),
     (
@@ -248,12 +248,6 @@ UNSUPPORTED: Final = _table(
         """
         enableCompaction compactionMappedFileSize compactionCqMappedFileSize compactionScheduleInternal
         maxOffsetMapSize compactionThreadNum
-        """,
-    ),
-    (
-        "replies to requests between clients are not implemented yet",
-        """
-        storeReplyMessageEnable
         """,
     ),
     (

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from trimq.client.errors import (
         ClosedError,
         NoBrokerError,
+        NoReplyError,
+        NotDeliveredError,
         NotStoredError,
         PerhapsStoredError,
         RocketMQError,
@@ -49,6 +51,8 @@ __all__ = [
     "Message",
     "MessageQueue",
     "NoBrokerError",
+    "NoReplyError",
+    "NotDeliveredError",
     "NotStoredError",
     "PerhapsStoredError",
     "Prefetch",
@@ -85,6 +89,8 @@ _WHERE = {
     "trimq.client.errors": (
         "ClosedError",
         "NoBrokerError",
+        "NoReplyError",
+        "NotDeliveredError",
         "NotStoredError",
         "PerhapsStoredError",
         "RocketMQError",

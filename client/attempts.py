@@ -17,7 +17,7 @@ from trimq.client.routes import DEFAULT_QUEUES, TopicRoute
 from trimq.client.send_template import SendTemplate
 from trimq.client.sending import Prepared, receipts, send_command
 from trimq.protocol.codes import ResponseCode
-from trimq.protocol.command import Encoding
+from trimq.protocol.command import Encoding, RemotingCommand
 from trimq.protocol.errors import FrameError
 from trimq.protocol.frame import encode
 from trimq.remoting.client.remoting_client import CallbackCall, ClientConnection
@@ -70,6 +70,8 @@ class Attempts:
         self._timeout = timeout
         self._create_topics = create_topics
         self._fault_tolerance = LatencyFaultTolerance(time.monotonic)
+        self.on_reply: Callable[[str, RemotingCommand], None] | None = None
+        """Called with the broker's name and its reply to a send that is stored."""
         self._template = lru_cache(maxsize=_TEMPLATES)(partial(SendTemplate, group))
 
     async def route(self, topic: str) -> TopicRoute:
@@ -186,6 +188,8 @@ class Attempts:
         if call.reply is None:
             raise no_reply(connection, call, prepared.code, self._timeout)
         found = receipts(call.reply, prepared, queue, address)
+        if self.on_reply is not None:
+            self.on_reply(queue.broker_name, call.reply)
         self._fault_tolerance.took(queue.broker_name, time.monotonic() - began)
         return found
 
@@ -235,6 +239,8 @@ class Attempts:
             if call.reply is None:
                 raise no_reply(connection, call, prepared.code, self._timeout)
             found = receipts(call.reply, prepared, queue, connection.address)
+            if self.on_reply is not None:
+                self.on_reply(queue.broker_name, call.reply)
             self._fault_tolerance.took(queue.broker_name, time.monotonic() - began)
         except RocketMQError as error:
             found = Failure(queue, error)

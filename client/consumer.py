@@ -13,6 +13,7 @@ from trimq.client.consumer_requests import ConsumerRequests
 from trimq.client.core import Client, ClientOptions, Push, wall_ms
 from trimq.client.delivery import Batch, ConsumerMessage, describe
 from trimq.client.errors import NoBrokerError, RocketMQError, TopicNotFoundError, UsageError
+from trimq.client.expression_check import check_in_broker
 from trimq.client.interceptors import Interceptor, ProcessContext
 from trimq.client.member import GroupMember
 from trimq.client.message import MessageQueue, ReceivedMessage
@@ -23,8 +24,7 @@ from trimq.client.ready_queue import ReadyQueue
 from trimq.client.rebalance import Rebalancer
 from trimq.client.retries import Retries
 from trimq.client.subscription import ALL, Sql, Subscription, parse_subscriptions
-from trimq.protocol.body import ConsumerData, ProducerData, encode_json
-from trimq.protocol.codes import RequestCode
+from trimq.protocol.body import ConsumerData, ProducerData
 from trimq.protocol.topic_rules import retry_topic
 from trimq.remoting.client.client_log import StandardLog
 
@@ -54,7 +54,8 @@ class Consumer(GroupMember):
     None leaves it to the group's configuration (16 by default), and means no limit for an orderly consumer. ``suspend``
     is the pause in seconds before an orderly consumer retries a message. Offsets are committed every
     ``commit_interval`` seconds. ``offsets_file`` stores the offsets of a broadcasting consumer; without it they are
-    lost when it closes.
+    lost when it closes. ``enable_msg_trace`` reports the processing of each message to the trace topic, or to
+    ``customized_trace_topic``; ``trace_dispatcher`` counts the reports.
 
     Raises UsageError for an invalid group, topic, subscription or model, and if no name server is given.
 
@@ -83,6 +84,8 @@ class Consumer(GroupMember):
         commit_interval: float = COMMIT_INTERVAL,
         offsets_file: Path | None = None,
         interceptors: Sequence[Interceptor] = (),
+        enable_msg_trace: bool = False,
+        customized_trace_topic: str | None = None,
     ) -> None:
         super().__init__(group, namesrv, client, options)
         if model not in ("clustering", "broadcasting"):
@@ -98,6 +101,8 @@ class Consumer(GroupMember):
         self._prefetch = prefetch or Prefetch()
         self._retries = Retries(self.client, group, max_retries, suspend, self.spawn)
         self._commit_interval = commit_interval
+        if enable_msg_trace:
+            interceptors = (*interceptors, self._traced("CONSUME", customized_trace_topic))
         self._interceptors = tuple(interceptors)
         self.before_process: list[Callable[[ProcessContext], None]] = [hook.before_process for hook in interceptors]
         self.after_process: list[Callable[[ProcessContext], None]] = [hook.after_process for hook in interceptors]
@@ -131,31 +136,16 @@ class Consumer(GroupMember):
             except (TopicNotFoundError, NoBrokerError):
                 _log.info("the topic does not exist yet", group=self.group, topic=topic)
         self.client.join(self)
-        await self._check_expressions()
+        for subscription in self.subscriptions.values():
+            await check_in_broker(self.client, group=self.group, subscription=subscription)
         await self.client.heartbeat()
         self.client.routes.on_change.append(self.rebalancer.route_changed)
+        self._start_trace()
         await self.rebalancer.rebalance()
         self.spawn(self.rebalancer.run)
         self.spawn(self._commit_regularly)
         if self.orderly and self._clustering:
             self.spawn(self.rebalancer.keep_locks)
-
-    async def _check_expressions(self) -> None:
-        """Lets a broker parse the SQL92 expressions, so that an invalid one raises UsageError when the consumer opens.
-
-        Otherwise the only sign of it would be that no messages arrive.
-        """
-        for subscription in self.subscriptions.values():
-            if subscription.is_sql:
-                route = await self.client.routes.get(subscription.topic)
-                body = {
-                    "clientId": self.client.id,
-                    "group": self.group,
-                    "namespace": "",
-                    "subscriptionData": subscription.data,
-                }
-                address = await self.client.master(route, next(iter(route.brokers)))
-                await self.client.request(address, RequestCode.CHECK_CLIENT_CONFIG, {}, encode_json(body))
 
     async def _close(self) -> None:
         if self.rebalancer.route_changed in self.client.routes.on_change:
@@ -165,6 +155,7 @@ class Consumer(GroupMember):
             # queues over from the committed offsets.
             await self.rebalancer.stop_all()
             await self.client.leave(self)
+        await self._end_trace()
 
     # -- the interface to the client instance ----------------------------------------------------------------------
 

@@ -134,7 +134,8 @@ class Client(Lifecycle):
         self._remoting.on_connect.append(self._connected)
         self._remoting.on_close.append(self._disconnected)
         self._members: list[Member] = []
-        self._greeted: set[str] = set()
+        self._joins = 0
+        self._greeted: dict[str, int] = {}  # addresses, with the number of joins of which the broker knows
         self._lost: set[str] = set()
 
     async def _prepare(self) -> None:
@@ -326,8 +327,9 @@ class Client(Lifecycle):
     # -- members and heartbeats ------------------------------------------------------------------------------------
 
     def join(self, member: Member) -> None:
-        """Adds a producer or consumer to the heartbeats."""
+        """Adds a producer or consumer to the heartbeats. Brokers know of it from the next heartbeat on."""
         self._members.append(member)
+        self._joins += 1
 
     async def leave(self, member: Member) -> None:
         """Removes a member and unregisters it at the brokers, so that others take over its queues immediately."""
@@ -341,7 +343,7 @@ class Client(Lifecycle):
             consumer_group=as_consumer.group_name if as_consumer else None,
         )
         async with anyio.create_task_group() as group:
-            for address in self._greeted:
+            for address in list(self._greeted):
                 group.start_soon(self._unregister, address, header)
 
     async def _unregister(self, address: str, header: UnregisterClientRequestHeader) -> None:
@@ -353,32 +355,34 @@ class Client(Lifecycle):
     async def heartbeat(self, only: str | None = None) -> None:
         """Sends a heartbeat to the brokers of all known routes, to masters only if there are no consumers.
 
-        ``only`` restricts it to one address. A failure is logged, not raised.
+        ``only``: to this address instead. A failure is logged, not raised.
         """
         producers = [data for member in self._members if (data := member.producer_data())]
         consumers = [entry for member in self._members if (entry := member.consumer_data())]
         if not producers and not consumers:
             return
         body = encode_json(HeartbeatData(client_id=self.id, producer_data_set=producers, consumer_data_set=consumers))
+        if only is not None:
+            await self._greet(only, body, self._joins)
+            return
         async with anyio.create_task_group() as group:
             for address in self.routes.addresses(masters_only=not consumers):
-                if only is None or only == address:
-                    group.start_soon(self._greet, address, body)
+                group.start_soon(self._greet, address, body, self._joins)
 
-    async def _greet(self, address: str, body: bytes) -> None:
+    async def _greet(self, address: str, body: bytes, joins: int) -> None:
         try:
             reply = await self.request(address, RequestCode.HEART_BEAT, {}, body)
         except RocketMQError as error:
-            self._greeted.discard(address)
+            self._greeted.pop(address, None)
             self.outages.note("a heartbeat", error)
             return
-        self._greeted.add(address)
+        self._greeted[address] = joins
         if self._encoding is Encoding.MSGPACK and reply.header(HeartbeatResponseHeader).trimq_msgpack:
             self._remoting.use_encoding(address, Encoding.MSGPACK)
 
     def _disconnected(self, connection: ClientConnection) -> None:
         if connection.address in self._greeted:
-            self._greeted.discard(connection.address)
+            del self._greeted[connection.address]
             self._lost.add(connection.address)
 
     def _connected(self, connection: ClientConnection) -> None:
@@ -391,8 +395,8 @@ class Client(Lifecycle):
             self.spawn(self.heartbeat, connection.address)
 
     def has_greeted(self, address: str) -> bool:
-        """Whether the broker at this address has answered the last heartbeat over an open connection."""
-        return address in self._greeted
+        """Whether the broker at this address knows all members by a heartbeat over a connection that is still open."""
+        return self._greeted.get(address) == self._joins
 
     # -- requests of brokers ---------------------------------------------------------------------------------------
 
@@ -406,6 +410,9 @@ class Client(Lifecycle):
                     return reply
         if command.is_oneway:
             return None
+        if command.code == RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT:
+            # The reply to a request that waits no more, as in RocketMQ: for the replier it is no failure to be late.
+            return command.reply()
         return command.reply(ResponseCode.SYSTEM_ERROR, "no member of this client handles this request")
 
 

@@ -10,6 +10,8 @@
     │   │   └── NoBrokerError no broker is registered at the name servers: all are down, or not started yet
     │   └── ClosedError       the object is closed, or not open yet
     └── PerhapsStoredError    the outcome is unknown: a retry may store or change it twice
+        ├── NoReplyError      a request was sent, and no reply came in time; also a TimeoutError
+        └── NotDeliveredError a reply did not reach the client that waits for it
 
 Each error carries the server's response code (None if no server answered), the server's address, and a help text.
 
@@ -120,6 +122,24 @@ class PerhapsStoredError(RocketMQError):
     A message keeps its ``message_id`` over the attempts of one send, so a consumer can recognize duplicates by it.
 
     >>> isinstance(error_for(1, "NullPointerException", "127.0.0.1:10911"), PerhapsStoredError)
+    True
+    """
+
+
+class NoReplyError(PerhapsStoredError, TimeoutError):
+    """A request was sent, and no reply came within its ``ttl``. A consumer may still process the request.
+
+    >>> issubclass(NoReplyError, TimeoutError)
+    True
+    """
+
+
+class NotDeliveredError(PerhapsStoredError):
+    """A broker could not give a reply to the client that asked: the client has gone, or does not answer the broker.
+
+    No client waits for the reply any more, or can get it. It may be stored in the cluster's topic of replies.
+
+    >>> issubclass(NotDeliveredError, PerhapsStoredError)
     True
     """
 

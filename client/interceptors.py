@@ -72,6 +72,28 @@ class ProcessContext:
     data: dict[object, Any] = field(default_factory=dict)
 
 
+@dataclass(slots=True, eq=False)
+class EndTransactionContext:
+    """The end of a transaction: the commit, rollback or "unknown" that a producer sends to the broker.
+
+    ``state`` is RocketMQ's flag of the request (8 commit, 12 rollback, 0 unknown). ``checked`` is whether the broker
+    asked for it. ``error`` is that of the request; the broker then asks later.
+
+    >>> EndTransactionContext("orders", Message("Orders", b"x"), "7F01", 8).checked
+    False
+    """
+
+    group: str
+    message: Message | ReceivedMessage
+    message_id: str
+    state: int
+    queue: MessageQueue | None = None
+    address: str | None = None
+    transaction_id: str | None = None
+    checked: bool = False
+    error: BaseException | None = None
+
+
 class Interceptor:
     """Base class of interceptors: override the hooks that you need.
 
@@ -86,6 +108,9 @@ class Interceptor:
 
     def after_send(self, context: SendContext) -> None:
         """Called after the last attempt, also if the send was cancelled."""
+
+    def after_end_transaction(self, context: EndTransactionContext) -> None:
+        """Called after a commit, rollback or "unknown" was sent to the broker, or could not be sent."""
 
     def received(self, context: ReceiveContext) -> None:
         """Called after a pull that returned messages."""

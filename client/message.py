@@ -20,9 +20,11 @@ from trimq.protocol.message_id import encode_offset_id
 from trimq.protocol.message_keys import key_words
 from trimq.protocol.property_names import (
     FAST_NAMES,
+    PROPERTY_CLUSTER,
     PROPERTY_DELAY,
     PROPERTY_INSTANCE_ID,
     PROPERTY_KEYS,
+    PROPERTY_REPLY_TO_CLIENT,
     PROPERTY_RETRY_TOPIC,
     PROPERTY_SHARDING_KEY,
     PROPERTY_TAGS,
@@ -357,6 +359,12 @@ class ReceivedMessage(Struct, eq=False, gc=False):
     def properties(self) -> dict[str, str]:
         """The program's own properties, without RocketMQ's."""
         return {name: value for name, value in self.all_properties.items() if name not in RESERVED}
+
+    @property
+    def wants_reply(self) -> bool:
+        """Whether it is a request: a client waits for a reply (``Producer.reply``)."""
+        properties = self.all_properties
+        return PROPERTY_REPLY_TO_CLIENT in properties and PROPERTY_CLUSTER in properties
 
     @property
     def sharding_key(self) -> str | None:

@@ -1,9 +1,7 @@
 """Producer: sends messages, many at the same time, and reports the outcome of each."""
 
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from typing import Final
-
-import anyio
 
 from trimq.client.attempts import Attempts
 from trimq.client.batching import Batcher
@@ -14,7 +12,7 @@ from trimq.client.in_flight_limit import InFlightLimit
 from trimq.client.interceptors import Interceptor, SendContext, call_all
 from trimq.client.member import GroupMember
 from trimq.client.message import Message, MessageQueue, ReceivedMessage, SendOutcome, SendReceipt
-from trimq.client.request_reply import Requests, reply_message
+from trimq.client.request_reply import Requests, deliver_reply, reply_message
 from trimq.client.routes import TopicRoute
 from trimq.client.sending import (
     BatchEntry,
@@ -49,7 +47,8 @@ class Producer(GroupMember):
     ``linger`` (seconds) collects messages of the same topic into batches of up to ``batch_bytes``; None sends each
     message in a request of its own. ``compression`` is applied to bodies of at least ``compress_over`` bytes, but not
     in batches. ``max_message_size`` (bytes) should not be larger than the brokers'. ``create_topics=False`` does not
-    send to topics that do not exist, even if brokers would create them.
+    send to topics that do not exist, even if brokers would create them. ``enable_msg_trace`` reports each send to the
+    trace topic, or to ``customized_trace_topic``; ``trace_dispatcher`` counts the reports.
 
     Raises UsageError for an invalid group name, and if no name server is given.
 
@@ -79,6 +78,8 @@ class Producer(GroupMember):
         max_message_size: int = MAX_MESSAGE_SIZE,
         create_topics: bool = True,
         interceptors: Sequence[Interceptor] = (),
+        enable_msg_trace: bool = False,
+        customized_trace_topic: str | None = None,
     ) -> None:
         super().__init__(group, namesrv, client, options)
         self._attempts = Attempts(
@@ -92,6 +93,10 @@ class Producer(GroupMember):
         self._send_timeout = send_timeout
         self._ids = self.client.unique_ids
         self._limits = Limits(max_message_size, compression, compress_over, compression_level)
+        if enable_msg_trace:
+            hooks = self._traced("PRODUCE", customized_trace_topic)
+            self._attempts.on_reply = hooks.replied
+            interceptors = (*interceptors, hooks)
         self._interceptors = tuple(interceptors)
         self._before = [hook.before_send for hook in interceptors]
         self._after = [hook.after_send for hook in interceptors]
@@ -99,19 +104,26 @@ class Producer(GroupMember):
         self._batcher = None
         if linger is not None:
             self._batcher = Batcher(linger, min(batch_bytes, max_message_size), self._attempts, self.spawn)
-        self._requests = Requests()
+        self._requests = Requests(self.client, route=self._route, send=self.send, spawn=self.spawn)
+        # A reply after which the outcome is unknown is not sent again: the client that asked may have it.
+        self._replies = Attempts(
+            self.client, group, retries=retries, retry_unknown=False, timeout=send_timeout, create_topics=False
+        )
 
     async def _open(self) -> None:
         self.client.join(self)
+        self._start_trace()
         if self._batcher is not None:
             self._batcher.start()
             self.spawn(self._batcher.run)
 
     async def _close(self) -> None:
+        self._requests.close()
         if self._batcher is not None:
             await self._batcher.flush()
         if self.client.is_open:
             await self.client.leave(self)
+        await self._end_trace()
 
     # -- the interface to the client instance ----------------------------------------------------------------------
 
@@ -257,40 +269,62 @@ class Producer(GroupMember):
         self._check_open()
         every = list(messages)
         found: dict[int, SendReceipt] = {}
+        contexts: dict[int, SendContext] = {}
         for message in every:
             message.outcome = SendOutcome.NOT_STORED
-        for batch in self._split(every):
-            prepared = prepare_batch(
-                every[batch[0][0]].topic,
-                [entry for _, entry in batch],
-                wait_stored=all(every[number].wait_stored for number, _ in batch),
-            )
-            members = [every[number] for number, _ in batch]
-            size = len(prepared.body)
-            await self._in_flight.enter(size)
-            try:
-                for (number, _), receipt in zip(batch, await self.deliver(prepared, queue, members), strict=True):
+        try:
+            if self._interceptors:
+                for number, message in enumerate(every):
+                    contexts[number] = self._observed(message, queue)
+            for batch in self._split(every, contexts):
+                members = [every[number] for number, _ in batch]
+                receipts = await self._send_batch(members, [entry for _, entry in batch], queue)
+                for (number, _), receipt in zip(batch, receipts, strict=True):
                     found[number] = receipt
-                    every[number].outcome = SendOutcome.STORED
-            except RocketMQError as error:
-                for member in members:
-                    unknown = isinstance(error, PerhapsStoredError)
-                    member.outcome = SendOutcome.PERHAPS_STORED if unknown else SendOutcome.NOT_STORED
-                raise
-            finally:
-                self._in_flight.leave(size)
+                    if contexts:
+                        context = contexts.pop(number)
+                        context.queue, context.receipt = receipt.queue, receipt
+                        call_all(self._after, context)
+        except BaseException as error:
+            for context in contexts.values():  # those of the messages without a receipt
+                context.error = error
+                call_all(self._after, context)
+            raise
         return [found[number] for number in range(len(every))]
 
-    def _split(self, messages: list[Message]) -> list[list[tuple[int, BatchEntry]]]:
+    async def _send_batch(
+        self, messages: list[Message], entries: list[BatchEntry], queue: MessageQueue | None
+    ) -> list[SendReceipt]:
+        """Sends one batch and sets the outcome of its messages."""
+        wait_stored = all(message.wait_stored for message in messages)
+        prepared = prepare_batch(messages[0].topic, entries, wait_stored=wait_stored)
+        size = len(prepared.body)
+        await self._in_flight.enter(size)
+        try:
+            receipts = await self.deliver(prepared, queue, messages)
+        except RocketMQError as error:
+            unknown = isinstance(error, PerhapsStoredError)
+            for message in messages:
+                message.outcome = SendOutcome.PERHAPS_STORED if unknown else SendOutcome.NOT_STORED
+            raise
+        finally:
+            self._in_flight.leave(size)
+        for message in messages:
+            message.outcome = SendOutcome.STORED
+        return receipts
+
+    def _split(self, messages: list[Message], contexts: dict[int, SendContext]) -> list[list[tuple[int, BatchEntry]]]:
         """Splits messages into batches of one topic each, none larger than ``max_message_size``.
 
         A batch entry has the message's position in ``messages`` beside it. The order within each topic is preserved.
+        ``contexts`` has the properties to send, if interceptors may have added to them.
         """
         batches: list[list[tuple[int, BatchEntry]]] = []
         current: dict[str, tuple[list[tuple[int, BatchEntry]], int]] = {}
         limit = self._limits.max_message_size
         for number, message in enumerate(messages):
-            entry = prepare_entry(message, self._ids, limit)
+            properties = contexts[number].properties if contexts else None
+            entry = prepare_entry(message, properties, self._ids, limit)
             batch, size = current.get(message.topic, ([], limit + 1))
             if size + entry.size > limit:
                 batch, size = [], 0
@@ -331,36 +365,40 @@ class Producer(GroupMember):
     async def request(self, message: Message, *, ttl: float = 30.0) -> ReceivedMessage:
         """Sends a request and returns the reply of the consumer that processes it.
 
-        ``ttl`` (seconds) bounds the wait for the reply, and is sent to the consumer with the request. Raises
-        TimeoutError if no reply comes within ``ttl``, and the same errors as ``send``.
+        ``ttl`` (seconds) bounds all of it, and is sent to the consumer with the request. A reply that comes later is
+        dropped. Any number of requests may wait at the same time, each with a message of its own.
+
+        Raises NoReplyError, which is also a TimeoutError, if no reply comes in time; NotStoredError if the request
+        could not even be sent in time; and the same errors as ``send``.
 
         >>> async def price(producer: Producer) -> bytes:
         ...     return (await producer.request(Message("Prices", b"book"), ttl=3)).body
         """
         self._check_open()
-        route = await self._route(message.topic)
-        for queue in route.write_queues:
-            address = await self.client.master(route, queue.broker_name)
-            if not self.client.has_greeted(address):  # the broker pushes the reply to a client known by heartbeat
-                await self.client.heartbeat(address)
-        with self._requests.opened(message, self.client.id, ttl) as answer, anyio.fail_after(ttl):
-            await self.send(message)
-            return await answer.wait()
+        return await self._requests.request(message, ttl)
 
-    async def reply(self, request: ReceivedMessage, body: bytes) -> SendReceipt:
-        """Replies to a received request. ``body`` is the body of the reply.
+    async def reply(
+        self, request: ReceivedMessage, body: bytes, *, properties: Mapping[str, str] | None = None
+    ) -> SendReceipt:
+        """Replies to a received request, through the broker that it came from. ``properties`` are the program's own.
 
-        Raises UsageError if ``request`` is no request, and the same errors as ``send``: PerhapsStoredError if the
-        requesting client is not connected any more.
+        Raises UsageError if ``request`` is no request (see ``ReceivedMessage.wants_reply``), NotDeliveredError if the
+        client that asked is not connected any more or does not answer, and the same errors as ``send``. A client that
+        has stopped waiting drops the reply: that is no error here.
 
         >>> async def serve(producer: Producer, message: ReceivedMessage) -> None:
         ...     await producer.reply(message, b"9.90")
         """
         self._check_open()
-        message = reply_message(request, body)
+        message = reply_message(request, body, properties)
         prepared = prepare(message, message.wire_properties(), self._ids, self._limits)
-        prepared = prepared._replace(code=RequestCode.SEND_REPLY_MESSAGE_V2)
-        return (await self.deliver(prepared, None, (message,)))[0]
+        size = len(message.body)
+        if not self._in_flight.try_enter(size):
+            await self._in_flight.enter(size)
+        try:
+            return await deliver_reply(self._replies, prepared, message, request)
+        finally:
+            self._in_flight.leave(size)
 
     async def flush(self) -> None:
         """Sends all batches that still linger now, and waits until the brokers have answered all batches.

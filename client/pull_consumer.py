@@ -9,12 +9,13 @@ import anyio.lowlevel
 from trimq.client import offsets
 from trimq.client.core import Client, ClientOptions, Push, wall_ms
 from trimq.client.errors import UsageError
+from trimq.client.expression_check import check_in_broker
 from trimq.client.member import GroupMember
 from trimq.client.message import MessageQueue, ReceivedMessage
 from trimq.client.offsets import StartFrom
 from trimq.client.process_queue import Prefetch, ProcessQueue
 from trimq.client.ready_queue import ReadyQueue
-from trimq.client.subscription import ALL, Sql, Subscription
+from trimq.client.subscription import ALL, Sql, Subscription, check_filter
 from trimq.protocol.body import ConsumerData, ProducerData
 
 
@@ -24,9 +25,10 @@ class PullConsumer(GroupMember):
     ``start`` is where to start in a queue for which ``group`` has no committed offset: ``"first"``, ``"last"`` (only
     new messages), or a time. ``tags`` is a tag expression (``"paid || refunded"``) or an Sql expression that filters
     the messages. ``prefetch`` bounds how much is read ahead. There is no rebalance: members of a group that assign the
-    same queue all read it.
+    same queue all read it. ``enable_msg_trace`` reports each message that ``poll`` returns to the trace topic, or to
+    ``customized_trace_topic``; ``trace_dispatcher`` counts the reports.
 
-    Raises UsageError for an invalid group name, and if no name server is given.
+    Raises UsageError for an invalid group name or filter, and if no name server is given.
 
     >>> async def example(namesrv: str) -> None:
     ...     async with PullConsumer("audit", namesrv=namesrv, start="first") as consumer:
@@ -36,7 +38,7 @@ class PullConsumer(GroupMember):
     ...         await consumer.commit()
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - settings, each by keyword
         self,
         group: str,
         *,
@@ -46,10 +48,14 @@ class PullConsumer(GroupMember):
         start: StartFrom = "last",
         tags: str | Sql = ALL,
         prefetch: Prefetch | None = None,
+        enable_msg_trace: bool = False,
+        customized_trace_topic: str | None = None,
     ) -> None:
         super().__init__(group, namesrv, client, options)
+        self._hooks = self._traced("CONSUME", customized_trace_topic) if enable_msg_trace else None
         self._start = start
         self._tags = tags
+        check_filter(tags)
         self._prefetch = prefetch or Prefetch()
         self._process_queues: dict[MessageQueue, ProcessQueue] = {}
         self._positions: dict[MessageQueue, int] = {}
@@ -57,12 +63,14 @@ class PullConsumer(GroupMember):
 
     async def _open(self) -> None:
         self.client.join(self)
+        self._start_trace()
 
     async def _close(self) -> None:
         for process_queue in self._process_queues.values():
             process_queue.drop()
         if self.client.is_open:
             await self.client.leave(self)
+        await self._end_trace()
 
     def producer_data(self) -> ProducerData | None:
         """None: a consumer does not produce."""
@@ -99,14 +107,17 @@ class PullConsumer(GroupMember):
         """Reads these queues from now on, and no others. Queues that were assigned before keep their positions.
 
         A new queue starts at the offset given for it in a mapping, else at the group's committed offset, else at
-        ``start``. For a queue that was assigned before, an offset in a mapping is a ``seek``. Raises RocketMQError if
-        an offset cannot be queried; the queues before it are assigned then.
+        ``start``. For a queue that was assigned before, an offset in a mapping is a ``seek``. Raises UsageError if the
+        broker does not filter by SQL92 expressions, and RocketMQError if an offset cannot be queried; the queues before
+        it are assigned then.
 
         >>> async def tail(consumer: PullConsumer, queue: MessageQueue) -> None:
         ...     await consumer.assign({queue: await consumer.end_offset(queue) - 10})
         """
         self._check_open()
         wanted = dict(queues) if isinstance(queues, Mapping) else dict.fromkeys(queues)
+        for topic in sorted({queue.topic for queue in wanted} - {queue.topic for queue in self._process_queues}):
+            await check_in_broker(self.client, self.group, Subscription(topic, self._tags, wall_ms()))
         for queue in [queue for queue in self._process_queues if queue not in wanted]:
             process_queue = self._process_queues.pop(queue)
             process_queue.drop()
@@ -252,6 +263,8 @@ class PullConsumer(GroupMember):
             self._positions[process_queue.queue] = block.offsets[-1] + 1
             process_queue.finished(block)  # makes space for the next pull; commits are by position, not by the window
             found += block
+            if self._hooks is not None:
+                self._hooks.polled(self.group, list(block))
         return found
 
     # -- offsets ---------------------------------------------------------------------------------------------------

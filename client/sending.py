@@ -161,14 +161,16 @@ def entry_text(
     return text
 
 
-def prepare_entry(message: Message, ids: UniqueIdGenerator, max_message_size: int) -> BatchEntry:
-    """Prepares one message of a batch and sets its id.
+def prepare_entry(
+    message: Message, properties: dict[str, str] | None, ids: UniqueIdGenerator, max_message_size: int
+) -> BatchEntry:
+    """Prepares one message of a batch and sets its id. ``properties`` replace its own, if given.
 
     Raises UsageError for a delayed message, an empty body, and a message that is too large for a batch.
     """
     if message.is_delayed:
         raise UsageError("a delayed message cannot be in a batch")
-    text = entry_text(message, None, ids, max_message_size)
+    text = entry_text(message, properties, ids, max_message_size)
     return BatchEntry(message.message_id or "", message.flag, message.body, text)
 
 

@@ -14,7 +14,8 @@ ALL: Final = "*"
 class Sql(NamedTuple):
     """A subscription by an SQL92 expression over the messages' properties.
 
-    The broker evaluates it, and must be configured with ``enablePropertyFilter=true``.
+    The broker evaluates it, and must be configured with ``enablePropertyFilter=true``. docs/sql92.md describes the
+    language.
 
     >>> Sql("amount > 10 AND region = 'eu'").expression
     "amount > 10 AND region = 'eu'"
@@ -26,7 +27,8 @@ class Sql(NamedTuple):
 class Subscription:
     """A topic with its filter. ``version`` (ms since the epoch) lets the broker recognize the newer of two.
 
-    Raises UsageError for an invalid topic name or tag expression.
+    Raises UsageError for an invalid topic name or tag expression, and for an SQL92 expression that brokers refuse; the
+    text has the position and the reason.
 
     >>> sorted(Subscription("Orders", "paid || refunded", version=1).tags)
     ['paid', 'refunded']
@@ -41,6 +43,7 @@ class Subscription:
         self.topic: str = topic
         self.data: SubscriptionData
         if isinstance(wanted, Sql):
+            check_expression(wanted.expression)
             self.tags: frozenset[str] = frozenset()
             self.data = SubscriptionData(
                 topic=topic, sub_string=wanted.expression, sub_version=version, expression_type="SQL92"
@@ -62,6 +65,33 @@ class Subscription:
         return self.data.expression_type == "SQL92"
 
 
+def check_expression(text: str) -> None:
+    """Raises UsageError for an SQL92 expression that brokers refuse: they would only answer the pulls with an error.
+
+    >>> check_expression("amount > 10 AND region = 'eu'")
+    """
+    # Imported here: most consumers filter by tag, or not at all.
+    from trimq.protocol.sql92 import ExpressionError, compile_expression  # noqa: PLC0415
+
+    try:
+        compile_expression(text)
+    except ExpressionError as error:
+        raise UsageError(
+            f"the SQL92 expression {text[:200]!r} is not valid at position {error.position}: {error.reason}"
+        ) from None
+
+
+def check_filter(wanted: str | Sql) -> None:
+    """Raises UsageError for an invalid tag or SQL92 expression.
+
+    >>> check_filter("paid || refunded")
+    """
+    if isinstance(wanted, Sql):
+        check_expression(wanted.expression)
+    else:
+        parse_tags(wanted)
+
+
 def parse_tags(expression: str) -> list[str]:
     """The tags of ``a || b``; an empty list, that is no filter, for ``*`` and for an empty text.
 
@@ -81,7 +111,7 @@ def parse_tags(expression: str) -> list[str]:
 def parse_subscriptions(wanted: str | Mapping[str, str | Sql], version: int) -> dict[str, Subscription]:
     """Subscriptions by topic, from ``{"Orders": "paid || refunded"}`` or from the name of one topic.
 
-    Raises UsageError if there is no topic, and for an invalid topic name or tag expression.
+    Raises UsageError if there is no topic, and for an invalid topic name, tag or SQL92 expression.
 
     >>> parse_subscriptions("Orders", 1)["Orders"].data.sub_string
     '*'

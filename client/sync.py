@@ -13,7 +13,7 @@ has an event loop in a thread of its own, started and ended by its ``with`` bloc
                 print(message.body)
 """
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import datetime
 from types import TracebackType
@@ -166,10 +166,16 @@ class Producer(_Opened[trimq.client.producer.Producer]):
         """See trimq.client.Producer.request."""
         return self._call(self._target.request, message, ttl=ttl)
 
-    def reply(self, request: "ReceivedMessage | ConsumerMessage", body: bytes) -> SendReceipt:
+    def reply(
+        self,
+        request: "ReceivedMessage | ConsumerMessage",
+        body: bytes,
+        *,
+        properties: Mapping[str, str] | None = None,
+    ) -> SendReceipt:
         """See trimq.client.Producer.reply."""
         message = request.message if isinstance(request, ConsumerMessage) else request
-        return self._call(self._target.reply, message, body)
+        return self._call(self._target.reply, message, body, properties=properties)
 
 
 class TransactionProducer(_Opened[trimq.client.transaction.TransactionProducer]):

@@ -15,7 +15,7 @@ from trimq.client.compression import Compression
 from trimq.client.core import Client, ClientOptions, Push
 from trimq.client.decode import split_messages
 from trimq.client.errors import RocketMQError, UsageError
-from trimq.client.interceptors import Interceptor
+from trimq.client.interceptors import EndTransactionContext, Interceptor, call_all
 from trimq.client.message import Message, MessageQueue, ReceivedMessage, SendReceipt
 from trimq.client.producer import Producer
 from trimq.client.sending import Prepared
@@ -89,6 +89,8 @@ class TransactionProducer(Producer):
         compression: Compression | None = "zlib",
         compress_over: int = 4096,
         interceptors: Sequence[Interceptor] = (),
+        enable_msg_trace: bool = False,
+        customized_trace_topic: str | None = None,
     ) -> None:
         super().__init__(
             group,
@@ -100,8 +102,11 @@ class TransactionProducer(Producer):
             compression=compression,
             compress_over=compress_over,
             interceptors=interceptors,
+            enable_msg_trace=enable_msg_trace,
+            customized_trace_topic=customized_trace_topic,
         )
         self._check = check
+        self._after_end = [hook.after_end_transaction for hook in self._interceptors]
 
     def pushes(self) -> dict[int, Push]:
         """The handlers of a producer, and the one for a broker's transaction checks."""
@@ -162,9 +167,18 @@ class TransactionProducer(Producer):
     async def _end(self, transaction: Transaction, state: TransactionState) -> None:
         """Sends commit, rollback or unknown to the broker. A failure is logged: the broker then asks by itself."""
         receipt = transaction.receipt
+        context = EndTransactionContext(
+            self.group,
+            transaction.message,
+            receipt.message_id,
+            state.value,
+            queue=receipt.queue,
+            transaction_id=receipt.transaction_id,
+        )
         try:
             route = await self.client.routes.get(receipt.queue.topic)
             address = await self.client.master(route, receipt.queue.broker_name)
+            context.address = address
             header = EndTransactionRequestHeader(
                 topic=receipt.queue.topic,
                 producer_group=self.group,
@@ -180,7 +194,13 @@ class TransactionProducer(Producer):
             else:
                 await self.client.request(address, RequestCode.END_TRANSACTION, header)
         except RocketMQError as error:
+            context.error = error
             self.client.outages.note("ending a transaction failed; the broker will ask", error, group=self.group)
+        except BaseException as error:
+            context.error = error
+            raise
+        finally:
+            call_all(self._after_end, context)
 
     async def _asked(self, command: RemotingCommand) -> RemotingCommand | None:
         messages = split_messages(bytes(command.body), "", ReceivedMessage)
@@ -209,4 +229,20 @@ class TransactionProducer(Producer):
             from_transaction_check=True,
         )
         host, port = message.store_host
-        await self.client.oneway(f"{host}:{port}", RequestCode.END_TRANSACTION, end)
+        context = EndTransactionContext(
+            self.group,
+            message,
+            message.message_id,
+            state.value,
+            queue=message.queue,
+            address=f"{host}:{port}",
+            transaction_id=header.transaction_id,
+            checked=True,
+        )
+        try:
+            await self.client.oneway(f"{host}:{port}", RequestCode.END_TRANSACTION, end)
+        except BaseException as error:
+            context.error = error
+            raise
+        finally:
+            call_all(self._after_end, context)

@@ -125,6 +125,25 @@ class Options:
         except ValueError:
             raise OptionError(name, value, expected) from None
 
+    def sql(self, name: str) -> str | None:
+        """An SQL92 expression over the properties of messages; None if it is not given.
+
+        >>> Options({"sql": "amount > 10"}).sql("sql")
+        'amount > 10'
+        """
+        from trimq.protocol.sql92 import ExpressionError, compile_expression  # noqa: PLC0415 - few tables have one
+
+        value = self.text(name)
+        if value is None:
+            return None
+        try:
+            compile_expression(value)
+        except ExpressionError as error:
+            raise OptionError(
+                name, value, f"an SQL92 expression (at position {error.position}: {error.reason})"
+            ) from None
+        return value
+
     def at_most_one(self, *names: str) -> None:
         """Raises OptionError if more than one of these options is given."""
         given = [name for name in names if self.has(name)]

@@ -133,6 +133,41 @@ class LockBatchBody(Body):
     mq_set: list[MessageQueue] = []
 
 
+class SetMessageRequestModeRequestBody(Body):
+    """Body of SET_MESSAGE_REQUEST_MODE (401), and an entry of messageRequestMode.json.
+
+    ``mode`` is PULL or POP; ``pop_share_queue_num``: how many of the following clients share a POP client's queues.
+    """
+
+    topic: str
+    consumer_group: str
+    mode: str = "PULL"
+    pop_share_queue_num: int = 0
+
+
+class QueryAssignmentRequestBody(Body):
+    """Body of QUERY_ASSIGNMENT (400). ``strategy_name`` is AVG or AVG_BY_CIRCLE."""
+
+    topic: str
+    consumer_group: str
+    message_model: str
+    client_id: str = ""
+    strategy_name: str = ""
+
+
+class MessageQueueAssignment(Body):
+    """A queue assigned to a client, and how it gets the messages: PULL or POP."""
+
+    message_queue: MessageQueue
+    mode: str = "PULL"
+
+
+class QueryAssignmentResponseBody(Body):
+    """Body of the reply to QUERY_ASSIGNMENT (400). Without assignments the client keeps those that it has."""
+
+    message_queue_assignments: list[MessageQueueAssignment] | msgspec.UnsetType = msgspec.UNSET
+
+
 class BrokerData(Body):
     """The members of one broker name: broker id to address."""
 

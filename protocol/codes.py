@@ -104,6 +104,9 @@ class RequestCode(IntEnum):
     SEND_BATCH_MESSAGE = 320
     QUERY_CONSUME_QUEUE = 321
     QUERY_DATA_VERSION = 322
+    SEND_REPLY_MESSAGE = 324
+    SEND_REPLY_MESSAGE_V2 = 325
+    PUSH_REPLY_MESSAGE_TO_CLIENT = 326
     ADD_WRITE_PERM_OF_BROKER = 327
     GET_ALL_PRODUCER_INFO = 328
     DELETE_EXPIRED_COMMITLOG = 329
@@ -114,15 +117,15 @@ class RequestCode(IntEnum):
     UPDATE_AND_GET_GROUP_FORBIDDEN = 353
     LITE_PULL_MESSAGE = 361
     RECALL_MESSAGE = 370
+    QUERY_ASSIGNMENT = 400
+    SET_MESSAGE_REQUEST_MODE = 401
+    GET_ALL_MESSAGE_REQUEST_MODE = 402
     GET_BROKER_MEMBER_GROUP = 901
     BROKER_HEARTBEAT = 904
     END_TRANSACTION = 37
     CHECK_TRANSACTION_STATE = 39
     RESUME_CHECK_HALF_MESSAGE = 323
     SWITCH_TIMER_ENGINE = 5001
-    QUERY_ASSIGNMENT = 400
-    SET_MESSAGE_REQUEST_MODE = 401
-    GET_ALL_MESSAGE_REQUEST_MODE = 402
     POP_MESSAGE = 200050
     ACK_MESSAGE = 200051
     PEEK_MESSAGE = 200052
@@ -142,9 +145,6 @@ class RequestCode(IntEnum):
     GET_LITE_GROUP_INFO = 200078
     TRIGGER_LITE_DISPATCH = 200079
     UPDATE_AND_CREATE_STATIC_TOPIC = 513
-    SEND_REPLY_MESSAGE = 324
-    SEND_REPLY_MESSAGE_V2 = 325
-    PUSH_REPLY_MESSAGE_TO_CLIENT = 326
     AUTH_CREATE_USER = 3001
     AUTH_UPDATE_USER = 3002
     AUTH_DELETE_USER = 3003
@@ -389,9 +389,6 @@ NOT_SUPPORTED: Final[dict[int, str]] = {
     39: "transactions",
     323: "transactions",
     5001: "the RocksDB timer",
-    400: "POP consumers",
-    401: "POP consumers",
-    402: "POP consumers",
     200050: "POP consumers",
     200051: "POP consumers",
     200052: "POP consumers",
@@ -411,9 +408,6 @@ NOT_SUPPORTED: Final[dict[int, str]] = {
     200078: "lite topics",
     200079: "lite topics",
     513: "static topics",
-    324: "request-reply calls",
-    325: "request-reply calls",
-    326: "request-reply calls",
     3001: "users and access rules",
     3002: "users and access rules",
     3003: "users and access rules",

@@ -36,7 +36,7 @@ class TagFilter:
         low = tags_code & 0xFFFFFFFF
         return (low - 0x100000000 if low & 0x80000000 else low) in self.codes
 
-    def match_record(self, properties: dict[str, str]) -> bool:  # noqa: ARG002 - the protocol's signature
+    def match_record(self, properties: bytes) -> bool:  # noqa: ARG002 - the protocol's signature
         """Always True: the unit alone decides."""
         return True
 

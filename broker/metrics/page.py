@@ -4,7 +4,7 @@ Topics and groups can make many series, so their metrics are written line by lin
 has at most metricsOtelCardinalityLimit series, and the whole page at most ``LARGE`` times that and about 200 more.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from prometheus_client.core import Metric
@@ -62,6 +62,8 @@ class BrokerMetrics:
         self._reactor = reactor
         self._health = health
         self.probe = LoopProbe()
+        self.more: list[Callable[[dict[str, str]], Iterator[Metric]]] = []
+        """Further metrics with a fixed number of series, by the labels that RocketMQ puts on each of its metrics."""
         broker = configuration.section(BrokerConfig)
         self._labels = {"cluster": broker.broker_cluster_name, "node_type": "broker", "node_id": broker.broker_name}
         self._text = ",".join([f'{name}="{label(value)}"' for name, value in self._labels.items()])
@@ -105,6 +107,8 @@ class BrokerMetrics:
         yield from self._services.sizes(self._labels)
         yield from store_families(self._store, space, self._labels)
         yield from self._services.families()
+        for families in self.more:
+            yield from families(self._labels)
         yield from reactor_families(self._reactor)
         yield from loop_families(self.probe)
         yield from process_families()

@@ -1,17 +1,18 @@
-"""Metrics of the services: topics and groups, held pulls, refusals, timed messages, name servers."""
+"""Metrics of the services: topics and groups, held pulls, refusals, name servers."""
 
 from collections.abc import Iterator
 
 from prometheus_client.core import Metric
 
+from trimq.broker.services.client_calls import ClientCalls
+from trimq.broker.services.consumer_filters import ConsumerFilterManager
 from trimq.broker.services.groups import SubscriptionGroupManager
 from trimq.broker.services.long_polling import PullRequestHoldService
 from trimq.broker.services.offsets import ConsumerOffsetManager
 from trimq.broker.services.registration import BrokerOuterAPI
 from trimq.broker.services.stats import BrokerStats
-from trimq.broker.services.timer import TimerMessageService
 from trimq.broker.services.topics import TopicConfigManager
-from trimq.remoting.http.metrics import counter, counters, gauge, gauges
+from trimq.remoting.http.metrics import counter, gauge, gauges
 
 
 class ServiceMetrics:
@@ -22,33 +23,27 @@ class ServiceMetrics:
         *,
         topics: TopicConfigManager,
         groups: SubscriptionGroupManager,
+        filters: ConsumerFilterManager,
         offsets: ConsumerOffsetManager,
         long_polling: PullRequestHoldService,
+        client_calls: ClientCalls,
         registration: BrokerOuterAPI,
         stats: BrokerStats,
-        timer: TimerMessageService,
     ) -> None:
         self._topics = topics
         self._groups = groups
+        self._filters = filters
         self._offsets = offsets
         self._long_polling = long_polling
+        self._client_calls = client_calls
         self._registration = registration
         self._stats = stats
-        self._timer = timer
 
     def sizes(self, labels: dict[str, str]) -> Iterator[Metric]:
         """The metrics that RocketMQ has too. ``labels`` are those that RocketMQ puts on each of its metrics."""
         names, values = tuple(labels), tuple(labels.values())
         yield gauges("rocketmq_topic_number", "Topics.", names, {values: len(self._topics.table)})
         yield gauges("rocketmq_consumer_group_number", "Consumer groups.", names, {values: len(self._groups.table)})
-
-        timer = self._timer
-        for name, doc, value in (
-            ("enqueue_lag", "Timed messages that are not in the timer wheel yet.", timer.behind_messages),
-            ("dequeue_lag", "Timed messages that wait in the timer wheel, less their recalls.", timer.pending),
-            ("dequeue_latency", "How long the oldest timed message has been due (ms).", timer.behind_ms),
-        ):
-            yield gauges(f"rocketmq_timer_{name}", doc, names, {values: value})
 
     def families(self) -> Iterator[Metric]:
         """The metrics that RocketMQ does not have."""
@@ -57,6 +52,14 @@ class ServiceMetrics:
             "trimq_long_polls_refused_total",
             "Pulls that were not held because maxHeldRequests were held.",
             self._long_polling.refused,
+        )
+        yield gauge(
+            "trimq_consumer_filters", "SQL92 expressions of consumer groups that are online.", self._filters.alive
+        )
+        yield counter(
+            "trimq_consumer_filters_refused_total",
+            "SQL92 expressions in heartbeats that were not registered: not valid, or more than the broker stores.",
+            self._filters.refused,
         )
         yield counter(
             "trimq_consumer_groups_refused_total",
@@ -68,22 +71,21 @@ class ServiceMetrics:
             "Offset commits that were refused: unknown group, topic or queue, impossible offset, or maxOffsetGroups.",
             self._offsets.refused,
         )
+        calls = self._client_calls
+        yield gauge(
+            "trimq_replies_waiting", "Replies (to requests between clients) that a client has to take.", calls.running
+        )
+        yield counter("trimq_replies_delivered_total", "Replies that the client which waits for them took.", calls.done)
+        yield counter(
+            "trimq_replies_not_delivered_total", "Replies that no client could be given, or took in time.", calls.failed
+        )
+        yield counter(
+            "trimq_replies_refused_total", "Replies refused because too many were waiting for clients.", calls.refused
+        )
         yield counter("trimq_messages_out_total", "Messages sent to all consumers.", self._stats.get_total)
         yield gauges(
             "trimq_name_server_registered",
             "1 for each name server that knows this broker.",
             ("name_server",),
             {(address,): int(reached) for address, reached in self._registration.reached().items()},
-        )
-        yield from self._timers()
-
-    def _timers(self) -> Iterator[Metric]:
-        timer = self._timer
-        yield counter("trimq_timer_delivered_total", "Timed messages delivered, or stored again.", timer.puts.delivered)
-        yield counter("trimq_timer_recalled_total", "Timed messages not delivered: recalled.", timer.puts.cancelled)
-        yield counters(
-            "trimq_timer_lost_total",
-            "Timed messages that could not be delivered: no store can take them, or their records were deleted.",
-            ("reason",),
-            {("dropped",): timer.puts.dropped, ("deleted",): timer.puts.deleted},
         )

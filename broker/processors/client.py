@@ -5,9 +5,12 @@ Source: RocketMQ's ClientManageProcessor and ConsumerManageProcessor.
 
 from typing import Any
 
-from trimq.broker.filters.tag import is_tag_type
+from trimq.broker.config import BrokerConfig
+from trimq.broker.filters.tag import SubscriptionError, is_tag_type
+from trimq.broker.processors.pull.pull_filters import check_property_filter
 from trimq.broker.processors.send.send_checks import UNIT_RETRY
 from trimq.broker.services.client_channel import ClientChannel
+from trimq.broker.services.consumer_filters import ConsumerFilterManager
 from trimq.broker.services.consumers import ConsumerManager
 from trimq.broker.services.groups import SubscriptionGroupManager
 from trimq.broker.services.producers import ProducerManager
@@ -34,6 +37,7 @@ from trimq.protocol.headers.client import (
 )
 from trimq.protocol.json_pieces import BATCH, list_pieces, object_pieces
 from trimq.protocol.topic_rules import retry_topic
+from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.handler_table import HandlerTable
 from trimq.remoting.server.handlers import Outcome
@@ -55,15 +59,19 @@ class ClientProcessor:
     def __init__(
         self,
         *,
+        configuration: Configuration,
         topics: TopicConfigManager,
         groups: SubscriptionGroupManager,
         consumers: ConsumerManager,
+        filters: ConsumerFilterManager,
         producers: ProducerManager,
         registration: BrokerOuterAPI,
     ) -> None:
+        self._section = configuration.section
         self._topics = topics
         self._groups = groups
         self._consumers = consumers
+        self._filters = filters
         self._producers = producers
         self._registration = registration
         self._fingerprints: dict[str, int] = {}
@@ -82,6 +90,22 @@ class ClientProcessor:
         soon as they have the reply.
         """
         data = decode_json(command.body, HeartbeatData)
+        new = [
+            text
+            for consumer in data.consumer_data_set
+            for text in self._filters.to_prepare(consumer.subscription_data_set)
+        ]
+        return self._compiled(connection, command, data, new) if new else self._take(connection, command, data)
+
+    async def _compiled(
+        self, connection: Connection, command: RemotingCommand, data: HeartbeatData, expressions: list[str]
+    ) -> Any:
+        """Take a heartbeat whose expressions are new, after they were compiled."""
+        for text in expressions:
+            await self._filters.prepare(text)
+        return None if connection.closed else self._take(connection, command, data)
+
+    def _take(self, connection: Connection, command: RemotingCommand, data: HeartbeatData) -> Outcome:
         before = self._topics.data_version
         changed = False
         for consumer in data.consumer_data_set:
@@ -112,6 +136,7 @@ class ClientProcessor:
             PERM_READ | PERM_WRITE,
             UNIT_RETRY if consumer.unit_mode else 0,
         )
+        with_subscriptions = not (data.heartbeat_fingerprint and data.without_sub)
         self._consumers.register(
             consumer.group_name,
             _channel(connection, command, data.client_id),
@@ -120,8 +145,10 @@ class ClientProcessor:
             consumer.consume_from_where,
             consumer.subscription_data_set,
             notify=group.notify_consumer_ids_changed_enable,
-            update_subscription=not (data.heartbeat_fingerprint and data.without_sub),
+            update_subscription=with_subscriptions,
         )
+        if with_subscriptions:
+            self._filters.register(consumer.group_name, consumer.subscription_data_set)
         if not data.heartbeat_fingerprint:
             return False
         known = self._fingerprints.get(consumer.group_name)
@@ -150,14 +177,20 @@ class ClientProcessor:
             return command.reply(body=encode_json({"consumerIdList": ids}))
         return in_slices(connection, command, object_pieces(("consumerIdList", list_pieces(ids))))
 
-    def check_config(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """CHECK_CLIENT_CONFIG (46): whether the broker can serve a subscription; SYSTEM_ERROR if it is not by tag."""
+    async def check_config(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """CHECK_CLIENT_CONFIG (46): whether the broker can serve a subscription.
+
+        SYSTEM_ERROR for an expression without enablePropertyFilter, SUBSCRIPTION_PARSE_FAILED for one that is wrong.
+        """
         subscription = decode_json(command.body, CheckClientRequestBody).subscription_data
         if subscription is not None and not is_tag_type(subscription.expression_type):
-            raise RemotingError(
-                ResponseCode.SYSTEM_ERROR,
-                f"the broker does not support consumers that filter by {subscription.expression_type}: use tags",
-            )
+            check_property_filter(self._section(BrokerConfig), subscription.expression_type)
+            if self._filters.is_slow(subscription.expression_type, subscription.sub_string):
+                await self._filters.prepare(subscription.sub_string)
+            try:
+                self._filters.filter(subscription.expression_type, subscription.sub_string)
+            except SubscriptionError as error:
+                raise RemotingError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from None
         return command.reply()
 
 

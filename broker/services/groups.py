@@ -165,7 +165,23 @@ class SubscriptionGroupManager(PersistentTable):
         return known is not None
 
     def set_forbidden(self, group: str, topic: str, bit: int, forbidden: bool) -> None:
-        """Forbid a group an operation on a topic, or allow it again (353)."""
+        """Forbid a group an operation on a topic, or allow it again (353). Both may be created later.
+
+        Raises INVALID_PARAMETER to forbid it to a name that no group or topic can have, and SYSTEM_BUSY if the
+        forbidden table has maxOffsetGroups entries.
+        """
+        if forbidden and not self.forbidden(group, topic):
+            problem = topic_rules.group_problem(group) or topic_rules.topic_problem(topic)
+            if problem is not None:
+                raise RemotingError(ResponseCode.INVALID_PARAMETER, problem)
+            entries = sum(map(len, self.forbidden_table.values()))
+            most = self._configuration.section(BrokerConfig).max_offset_groups
+            if entries >= most:
+                raise RemotingError(
+                    ResponseCode.SYSTEM_BUSY,
+                    f"the forbidden table has {entries} entries and may have {most} (maxOffsetGroups): allow others"
+                    " again before",
+                )
         topics = self.forbidden_table.setdefault(group, {})
         value = topics.get(topic, 0)
         value = value | 1 << bit if forbidden else value & ~(1 << bit)

@@ -1,8 +1,8 @@
 """Holds pulls that wait for a message (RocketMQ's PullRequestHoldService).
 
 A pull that finds nothing is parked under its queue. It is woken by a message that is appended there and matches its
-tags, or when its time is over. Woken pulls are served again at the end of the reactor's round, so that a burst of
-messages goes out in one reply.
+tags or its expression (held_filters.py), or when its time is over. Woken pulls are served again at the end of the
+reactor's round, so that a burst of messages goes out in one reply.
 
 Deadlines are kept in buckets of 200 ms: the cost of parking and waking a pull does not depend on the number of held
 pulls, and no table is scanned.
@@ -17,6 +17,7 @@ import trio
 from msgspec import Struct
 
 from trimq.broker.config import BrokerConfig
+from trimq.broker.services.held_filters import HeldFilters
 from trimq.broker.store.types import MessageFilter
 from trimq.protocol.codes import ResponseCode
 from trimq.protocol.command import RemotingCommand
@@ -47,6 +48,13 @@ class PullRequest(Struct, eq=False, gc=True):
     filter: MessageFilter | None = None
     terms: object = None
     bucket: int = -1
+    checked: int = 0
+    """The offset up to which messages have been evaluated, if the filter needs their properties."""
+
+    @property
+    def needs_properties(self) -> bool:
+        """Whether the tags code of a message does not decide if it answers the pull."""
+        return self.filter is not None and self.filter.needs_properties
 
 
 class PullRequestHoldService:
@@ -65,6 +73,9 @@ class PullRequestHoldService:
         """The queues that have a held pull."""
         self._buckets: dict[int, dict[PullRequest, None]] = {}
         self._woken: list[PullRequest] = []
+        self._by_properties = 0
+        """Number of held pulls that need properties."""
+        self.filters = HeldFilters(self._queues, self._wake_up)
         self._wake = trio.Event()
         self._first = trio.Event()
         self.again: Callable[[PullRequest], None] = _not_set
@@ -96,6 +107,9 @@ class PullRequestHoldService:
         if not self.held:
             self._first.set()
         self.held += 1
+        if request.needs_properties:
+            request.checked = request.offset
+            self._by_properties += 1
         return True
 
     def notify_arriving(
@@ -112,8 +126,19 @@ class PullRequestHoldService:
             for request in waiting
             if request.offset < next_offset and (request.filter is None or request.filter.match_tags(tags_code))
         ]
+        if fits and self._by_properties:
+            fits = self._without_properties(fits, next_offset)
         if fits:
             self._wake_up(fits)
+
+    def _without_properties(self, requests: list[PullRequest], next_offset: int) -> list[PullRequest]:
+        """Those that need no properties. For the others the message is noted, to be evaluated later."""
+        ready = [request for request in requests if not request.needs_properties]
+        if len(ready) < len(requests):
+            self.filters.arrived(requests[0].topic, requests[0].queue_id, next_offset)
+            if not self.in_round():
+                self._wake.set()
+        return ready
 
     def wake_topic(self, topic: str) -> None:
         """Wake all pulls of a topic: it was deleted, or its permission or a group's offset has changed."""
@@ -128,7 +153,11 @@ class PullRequestHoldService:
         return len(self._queues.get((topic, queue_id), ()))
 
     def serve_woken(self) -> None:
-        """Serve the woken pulls."""
+        """Serve the woken pulls, after a slice of the evaluations that are due (see HeldFilters)."""
+        if self.filters.is_pending:
+            self.filters.check()
+            if self.filters.is_pending:
+                self._wake.set()
         while self._woken:  # serving one may wake others
             woken, self._woken = self._woken, []
             for request in woken:
@@ -175,6 +204,8 @@ class PullRequestHoldService:
             del self._buckets[request.bucket]
         del request.connection.data[_HELD_KEY][request]
         self.held -= 1
+        if request.needs_properties:
+            self._by_properties -= 1
 
     def _connection_closed(self, connection: Connection) -> None:
         for request in list(connection.data.get(_HELD_KEY, ())):

@@ -175,6 +175,19 @@ class BrokerOuterAPI:
                 server.failing = True  # later callers do not wait for it until it has answered again
         return False
 
+    async def ask(self, command: RemotingCommand, timeout: float) -> RemotingCommand:
+        """Send a question to the name servers in turn, and return the first answer, of any code.
+
+        Each one has ``timeout`` seconds. Raises RemotingTransportError if none answers, SYSTEM_ERROR if there is none.
+        """
+        failure: Exception = RemotingError(ResponseCode.SYSTEM_ERROR, "this broker has no name server")
+        for server in sorted(self._servers.values(), key=lambda server: not server.reached):
+            try:
+                return await self._client.invoke(server.address, command, timeout)
+            except RemotingTransportError as error:
+                failure = error
+        raise failure
+
     def _reconfigured(self, keys: frozenset[str]) -> None:
         if "brokerPermission" in keys:
             self.register_soon()

@@ -270,9 +270,9 @@ class TimerMessageService:
             return False
         if not await self.puts.deliver(batch.due, frozenset()):
             return False  # the task ends: what was put comes again after the next start
-        await timers.add(batch.timers, batch.next_offset)
+        await timers.add(batch.new, batch.next_offset)
         self.metrics.add(batch.topics)
-        self.enqueued += len(batch.timers)
+        self.enqueued += len(batch.new)
         self._work.set()
         return not batch.is_full
 
@@ -335,9 +335,9 @@ class _Batch:
     """The messages of one read of the queue: those for the wheel, and those that are due already."""
 
     def __init__(self, timers: TimerStore, now: int) -> None:
-        self._store = timers
+        self._timers = timers
         self._now = now
-        self.timers: list[NewTimer] = []
+        self.new: list[NewTimer] = []
         self.due = DueTimers()
         self.topics: dict[str, int] = {}
         self.next_offset = timers.next_offset
@@ -364,21 +364,21 @@ class _Batch:
             _log.warning("timer_message_without_time", offset=head.queue_offset, error=str(error))
             self.next_offset = head.queue_offset + 1
             return
-        store, topic = self._store, properties.get(PROPERTY_REAL_TOPIC, "")
+        timers, topic = self._timers, properties.get(PROPERTY_REAL_TOPIC, "")
         deletes = is_delete_mark(properties)
-        if head.queue_offset < store.found_until and due < store.found_read_time:
+        if head.queue_offset < timers.found_until and due < timers.found_read_time:
             self.next_offset = head.queue_offset + 1
             return
         magic = MAGIC_DEFAULT | (MAGIC_DELETE if deletes else 0)
         where = head.physical_offset, head.size
-        if due - due % store.precision < self._now:
+        if due - due % timers.precision < self._now:
             if not deletes:  # the message that it would cancel has been delivered
                 self.due.append(*where, magic, NEVER_ENQUEUED)
         else:
-            timer = store.timer(due, self._now, *where, tags_code(topic), magic)
-            if timer.time >= store.free_until():
+            timer = timers.timer(due, self._now, *where, tags_code(topic), magic)
+            if timer.time >= timers.free_until():
                 self.is_full = True
                 return
-            self.timers.append(timer)
+            self.new.append(timer)
             self.topics[topic] = self.topics.get(topic, 0) + (-1 if deletes else 1)
         self.next_offset = head.queue_offset + 1

@@ -32,6 +32,8 @@ class InMemoryCalls:
     """As ``get_in_memory``, without a filter and not counted, see MessageGetter.ahead."""
     count_found: Callable[[int], None]
     """Count messages that ``get_ahead`` has found and that are now sent."""
+    look_properties: Callable[[str, int, int], bytes | None]
+    """(topic, queue id, offset): the encoded properties of a message; None if it is not there, or not in memory."""
     query_in_memory: Callable[[str, str, int, int, int, int], InMemoryQuery | None]
     """See MessageFinder.query_in_memory."""
     query_message: Callable[[str, str, int, int, int], QueryMessageResult | None]

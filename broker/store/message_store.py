@@ -147,17 +147,8 @@ class MessageStore(InMemoryCalls):
                 wall_ms=self.clock.wall_ms,
                 tags=config.index_tag_enable,
             )
-        self.timers: TimerStore | None = None
+        self.timers = self._make_timers(timer_slots) if config.timer_wheel_enable else None
         """Pending timed messages; None if timerWheelEnable is false."""
-        if config.timer_wheel_enable:
-            self.timers = TimerStore(
-                self.disk,
-                self.root,
-                precision=snapped_precision(config.timer_precision_ms),
-                log_file_size=config.mapped_file_size_timer_log,
-                window=config.timer_roll_window_slot,
-                slots=timer_slots,
-            )
         self.dispatcher = StoreDispatcher(self.queues, self.index, self.stats, delay_ms=delays)
         self.flush_queues = FlushConsumeQueueService(self.queues, self.flags)
         self.checkpoint = StoreCheckpoint(self.disk, self.root)
@@ -171,9 +162,20 @@ class MessageStore(InMemoryCalls):
         self.get_in_memory = self._getter.in_memory
         self.get_ahead = self._getter.ahead
         self.count_found = self._getter.count
+        self.look_properties = self._getter.look_properties
         self.query_message = self._finder.query
         self.query_in_memory = self._finder.query_in_memory
         self.query_message_cold = self._finder.query_cold
+
+    def _make_timers(self, slots: int) -> TimerStore:
+        return TimerStore(
+            self.disk,
+            self.root,
+            precision=snapped_precision(self.config.timer_precision_ms),
+            log_file_size=self.config.mapped_file_size_timer_log,
+            window=self.config.timer_roll_window_slot,
+            slots=slots,
+        )
 
     # -- lifecycle
 

@@ -108,6 +108,7 @@ class MessageFilter(Protocol):
         """Match by the tag slot of the queue unit, without reading the record."""
         ...
 
-    def match_record(self, properties: dict[str, str]) -> bool:
-        """Match by the record's properties; called only if ``needs_properties``."""
+    @property
+    def match_record(self) -> Callable[[bytes], bool]:
+        """Match by the record's properties, encoded as in the record; called only if ``needs_properties``."""
         ...

@@ -43,6 +43,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "queryMsgByKey": ("messages", "Find messages by key."),
     "queryMsgByOffset": ("messages", "Find a message by queue and offset."),
     "queryMsgByUniqueKey": ("messages", "Find a message by the id that its producer gave it."),
+    "queryMsgTraceById": ("traces", "Show what producers and consumers have reported about a message."),
     "resetOffsetByTime": ("groups", "Set a group's offsets to a time."),
     "sendMessage": ("messages", "Send a message."),
     "sendMsgStatus": ("messages", "Send test messages to a broker and show how long each takes."),

@@ -179,7 +179,7 @@ async def query_queue(
 @click.option("-c", "--tags", help="The tag.")
 @click.option("-b", "--broker", help="The broker's name; with -i.")
 @click.option("-i", "--qid", "queue", type=int, help="The queue's id; with -b.")
-@click.option("-m", "--msgTraceEnable", "trace", type=bool, default=False, help="Accepted; has no effect.")
+@click.option("-m", "--msgTraceEnable", "trace", type=bool, default=False, help="Whether to trace the message.")
 async def send(  # noqa: PLR0913 - a command's options
     admin: Admin,
     out: Output,
@@ -193,14 +193,13 @@ async def send(  # noqa: PLR0913 - a command's options
     trace: bool,
 ) -> None:
     """Send a message."""
-    _ = trace
     if (broker is None) != (queue is None):
         raise click.UsageError("-b and -i name one queue together")
     place = None
     if broker is not None and queue is not None:
         place = MessageQueue(topic=topic, broker_name=broker, queue_id=queue)
     message = Message(topic, body.encode(), tags=tags, keys=(keys or "").split())
-    async with Producer(TOOLS_PRODUCER, client=admin.client) as producer:
+    async with Producer(TOOLS_PRODUCER, client=admin.client, enable_msg_trace=trace) as producer:
         receipt = await producer.send(message, queue=place)
     out.table(
         ["Broker Name", "QID", "Send Result", "MsgId"],

@@ -34,6 +34,8 @@ CONTENTS = {
         "docs/sdk/consume",
         "docs/sdk/order",
         "docs/sdk/transactions",
+        "docs/sdk/request-reply",
+        "docs/sdk/tracing",
         "docs/sdk/performance",
         "docs/sdk/logging",
         "docs/sdk/testing",
@@ -42,7 +44,7 @@ CONTENTS = {
     "Operate": ["docs/operate", "docs/fault-model"],
     "Spark": ["docs/pipeline", "docs/pipeline-jobs"],
     "Formats": ["docs/formats/*"],
-    "Codes and properties": ["docs/codes", "docs/properties"],
+    "Codes, properties, expressions": ["docs/codes", "docs/properties", "docs/sql92"],
     "Performance": ["docs/performance", "bench/REPORT"],
     "Decisions": ["docs/decisions/*"],
     "Develop": [

@@ -17,6 +17,7 @@ OPTIONS: Final = (
     "topics",
     "topicsPattern",
     "queues",
+    "sql",
     "startingTimestamp",
     "endingTimestamp",
     "startingOffsets",
@@ -39,9 +40,10 @@ _OFFSETS: Final = '{"Topic": {"0": 17}}: queue offsets by topic and queue id'
 class StoreOptions(Struct, frozen=True):
     """What to read. Times are store times in ms. Ends are exclusive, except ``ending_time``, which is inclusive.
 
-    ``columns``: names, in order. ``topics``, ``topics_pattern`` and ``queue_ids``: empty for all.
-    ``starting_offsets``, ``ending_offsets``: queue offsets by (topic, queue id). ``starting_position``,
-    ``ending_position``: log offsets. ``consume_queues``: "auto", "always" or "never" read through them.
+    ``columns``: names, in order. ``topics``, ``topics_pattern`` and ``queue_ids``: empty for all. ``sql``: an SQL92
+    expression over the properties, empty for all. ``starting_offsets``, ``ending_offsets``: queue offsets by (topic,
+    queue id). ``starting_position``, ``ending_position``: log offsets. ``consume_queues``: "auto", "always" or "never"
+    read through them.
     """
 
     path: str
@@ -49,6 +51,7 @@ class StoreOptions(Struct, frozen=True):
     topics: frozenset[str] = frozenset()
     topics_pattern: str = ""
     queue_ids: frozenset[int] = frozenset()
+    sql: str = ""
     starting_time: int = 0
     ending_time: int = FAR
     starting_offsets: Mapping[tuple[str, int], int] = {}
@@ -96,6 +99,7 @@ def parse(given: Mapping[str, str]) -> StoreOptions:
         topics=frozenset(options.words("topics")),
         topics_pattern=_pattern(options),
         queue_ids=_queue_ids(options),
+        sql=_sql(options),
         starting_time=starting_time,
         ending_time=ending_time,
         starting_offsets=_offsets(options, "startingOffsets"),
@@ -109,6 +113,16 @@ def parse(given: Mapping[str, str]) -> StoreOptions:
         damage=options.flag("damage", default=False),
         storage_options=_storage_options(options),
     )
+
+
+def _sql(options: Options) -> str:
+    expression = options.sql("sql")
+    if expression is None:
+        return ""
+    if options.flag("damage", default=False):
+        # What is damaged may have no properties: a table of damage must not leave it out.
+        raise OptionError("sql", expression, "not to be given together with damage")
+    return expression
 
 
 def _or_far(value: int | None) -> int:

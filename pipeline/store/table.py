@@ -1,6 +1,6 @@
 """The rows of one part of a store as Arrow batches, and its damaged places as a separate table."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 import numpy as np
@@ -80,11 +80,29 @@ def _of_topics(view: memoryview, heads: Heads, options: StoreOptions) -> Array:
 
 def batches(files: StoreFiles, part: Stretch | QueueStretch, options: StoreOptions) -> Iterator[pa.RecordBatch]:
     """The rows of a part. Damage in it is skipped."""
-    for item in walk(files, part, options):
+    matches = _matcher(options.sql)
+    for found in walk(files, part, options):
+        item = _matching(found, matches) if matches is not None and isinstance(found, Chunk) else found
         if isinstance(item, Chunk) and len(item.heads):
             batch, _ = Rows(item.view, item.heads, options.broker_name).batch(options.columns, options.nullable)
             if batch.num_rows:
                 yield batch
+
+
+def _matcher(text: str) -> Callable[[memoryview], bool] | None:
+    if not text:
+        return None
+    from trimq.protocol.sql92 import compile_expression  # noqa: PLC0415 - few tables have an expression
+
+    return compile_expression(text).matches_text
+
+
+def _matching(chunk: Chunk, matches: Callable[[memoryview], bool]) -> Chunk:
+    """The records of a window whose properties fulfil an expression, which a broker would evaluate in the same way."""
+    heads, view = chunk.heads, chunk.view
+    spans = zip(heads.properties_at.tolist(), heads.properties_end.tolist(), strict=True)
+    wanted = np.array([matches(view[begin:end]) for begin, end in spans], dtype=bool)
+    return chunk if wanted.all() else Chunk(view, heads.take(np.flatnonzero(wanted)))
 
 
 def damages(files: StoreFiles, part: Stretch | QueueStretch, options: StoreOptions) -> Iterator[Damage]:

@@ -191,7 +191,7 @@ def _topics(options: Options) -> tuple[tuple[str, ...], str | None]:
 
 def _wanted(options: Options) -> str | Sql:
     options.at_most_one("tags", "sql")
-    expression = options.text("sql")
+    expression = options.sql("sql")
     if expression is not None:
         return Sql(expression)
     tags = options.text("tags", ALL) or ALL

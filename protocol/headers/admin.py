@@ -107,8 +107,8 @@ class CloneGroupOffsetRequestHeader(Header):
 class QueryCorrectionOffsetRequestHeader(Header):
     """QUERY_CORRECTION_OFFSET (308)."""
 
-    compare_group: str
     topic: str
+    compare_group: str = ""
     filter_groups: str | None = None
 
 

@@ -1,4 +1,4 @@
-"""Headers of sending: 10, 310, 320 (and 324, 325), 36, and 370."""
+"""Headers of sending: 10, 310, 320 (and 324, 325), 326, 36, and 370."""
 
 from msgspec import Struct, field
 
@@ -53,6 +53,28 @@ class SendMessageResponseHeader(Struct, kw_only=True):
     recall_handle: str | None = field(name="recallHandle", default=None)
     msg_region: str = field(name="MSG_REGION", default="DefaultRegion")
     trace_on: str = field(name="TRACE_ON", default="true")
+
+
+class ReplyMessageRequestHeader(Header):
+    """PUSH_REPLY_MESSAGE_TO_CLIENT (326), from the broker to the client that waits for a reply.
+
+    The fields of the reply's send, and ``born_host`` and ``store_host`` as "ip:port".
+    """
+
+    producer_group: str
+    topic: str
+    default_topic: str
+    default_topic_queue_nums: I32
+    queue_id: I32
+    sys_flag: I32
+    born_timestamp: I64
+    flag: I32
+    properties: str | None = None
+    reconsume_times: I32 | None = None
+    unit_mode: bool | None = False
+    born_host: str = ""
+    store_host: str = ""
+    store_timestamp: I64 = 0
 
 
 class ConsumerSendMsgBackRequestHeader(Header):

@@ -19,6 +19,8 @@ _QUEUE: Final = {"topic": "Orders", "queueId": 0}
 _GROUP_QUEUE: Final = {"consumerGroup": "G", **_QUEUE}
 _PROPERTIES: Final = {"KEYS": "k1 k2", "UNIQ_KEY": "7F0000010001AABBCCDD000000010001", "TAGS": "a", "WAIT": "true"}
 
+_REPLY: Final = {"REPLY_TO_CLIENT": "c", "CORRELATION_ID": "1", "MSG_TYPE": "reply"}
+
 
 def _json(value: Any) -> bytes:
     return msgspec.json.encode(value)
@@ -42,6 +44,8 @@ def golden_requests() -> list[tuple[int, dict[str, Any], bytes]]:
         "topicFilterType": "SINGLE_TAG",
     }
     code = RequestCode
+    assignment = {"topic": "Orders", "consumerGroup": "G", "clientId": "c", "strategyName": "AVG"}
+    assignment |= {"messageModel": "CLUSTERING"}
     return [
         (code.SEND_MESSAGE_V2, send_ext("Orders", _PROPERTIES), b"body"),
         (code.SEND_MESSAGE, send_ext("Orders", _PROPERTIES, v1=True), b"body"),
@@ -94,6 +98,12 @@ def golden_requests() -> list[tuple[int, dict[str, Any], bytes]]:
         (code.UPDATE_BROKER_CONFIG, {}, b"longPollingEnable=true\n"),
         (code.QUERY_CORRECTION_OFFSET, {"compareGroup": "G", "topic": "Orders"}, b""),
         (code.CLONE_GROUP_OFFSET, {"srcGroup": "G", "destGroup": "G", "topic": "Orders"}, b""),
+        (code.UPDATE_AND_GET_GROUP_FORBIDDEN, {"group": "G", "topic": "Orders", "readable": "true"}, b""),
+        (code.SEND_REPLY_MESSAGE_V2, send_ext("Orders", _PROPERTIES | _REPLY), b"body"),
+        (code.SEND_REPLY_MESSAGE, send_ext("Orders", _PROPERTIES | _REPLY, v1=True), b"body"),
+        (code.QUERY_ASSIGNMENT, {}, _json(assignment)),
+        (code.SET_MESSAGE_REQUEST_MODE, {}, _json({"topic": "Orders", "consumerGroup": "G", "mode": "PULL"})),
+        (code.GET_ALL_MESSAGE_REQUEST_MODE, {}, b""),
     ]
 
 

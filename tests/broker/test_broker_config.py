@@ -35,7 +35,7 @@ def test_a_file_as_people_have_it_for_rocketmq(tmp_path: Path) -> None:
         "brokerClusterName = DefaultCluster\nbrokerName = broker-a\nbrokerId = 0\ndeleteWhen = 04\n"
         "fileReservedTime = 48\nbrokerRole = ASYNC_MASTER\nflushDiskType = SYNC_FLUSH\nautoCreateTopicEnable=false\n"
         "namesrvAddr=127.0.0.1:9876;10.0.0.2:9876\nhaListenPort=10912\nbrokerIP1=10.1.1.1\nsendMessageThreadPoolNums=16\n"
-        "storePathRootDir=/tmp/some/store\nmapedFileSizeCommitLog=1\nenablePropertyFilter=true\naclEnable=false\n",
+        "storePathRootDir=/tmp/some/store\nmapedFileSizeCommitLog=1\nenableCalcFilterBitMap=true\naclEnable=false\n",
         tmp_path,
     )
     assert (broker.broker_name, broker.broker_id, broker.broker_ip1) == ("broker-a", 0, "10.1.1.1")
@@ -48,7 +48,7 @@ def test_a_file_as_people_have_it_for_rocketmq(tmp_path: Path) -> None:
     assert store.config_path == Path("/tmp/some/store/config")
     assert [warning.split(": ", 1)[1] for warning in warnings] == [
         "unknown key mapedFileSizeCommitLog (did you mean mappedFileSizeCommitLog?); ignored",
-        "enablePropertyFilter is not supported: SQL92 filters are not implemented yet; consumers filter by tag",
+        f"enableCalcFilterBitMap is not supported: {BROKER.unsupported['enableCalcFilterBitMap']}",
     ]
 
 

@@ -27,7 +27,7 @@ def test_hash_of_an_unsigned_unit() -> None:
     assert accept is not None
     assert accept.match_tags(code)
     assert accept.match_tags(code & 0xFFFFFFFF)
-    assert accept.match_record({})
+    assert accept.match_record(b"")
 
 
 def test_endless_text() -> None:

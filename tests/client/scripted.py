@@ -105,8 +105,15 @@ class ScriptedBroker:
 async def scripted_broker(queues: int = 1) -> AsyncIterator[ScriptedBroker]:
     """A broker that listens while the block runs."""
     broker = ScriptedBroker(queues)
+    async with listening(broker):
+        yield broker
+
+
+@asynccontextmanager
+async def listening(broker: ScriptedBroker) -> AsyncIterator[None]:
+    """Let a broker listen while the block runs."""
     async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener, anyio.create_task_group() as tasks:
         broker.address = f"127.0.0.1:{listener.extra(SocketAttribute.local_port)}"
         tasks.start_soon(listener.serve, broker.serve)
-        yield broker
+        yield
         tasks.cancel_scope.cancel()

@@ -20,7 +20,7 @@ PROPERTIES = {
 }
 
 #: Features that the SDK supports and TriMQ's broker does not implement yet.
-NOT_YET = frozenset({"transactions", "request_reply", "sql_filters", "pop", "ha_status"})
+NOT_YET = frozenset({"transactions", "pop", "ha_status"})
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def running_servers(peer: Peer, directory: Path) -> Iterator[Servers]:
         name_server = NameServer(peer, directory / "namesrv")
         stack.enter_context(ended_afterwards(name_server.process))
         name_server.start()
-        properties = SHARED | PROPERTIES if peer == "apache" else SHARED
+        properties = SHARED | PROPERTIES if peer == "apache" else SHARED | {"enablePropertyFilter": "true"}
         broker = Broker(peer, directory / "broker", [name_server], store=directory / "store", properties=properties)
         stack.enter_context(ended_afterwards(broker.process))
         broker.start()

@@ -273,8 +273,7 @@ async def test_a_topic_that_comes_later(servers: Servers, name: str) -> None:
         await take(consumer, 1)
 
 
-async def test_sql_subscription(servers: Servers, name: str, request: pytest.FixtureRequest) -> None:
-    servers.expect(request, "sql_filters")
+async def test_sql_subscription(servers: Servers, name: str) -> None:
     servers.create_topic(name, 1)
     async with Producer(name, namesrv=servers.namesrv) as producer:
         for amount in range(10):

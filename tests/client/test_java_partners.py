@@ -177,8 +177,7 @@ def test_broadcasting(cluster: Cluster, servers: Servers, java: JavaClient, name
         assert {body for body, _, _ in found} == {"to all", "to all of ours"}
 
 
-def test_sql92(cluster: Cluster, servers: Servers, java: JavaClient, name: str, request: pytest.FixtureRequest) -> None:
-    servers.expect(request, "sql_filters")
+def test_sql92(cluster: Cluster, servers: Servers, java: JavaClient, name: str) -> None:
     servers.create_topic(name, 1)
     with Producer(name, namesrv=cluster.namesrv) as ours, java.producer(cluster) as theirs:
         for amount in ("5", "50"):

@@ -236,9 +236,14 @@ def test_cleaning(servers: Servers) -> None:
         assert answered(servers, command, "-c", "DefaultCluster") == [servers.broker.address]
 
 
-def test_consume_mode(servers: Servers, topic: str, request: pytest.FixtureRequest) -> None:
-    servers.expect(request, "pop")
-    said(servers, "setConsumeMode", "-c", "DefaultCluster", "-t", topic, "-g", topic, "-m", "PULL")
+def test_consume_mode(servers: Servers, topic: str) -> None:
+    for mode in ("POP", "PULL"):
+        said(servers, "setConsumeMode", "-c", "DefaultCluster", "-t", topic, "-g", topic, "-m", mode)
+        words = ("-b", servers.broker.address, "-t", topic, "-g", topic, "-m", mode, "-q", "2")
+        found = answered(servers, "setConsumeMode", *words)
+        assert found == {"topic": topic, "groupName": topic, "mode": mode, "popShareQueueNum": 2}
+    retry = ("-b", servers.broker.address, "-t", f"%RETRY%{topic}", "-g", topic, "-m", "PULL")
+    assert run(servers, "setConsumeMode", *retry).exit_code == 1
 
 
 def test_replication(servers: Servers, request: pytest.FixtureRequest) -> None:

@@ -63,6 +63,7 @@ RUN_BY: dict[str, dict[str, str]] = {
     "docs/formats/consume-queue.md": {"": FORMATS},
     "docs/formats/frame.md": {"total 4 |": NOT_RUN + "a layout; its fields are in the examples", "": FORMATS},
     "docs/formats/index.md": {"header 40 |": NOT_RUN + "a layout; its fields are in the examples", "": FORMATS},
+    "docs/formats/message-trace.md": {"": FORMATS},
     "docs/formats/own-files.md": {"": FORMATS},
     "docs/formats/record.md": {"": FORMATS},
     "docs/formats/timer.md": {"": FORMATS},
@@ -84,7 +85,10 @@ RUN_BY: dict[str, dict[str, str]] = {
         "[pytest]": "tests/client/test_guides.py::test_the_suite_of_the_testing_guide",
         "": GUIDES,
     },
+    "docs/sdk/request-reply.md": {"": GUIDES},
+    "docs/sdk/tracing.md": {"": GUIDES},
     "docs/sdk/transactions.md": {"": GUIDES},
+    "docs/sql92.md": {"condition ": NOT_RUN + "a grammar; the page's tables are run by tests/protocol/test_sql92.py"},
     "tests/interop/README.md": {"make test-clients": TARGETS},
     "tests/spark/README.md": {"make test-spark": TARGETS},
 }

@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
 ROWS = [line for line in PAGE.split("## Packages", maxsplit=1)[0].splitlines() if line.startswith(("| W", "| H"))]
-PATH = re.compile(r"`((?:[a-z_]+/)+(?:[a-z_]+\.[a-z]+)?|[a-z_]+\.py)`")
+PATH = re.compile(r"`((?:[a-z0-9_]+/)+(?:[a-z_]+\.[a-z]+)?|[a-z_]+\.py)`")
 
 
 def paths(text: str) -> list[Path]:

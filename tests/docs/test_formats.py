@@ -1,8 +1,14 @@
 """The worked examples of docs/formats are what the code writes and reads."""
 
+import json
 import re
 from pathlib import Path
 
+from tests.broker.services.fakes import configuration
+from tests.store.simdisk import SimDisk
+from trimq.broker.services.consumer_filters import ConsumerFilterManager
+from trimq.broker.services.message_request_mode import MessageRequestModeManager
+from trimq.broker.services.state_file import replace_file
 from trimq.broker.store.disk.real_disk import RealDisk
 from trimq.broker.store.queue.consume_queue import QueueShape
 from trimq.broker.store.queue.consume_queue_store import ConsumeQueueStore, QueueState
@@ -10,13 +16,26 @@ from trimq.broker.store.queue.deleted_topics import DeletedTopics
 from trimq.broker.store.queue.queue_snapshot import read_snapshot
 from trimq.broker.store.recovery.failed_sync_marker import FailedSyncMarker
 from trimq.broker.store.running_flags import Flag
+from trimq.broker.testing import configuration as configuration_of
 from trimq.protocol import checkpoint_layout, index_layout, lenient_json, queue_unit, timer_layout
+from trimq.protocol.body import SetMessageRequestModeRequestBody
 from trimq.protocol.command import Encoding, RemotingCommand
 from trimq.protocol.frame import encode
 from trimq.protocol.hashing import key_hash, tags_code
 from trimq.protocol.message import decode_message
+from trimq.protocol.message_trace import (
+    EndTransactionTrace,
+    MessageType,
+    PubTrace,
+    RecallTrace,
+    SubAfterTrace,
+    SubBeforeTrace,
+    decode_traces,
+    encode_trace,
+)
 from trimq.protocol.recall_handle import encode_handle
 from trimq.protocol.record import encode_record, pack_host
+from trimq.remoting.runtime.clock import ManualClock
 
 FORMATS = Path(__file__).resolve().parents[2] / "docs" / "formats"
 BLOCK = re.compile(r"```(\w+) ([\w-]+)\n(.*?)```", re.DOTALL)
@@ -63,6 +82,23 @@ def test_index() -> None:
     time = 1_700_000_000_123
     assert index_layout.HEADER.pack(time, time, 4096, 4096, 1, 2) == example("index-header")
     assert index_layout.ENTRY.pack(key_hash("Orders", "ID1"), 4096, 0, 0) == example("index-entry")
+
+
+def test_message_trace() -> None:
+    sent = PubTrace(
+        1_700_000_000_000, "DefaultRegion", "orders", "Orders", "7F01", None, "o-1", "127.0.0.1:10911",
+        6, 3, MessageType.NORMAL, "7F00000100002A9F0000000000001000", True,
+    )  # fmt: skip
+    processed = SubAfterTrace("0A01", "7F01", 12, True, "o-1", 0, 1_700_000_000_456, "billing")
+    body = example("message-trace")
+    assert body == f"{encode_trace(sent)}{encode_trace(processed)}".encode()
+    assert decode_traces(body.decode()) == ([sent, processed], 0)
+    page = (FORMATS / "message-trace.md").read_text(encoding="utf-8")
+    for trace in (PubTrace, SubBeforeTrace, SubAfterTrace, EndTransactionTrace, RecallTrace):
+        kind = trace.__name__.removesuffix("Trace")
+        [row] = re.findall(rf"^\| `{kind}` \| (.*) \|$", page, re.MULTILINE)
+        fields = [name for name in trace._fields if name != "client_host"]  # old clients only
+        assert len(row.split(", ")) == len(fields), kind
 
 
 def test_checkpoint() -> None:
@@ -120,6 +156,21 @@ def test_every_example_is_checked() -> None:
     assert not unread
 
 
+async def test_consumer_filters(tmp_path: Path) -> None:
+    path = tmp_path / "config" / "consumerFilter.json"
+    path.parent.mkdir()
+    path.write_text(EXAMPLES["consumer-filter"])
+    filters = ConsumerFilterManager(configuration_of(tmp_path), RealDisk(), ManualClock())
+    await filters.load()
+    accept = filters.find("Orders", "billing")
+    assert accept is not None
+    assert [accept.match_record(b"amount\x01%d\x02" % amount) for amount in (10, 11)] == [False, True]
+    entry = filters.get("Orders", "billing")
+    assert entry is not None
+    assert (entry.is_dead, entry.dead_time) == (True, 1_700_000_060_000)
+    assert json.loads(b"".join(filters.pieces())) == json.loads(EXAMPLES["consumer-filter"])
+
+
 def test_consumer_offsets() -> None:
     assert lenient_json.loads(EXAMPLES["consumer-offset"])["offsetTable"] == {"Orders@billing": {"0": 12, "1": 9}}
 
@@ -134,3 +185,17 @@ def test_timer() -> None:
     checkpoint = timer_layout.TimerCheckpoint(sent, 52, 1, 1, timestamp=1_700_000_001_500, counter=1)
     assert timer_layout.encode_checkpoint(checkpoint, padded=False) == example("timer-check")
     assert encode_handle("Orders", "broker-a", out, "ID1") == EXAMPLES["timer-handle"].strip()
+
+
+async def test_message_request_modes() -> None:
+    text = EXAMPLES["message-request-mode"].strip()
+    disk = SimDisk()
+    replace_file(disk, "/store/config/messageRequestMode.json", text.encode())
+    modes = MessageRequestModeManager(configuration(), disk, ManualClock())
+    await modes.load()
+    assert b"".join(modes.pieces()).decode() == text
+    entry = SetMessageRequestModeRequestBody(
+        topic="Orders", consumer_group="billing", mode="POP", pop_share_queue_num=2
+    )
+    modes.set(entry)
+    assert b"".join(modes.pieces()).decode() == text

@@ -96,6 +96,7 @@ def test_every_block_of_commands_is_run_by_a_test() -> None:
 ELSEWHERE = {
     "mqadmin updateTopic": "tests/client/test_mqadmin.py",
     "mqadmin updateSubGroup": "tests/client/test_mqadmin.py",
+    "mqadmin queryMsgTraceById": "tests/client/test_trace_reading.py",
     "mqbroker --accept-missing-log": "tests/broker/test_cli.py",
 }
 """Commands that are in a sentence only, and the tests that run them."""

@@ -458,12 +458,6 @@ def test_what_comes_later_is_refused(stage: Stage) -> None:
     assert stage.refusal("getBrokerEpoch", "-b", "broker-a") in {1, 3}
     assert stage.refusal("listUser", "-b", stage.broker) in {1, 3}
     assert stage.refusal("listAcl", "-b", stage.broker) in {1, 3}
-    if stage.cluster.supports("pop"):
-        output = stage.run("setConsumeMode", "-b", stage.broker, "-t", stage.topic, "-g", stage.group, "-m", "PULL")
-        assert "consume mode[PULL]" in output
-    else:
-        words = ("-b", stage.broker, "-t", stage.topic, "-g", stage.group, "-m", "PULL")
-        assert stage.refusal("setConsumeMode", *words) == 3
     if stage.cluster.supports("replication"):
         assert "#SlaveNum" in stage.run("haStatus", "-b", stage.broker)
     else:

@@ -32,6 +32,7 @@ from trimq.pipeline.store.table import batches, damages
 from trimq.pipeline.store.walk import Damage
 from trimq.protocol.file_names import offset_name
 from trimq.protocol.message import StoredMessage, decode_message
+from trimq.protocol.sql92 import compile_expression
 
 pytestmark = pytest.mark.one_pyspark
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
@@ -454,3 +455,56 @@ def test_only_the_wanted_columns(tmp_path: Path) -> None:
 def test_a_wrong_option_is_reported(options: dict[str, str], text: str) -> None:
     with pytest.raises(OptionError, match=text):
         parse({"path": "/store", **options})
+
+
+PROPERTIES = st.lists(
+    st.tuples(
+        st.sampled_from(["n", "color", "TAGS"]),
+        st.sampled_from(["1", "2", "17", "-4", "2.5", "red", "grün", "it's", "99999999999999999999"]),
+    ),
+    max_size=5,
+)
+EXPRESSIONS = [
+    "n > 1",
+    "n BETWEEN 1 AND 17 AND color IS NOT NULL",
+    "color IN ('red', 'grün') OR TAGS = '2.5'",
+    "NOT (n = 2)",
+    "color = 'it''s'",
+    "TRUE",
+    "n IS NULL",
+]
+
+
+@given(
+    messages=st.lists(st.tuples(PROPERTIES, st.sampled_from(["Orders", "Other"]), st.booleans()), max_size=30),
+    text=st.sampled_from(EXPRESSIONS),
+    split=st.sampled_from(["0", "500"]),
+)
+@examples(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_an_expression_selects_what_a_broker_would_deliver(
+    tmp_path_factory: pytest.TempPathFactory,
+    messages: list[tuple[list[tuple[str, str]], str, bool]],
+    text: str,
+    split: str,
+) -> None:
+    log = LogWriter(tmp_path_factory.mktemp("store"))
+    for number, (properties, topic, is_open) in enumerate(messages):
+        # equal names, of which the last one counts, and texts without their last separator, as some clients send them
+        raw = "".join(f"{name}\x01{value}\x02" for name, value in properties).encode()
+        raw = raw[:-1] if is_open else raw
+        log.put(Sent(topic=topic, body=b"%d" % number, raw_properties=raw, time=START + number))
+    path = log.write()
+    expression = compile_expression(text)
+    expected = [row for row in rows(path, splitSize=split) if expression.matches(dict(row["properties"]))]
+    assert rows(path, splitSize=split, sql=text) == expected
+    orders = [row for row in expected if row["topic"] == "Orders"]
+    assert rows(path, splitSize=split, sql=text, topics="Orders") == orders
+    bodies = [{"body": row["body"]} for row in expected]
+    assert [{"body": row["body"]} for row in rows(path, splitSize=split, sql=text, includeProperties=False)] == bodies
+
+
+def test_an_expression_that_cannot_be_used(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"option sql = 'a >': expected an SQL92 expression \(at position 3: "):
+        rows(tmp_path, sql="a >")
+    with pytest.raises(OptionError, match="option sql = 'a > 1': expected not to be given together with damage"):
+        damaged(tmp_path, sql="a > 1")

@@ -13,6 +13,7 @@ from trimq.broker.store.read.get_message import MessageGetter
 from trimq.broker.store.types import GetMessageResult, GetMessageStatus, MessageFilter
 from trimq.protocol.hashing import tags_code
 from trimq.protocol.message import decode_messages
+from trimq.protocol.property_text import decode_properties
 from trimq.protocol.queue_unit import FILLER_SIZE, UNIT
 
 S = GetMessageStatus
@@ -28,7 +29,7 @@ class Tags:
     def match_tags(self, code: int) -> bool:
         return code in self._codes
 
-    def match_record(self, properties: dict[str, str]) -> bool:
+    def match_record(self, properties: bytes) -> bool:
         raise AssertionError(properties)
 
 
@@ -38,8 +39,8 @@ class Properties(Tags):
     def match_tags(self, code: int) -> bool:
         return True
 
-    def match_record(self, properties: dict[str, str]) -> bool:
-        return properties.get("KEYS") in {"k1", "k3"}
+    def match_record(self, properties: bytes) -> bool:
+        return decode_properties(properties.decode()).get("KEYS") in {"k1", "k3"}
 
 
 def _get(

@@ -42,7 +42,7 @@ class Everything:
     def match_tags(self, _code: int) -> bool:
         return True
 
-    def match_record(self, _properties: dict[str, str]) -> bool:
+    def match_record(self, _properties: bytes) -> bool:
         return True
 
 

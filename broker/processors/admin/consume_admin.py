@@ -198,7 +198,8 @@ class ConsumeAdminProcessor:
     async def correction_offset(self, connection: Connection, command: RemotingCommand) -> Outcome:
         """QUERY_CORRECTION_OFFSET (308): the smallest offset of each queue among all groups but ``filter_groups``.
 
-        It is 2**63 - 1 for a queue in which ``compare_group`` has a smaller offset.
+        It is 2**63 - 1 for a queue in which ``compare_group`` has a smaller offset. RocketMQ's broker also deletes the
+        offsets of ``filter_groups``; here they stay, since this is a query.
         """
         header = command.header(QueryCorrectionOffsetRequestHeader)
         left_out = frozenset((header.filter_groups or "").split(","))

@@ -122,7 +122,10 @@ class GroupAdminProcessor:
         return command.reply()
 
     async def forbid(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """UPDATE_AND_GET_GROUP_FORBIDDEN (353): whether a group may read a topic. A given ``readable`` changes it."""
+        """UPDATE_AND_GET_GROUP_FORBIDDEN (353): whether a group may read a topic. A given ``readable`` changes it.
+
+        INVALID_PARAMETER and SYSTEM_BUSY: see SubscriptionGroupManager.set_forbidden.
+        """
         header = command.header(UpdateGroupForbiddenRequestHeader)
         if header.readable is not None:
             self._groups.set_forbidden(header.group, header.topic, FORBIDDEN_READ, not header.readable)

@@ -5,6 +5,7 @@ from typing import Final
 from trimq.broker.identity import BrokerIdentity
 from trimq.broker.processors.admin.queue_table import QueueTable
 from trimq.broker.processors.common import invalid, no_such_topic
+from trimq.broker.services.consumer_filters import ConsumerFilterManager
 from trimq.broker.services.consumers import ConsumerManager
 from trimq.broker.services.stats import TOPIC_PUT_NUMS, BrokerStats
 from trimq.broker.services.topics import TopicConfigManager
@@ -42,12 +43,14 @@ class QueueAdminProcessor:
         identity: BrokerIdentity,
         topics: TopicConfigManager,
         consumers: ConsumerManager,
+        filters: ConsumerFilterManager,
         stats: BrokerStats,
         store: MessageStore,
     ) -> None:
         self._identity = identity
         self._topics = topics
         self._consumers = consumers
+        self._filters = filters
         self._stats = stats
         self._store = store
 
@@ -114,5 +117,6 @@ class QueueAdminProcessor:
                     reply.add(b',"filterData":' + text)
                 else:
                     reply.add(b',"subscriptionData":' + encode_json(subscription))
+                    reply.add(b',"filterData":' + encode_json(self._filters.text(topic, header.consumer_group)))
             reply.add(b"}")
             return reply.end()

@@ -6,19 +6,17 @@ of the commit log's mapped files. Data that is not in memory is read by a corout
 Source: RocketMQ's PullMessageProcessor and DefaultPullMessageResultHandler.
 """
 
-from functools import lru_cache
 from typing import Any, Final
 
 from trimq.broker.config import BrokerConfig
-from trimq.broker.filters.tag import ALL, TAG, SubscriptionError, TagFilter, filter_for, is_tag_type, parse_tags
+from trimq.broker.filters.tag import ALL, TAG
 from trimq.broker.processors.common import check_commit_offset, invalid, no_such_topic
 from trimq.broker.processors.pull.pull_fast_path import COPIED, PullFastPath
+from trimq.broker.processors.pull.pull_filters import NotCompiledError, PullFilters
 from trimq.broker.processors.pull.pull_reply import (
-    BROADCASTING_FORBIDDEN,
     BROKER_FORBIDDEN,
     GROUP_FORBIDDEN,
     NOT_FOUND,
-    SUBSCRIPTION_FORBIDDEN,
     TOPIC_FORBIDDEN,
     PullForbiddenError,
     ask_again,
@@ -26,16 +24,15 @@ from trimq.broker.processors.pull.pull_reply import (
     forbidden,
     pull_head,
 )
-from trimq.broker.services.consumers import BROADCASTING, ConsumerManager
 from trimq.broker.services.groups import SubscriptionGroupManager
 from trimq.broker.services.long_polling import PullRequest, PullRequestHoldService
 from trimq.broker.services.offsets import ConsumerOffsetManager
 from trimq.broker.services.stats import BrokerStats
 from trimq.broker.services.topics import TopicConfigManager
 from trimq.broker.store.message_store import MessageStore
-from trimq.broker.store.types import GetMessageResult, GetMessageStatus
-from trimq.protocol.body import PERM_READ, SubscriptionData
-from trimq.protocol.codes import RequestCode, ResponseCode
+from trimq.broker.store.types import GetMessageResult, GetMessageStatus, MessageFilter
+from trimq.protocol.body import PERM_READ
+from trimq.protocol.codes import RequestCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.errors import RemotingError
 from trimq.protocol.headers.pull import PullMessageRequestHeader
@@ -47,20 +44,10 @@ from trimq.remoting.server.handler_table import HandlerTable
 from trimq.remoting.server.handlers import HELD, Outcome
 from trimq.remoting.server.out_buffer import SMALL
 
-_MAX_FILTERS: Final = 10_000
-_LONGEST_CACHED: Final = 256
-"""Longer subscription texts are parsed at each pull, so that clients cannot fill memory with the cache."""
 _FEW: Final = 2
 _MAX_BYTES: Final = 128 * 1024 * 1024
 _LITE: Final = int(RequestCode.LITE_PULL_MESSAGE)
 _FOUND: Final = GetMessageStatus.FOUND
-
-
-def _parsed_filter(text: str | None) -> TagFilter | None:
-    return filter_for(parse_tags("", text))
-
-
-_cached_filter: Final = lru_cache(maxsize=4096)(_parsed_filter)
 
 
 class PullMessageProcessor:
@@ -72,7 +59,7 @@ class PullMessageProcessor:
         configuration: Configuration,
         topics: TopicConfigManager,
         groups: SubscriptionGroupManager,
-        consumers: ConsumerManager,
+        filters: PullFilters,
         offsets: ConsumerOffsetManager,
         long_polling: PullRequestHoldService,
         stats: BrokerStats,
@@ -82,15 +69,15 @@ class PullMessageProcessor:
         self._topics = topics.table
         self._find_group = groups.find
         self._groups = groups
-        self._group_info = consumers.group
+        self._filter = filters.filter_of
+        self._prepare = filters.prepare
         self._offsets = offsets
         self._commit_pull = offsets.commit_pull
         self._holds = long_polling
         self._count = stats.group_get
         self._store = store
-        self._filters: dict[tuple[str, str], tuple[SubscriptionData, TagFilter | None]] = {}
         self._fast_path = PullFastPath(
-            topics=topics, groups=groups, offsets=offsets, stats=stats, store=store, filter_of=self._filter
+            topics=topics, groups=groups, offsets=offsets, stats=stats, store=store, filter_of=filters.filter_of
         )
         self.prepare = self._fast_path.prepare
         self._handlers: HandlerTable | None = None
@@ -150,7 +137,10 @@ class PullMessageProcessor:
         if header.sys_flag & PULL_SUBSCRIPTION and header.subscription == ALL and header.expression_type == TAG:
             accept = None
         else:
-            accept = self._filter(header)
+            try:
+                accept = self._filter(header)
+            except NotCompiledError as error:
+                return self._pull_compiled(connection, command, header, terms, error.text)
         # After all checks: a reset is returned once, and a refused pull must not use it up.
         if self._offsets.reset_offset_table:
             reset = self._offsets.take_reset(topic, group, queue_id)
@@ -210,57 +200,6 @@ class PullMessageProcessor:
             self._offsets.refused += 1
             raise
 
-    def _filter(self, header: PullMessageRequestHeader) -> TagFilter | None:
-        """The filter of a pull, from the subscription in the request or else from the group's heartbeats."""
-        if header.sys_flag & PULL_SUBSCRIPTION:
-            if not is_tag_type(header.expression_type):
-                raise _no_such_filter(header.expression_type)
-            text = header.subscription
-            try:
-                if text is None or len(text) <= _LONGEST_CACHED:
-                    return _cached_filter(text)
-                return _parsed_filter(text)
-            except SubscriptionError as error:
-                raise RemotingError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from None
-        subscription = self._subscription(header)
-        key = (header.consumer_group, header.topic)
-        known = self._filters.get(key)
-        if known is not None and known[0] is subscription:  # a heartbeat with a new version replaces the object
-            return known[1]
-        if not is_tag_type(subscription.expression_type):
-            raise _no_such_filter(subscription.expression_type)
-        if len(self._filters) >= _MAX_FILTERS:
-            self._filters.clear()
-        accept = filter_for(subscription)
-        self._filters[key] = (subscription, accept)
-        return accept
-
-    def _subscription(self, header: PullMessageRequestHeader) -> SubscriptionData:
-        name, topic = header.consumer_group, header.topic
-        info = self._group_info(name)
-        if info is None:
-            raise RemotingError(
-                ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer group {name} has not sent a heartbeat yet"
-            )
-        group = self._find_group(name)
-        if info.message_model == BROADCASTING and (group is None or not group.consume_broadcast_enable):
-            raise PullForbiddenError(BROADCASTING_FORBIDDEN, f"the group {name} may not broadcast")
-        if not self._groups.may_read(name, topic):
-            raise PullForbiddenError(SUBSCRIPTION_FORBIDDEN, f"the group {name} may not read the topic {topic}")
-        subscription = info.subscriptions.get(topic)
-        if subscription is None:
-            raise RemotingError(
-                ResponseCode.SUBSCRIPTION_NOT_EXIST,
-                f"the last heartbeat of the consumer group {name} does not subscribe to {topic}:"
-                " all members of a group have to subscribe to the same topics",
-            )
-        if subscription.sub_version < header.sub_version:
-            raise RemotingError(
-                ResponseCode.SUBSCRIPTION_NOT_LATEST,
-                f"the last heartbeat of the consumer group {name} has an older subscription to {topic} than this pull",
-            )
-        return subscription
-
     # replies
 
     def _reset(self, header: PullMessageRequestHeader, offset: int) -> GetMessageResult:
@@ -271,13 +210,28 @@ class PullMessageProcessor:
             self._store.max_offset(header.topic, header.queue_id),
         )
 
+    async def _pull_compiled(
+        self,
+        connection: Connection,
+        command: RemotingCommand,
+        header: PullMessageRequestHeader,
+        terms: object,
+        text: str,
+    ) -> Any:
+        """Serve a pull after its expression was compiled."""
+        await self._prepare(text)
+        try:
+            return self._pull(connection, command, header, terms)
+        except PullForbiddenError as error:
+            return forbidden(command, error)
+
     async def _pull_cold(
         self,
         connection: Connection,
         command: RemotingCommand,
         header: PullMessageRequestHeader,
         flags: tuple[int, int],
-        accept: TagFilter | None,
+        accept: MessageFilter | None,
         limit: int,
         terms: object,
     ) -> Any:
@@ -292,7 +246,7 @@ class PullMessageProcessor:
         command: RemotingCommand,
         header: PullMessageRequestHeader,
         flags: tuple[int, int],
-        accept: TagFilter | None,
+        accept: MessageFilter | None,
         result: GetMessageResult,
         terms: object,
     ) -> Outcome:
@@ -321,7 +275,7 @@ class PullMessageProcessor:
         connection: Connection,
         command: RemotingCommand,
         header: PullMessageRequestHeader,
-        accept: TagFilter | None,
+        accept: MessageFilter | None,
         terms: object,
     ) -> bool:
         command.drop_buffers()
@@ -358,10 +312,3 @@ class PullMessageProcessor:
             return reply
         connection.reply_with([head, *buffers], result.release)
         return None
-
-
-def _no_such_filter(expression_type: str | None) -> RemotingError:
-    return RemotingError(
-        ResponseCode.SYSTEM_ERROR,
-        f"the broker does not support consumers that filter by {expression_type}: use tags",
-    )

@@ -9,13 +9,14 @@ import struct
 from collections.abc import Callable
 from typing import Any, Final
 
-from trimq.broker.filters.tag import ALL, TAG, TagFilter
+from trimq.broker.filters.tag import ALL, TAG
 from trimq.broker.processors.pull.pull_reply import found_template
 from trimq.broker.services.groups import SubscriptionGroupManager
 from trimq.broker.services.offsets import ConsumerOffsetManager
 from trimq.broker.services.stats import BrokerStats, StatsItem
 from trimq.broker.services.topics import TopicConfigManager
 from trimq.broker.store.message_store import ConsumeQueue, MessageStore
+from trimq.broker.store.types import MessageFilter
 from trimq.protocol.body import PERM_READ, SubscriptionGroupConfig, TopicConfig
 from trimq.protocol.errors import RemotingError
 from trimq.protocol.headers.pull import PullMessageRequestHeader
@@ -66,7 +67,7 @@ class PullFastPath:
         offsets: ConsumerOffsetManager,
         stats: BrokerStats,
         store: MessageStore,
-        filter_of: Callable[[PullMessageRequestHeader], TagFilter | None],
+        filter_of: Callable[[PullMessageRequestHeader], MessageFilter | None],
     ) -> None:
         """``filter_of`` returns the filter of a pull, or raises RemotingError."""
         self._filter_of = filter_of

@@ -10,6 +10,7 @@ from collections.abc import Generator
 from typing import Final, NamedTuple
 
 import structlog
+import trio
 
 from trimq.broker.config import MessageStoreConfig
 from trimq.broker.store.disk.mapped_file import Hold, MappedFile
@@ -25,11 +26,11 @@ from trimq.broker.store.read.in_memory_records import (
     tagged,
     views_of,
 )
+from trimq.broker.store.read.match_properties import AT_ONCE, matched
 from trimq.broker.store.read.read_ahead import ReadAhead
-from trimq.broker.store.read.record_look import Place, begins_record, is_message, place_of
+from trimq.broker.store.read.record_look import Place, begins_record, is_message, place_of, properties_of
 from trimq.broker.store.stats import StoreStats
 from trimq.broker.store.types import GetMessageResult, GetMessageStatus, MessageFilter
-from trimq.protocol.property_text import decode_properties
 from trimq.protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE
 from trimq.protocol.record import RecordError, decode_head
 
@@ -42,7 +43,11 @@ _REPORTED: Final = 1000
 """The most messages that are reported in the broker's log; a consumer may request the same ones again and again."""
 
 ReadRequest = tuple[int, int, int]
-"""Offset and length in the log; and up to which offset most of the following bytes will be read too, 0 for none."""
+"""Offset and length in the log; and up to which offset most of the following bytes will be read too, 0 for none.
+
+``_PAUSE`` reads nothing: other tasks run before the steps continue.
+"""
+_PAUSE: Final = (0, 0, 0)
 InMemory = tuple[MappedFile, Found, int]
 """The log file, the records found in it, and the next queue offset."""
 Bytes = memoryview | bytes
@@ -113,6 +118,9 @@ class MessageGetter:
                 return GetMessageResult(GetMessageStatus.NO_MATCHED_MESSAGE, following, low, high)
             file.hold()
             return GetMessageResult(_FOUND, following, low, high, buffers, count, size, False, file.release)
+        if filter is not None and filter.needs_properties:
+            # The task that serves it pauses between the records. What was looked at is little, and is looked at again.
+            return None
         # Not the usual case: take the full path, as far as it goes without the device.
         units = self._queues.read(queue, offset, self._units_to_read(max_count, filter))
         if units is None:
@@ -136,6 +144,8 @@ class MessageGetter:
         next await, or as long as the caller holds the file.
         """
         if filter is not None:
+            if filter.needs_properties:
+                return self._in_memory_matched(queue, offset, max_count, max_bytes, filter)
             return self._in_memory_tagged(queue, offset, max_count, max_bytes, filter)
         found = self.ahead(queue, offset, max_count, max_bytes)
         if found is not None:
@@ -207,6 +217,46 @@ class MessageGetter:
         self.count(found[1])
         return file, found, offset + scanned
 
+    def _in_memory_matched(
+        self, queue: ConsumeQueue, offset: int, max_count: int, max_bytes: int, filter: MessageFilter
+    ) -> InMemory | None:
+        """As ``in_memory``, for a filter of properties. None also if the first units have less than a pull may get."""
+        limit_bytes, limit_count = self._in_memory_limits(max_bytes, max_count)
+        units = self._queues.read(queue, offset, AT_ONCE)
+        if not units or limit_count < 1:
+            return None
+        file = self._in_memory_file(int.from_bytes(units[:8], "big"))
+        if file is None:
+            return None
+        place = place_of(queue.topic, queue.queue_id)
+        found = matched(file, self._page_cache, units, limit_bytes, limit_count, offset, place, filter)
+        if found is None:
+            return None
+        (_, count, _), scanned = found
+        following = offset + scanned
+        if following < queue.next_offset and scanned == len(units) // UNIT_SIZE and count < limit_count:
+            return None
+        if count:
+            self.count(count)
+        else:
+            self._stats.missed_times_total += 1
+        return file, found[0], following
+
+    def look_properties(self, topic: str, queue_id: int, offset: int) -> bytes | None:
+        """The encoded properties of a queue's message; None if it is not there, or not in memory."""
+        queue = self._queues.find(topic, queue_id)
+        if queue is None or not queue.min_offset <= offset < queue.next_offset:
+            return None
+        units = self._queues.read(queue, offset, 1)
+        if not units:
+            return None
+        phy, size, _ = UNIT.unpack_from(units)
+        data = self._log.read(phy, size)
+        place = place_of(topic, queue_id)
+        if data is None or len(data) != size or not is_message(data, 0, phy, size, offset, place):
+            return None
+        return properties_of(data, 0, size, place)
+
     def _in_memory_file(self, first: int) -> MappedFile | None:
         """The log file of the message at offset ``first``; None if it has expired."""
         log = self._log.files
@@ -244,6 +294,9 @@ class MessageGetter:
 
     async def _read(self, offset: int, length: int, until: int) -> memoryview | bytes:
         """Bytes of the log, waiting for the device; see ReadRequest."""
+        if not length:
+            await trio.lowlevel.checkpoint()
+            return b""
         await self.read_ahead.bring_in(offset, until)
         data = self._log.read(offset, length)
         return await self._log.read_cold(offset, length) if data is None else data
@@ -305,7 +358,7 @@ class MessageGetter:
         """Choose among any units: expired, on disk, or unwanted ones. ``border``: in memory from this log offset on."""
         log_min = self._log.min_offset
         match = None if filter is None else filter.match_tags
-        needs_record = filter is not None and filter.needs_properties
+        looks = AT_ONCE if filter is not None and filter.needs_properties else 0
         on_disk = True
         limit_bytes, limit_count = self._limits(max_bytes, max_count, on_disk=True)
         total = count = scanned = phy = 0
@@ -327,8 +380,12 @@ class MessageGetter:
             scanned += 1
             if match is not None and not match(tags):
                 continue
-            if needs_record and not (yield from self._matches_record(filter, phy, size)):
-                continue
+            if looks:
+                looks += 1
+                if not looks % AT_ONCE:
+                    yield _PAUSE
+                if not (yield from self._matches_record(filter, phy, size)):
+                    continue
             if phy != run_end:
                 runs.append([])
             runs[-1].append((phy, size, offset + scanned - 1))
@@ -348,8 +405,7 @@ class MessageGetter:
             head = decode_head(data)
         except RecordError:
             return False
-        text = str(data[head.properties_at : head.properties_end], "utf-8", "replace")
-        return filter.match_record(decode_properties(text))
+        return filter.match_record(bytes(data[head.properties_at : head.properties_end]))
 
     def _read_runs(
         self, result: GetMessageResult, runs: list[Run], queue: ConsumeQueue

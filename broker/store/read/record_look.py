@@ -90,6 +90,15 @@ def is_message(data: Any, at: int, phy: int, size: int, queue_offset: int, place
     return found
 
 
+def properties_of(data: Any, at: int, size: int, place: Place) -> bytes:
+    """The encoded properties of a record for which ``is_message`` is true."""
+    _, magic, _, _, _, sys_flag, before = HEAD(data, at)
+    if sys_flag & V6:
+        head = HEAD_SIZE + _V6_MORE * (bool(sys_flag & BORN_HOST_V6) + bool(sys_flag & STORE_HOST_V6))
+        before = int.from_bytes(data[at + head - 4 : at + head], "big") + head - HEAD_SIZE
+    return bytes(data[at + HEAD_SIZE + before + len(place.topic_parts[magic]) + 2 : at + size])
+
+
 def begins_record(data: Any, phy: int, length: int) -> bool:
     """True if ``data`` has ``length`` bytes and starts with a record that names ``phy`` as its offset."""
     if len(data) != length or length < AT_PHYSICAL_OFFSET + 8:

@@ -11,9 +11,10 @@ import pytest
 import trio
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.broker.wire_client import WireClient, consumer, pull_ext
+from tests.broker.wire_client import WireClient, consumer, pull_ext, send_ext
 from tests.web_client import get
 from trimq.broker.controller import BrokerController
+from trimq.broker.services import client_calls
 from trimq.broker.testing import running_broker
 from trimq.protocol.codes import RequestCode
 from trimq.protocol.native import NATIVE
@@ -232,6 +233,18 @@ def test_without_metrics_nothing_of_theirs_is_imported(tmp_path: Path) -> None:
     assert run.stdout.splitlines()[-1] == "[]"
 
 
+async def test_expressions_of_groups_are_counted(tmp_path: Path) -> None:
+    async with running_broker(tmp_path / "store", **ON) as broker, WireClient.connect(broker.endpoint) as client:
+        subscriptions = [
+            {"topic": topic, "subString": text, "subVersion": 1, "expressionType": "SQL92"}
+            for topic, text in (("T", "a > 1"), ("U", "a >"), ("V", "a < 1"))
+        ]
+        await client.heartbeat("c", consumers=[consumer("G", "T", subscriptionDataSet=subscriptions)])
+        page = await scrape(broker)
+        assert page.value("trimq_consumer_filters") == 2
+        assert page.value("trimq_consumer_filters_refused_total") == 1
+
+
 async def test_refused_groups_and_offsets_are_counted(tmp_path: Path) -> None:
     """Guards the only sign of a refused commit: nearly all commits are one-way."""
     async with (
@@ -248,3 +261,29 @@ async def test_refused_groups_and_offsets_are_counted(tmp_path: Path) -> None:
         page = await scrape(broker)
         assert page.value("trimq_consumer_groups_refused_total") == 1
         assert page.value("trimq_offset_commits_refused_total") == 2
+
+
+async def test_replies_are_counted(
+    broker: BrokerController, client: WireClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_calls, "MAX_CALLS", 8)  # of which one client may have one
+    code, push = RequestCode.SEND_REPLY_MESSAGE_V2, RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT
+
+    async def post(name: str) -> int:
+        return await client.post(code, send_ext("DefaultCluster_REPLY_TOPIC", {"REPLY_TO_CLIENT": name}), b"x")
+
+    async with WireClient.connect(broker.endpoint) as asker:
+        await asker.heartbeat("asker", producers=["P"])
+        first = await post("asker")
+        pushed = await asker.asked_for(push)
+        assert (await client.reply(await post("asker"))).code == 2
+        assert (await scrape(broker)).value("trimq_replies_waiting") == 1
+        await asker.answer(pushed)
+        assert (await client.reply(first)).code == 0
+        second = await post("asker")
+        await asker.answer(await asker.asked_for(push), 1)
+        assert (await client.reply(second)).code == 1
+    assert (await client.reply(await post("absent"))).code == 1
+    page = await scrape(broker)
+    names = ("waiting", "delivered_total", "not_delivered_total", "refused_total")
+    assert [page.value(f"trimq_replies_{name}") for name in names] == [0, 1, 2, 1]

@@ -9,6 +9,8 @@ from tests.store.simdisk import SimDisk
 from trimq.broker.services.groups import FORBIDDEN_READ, SubscriptionGroupManager
 from trimq.broker.services.state_file import StateFileError, replace_file
 from trimq.protocol.body import SubscriptionGroupConfig
+from trimq.protocol.codes import ResponseCode
+from trimq.protocol.errors import RemotingError
 from trimq.protocol.topic_rules import SYSTEM_GROUPS
 from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.runtime.clock import ManualClock
@@ -90,6 +92,30 @@ async def test_forbidding_and_allowing_again() -> None:
     assert groups.forbidden("G", "T") == 2
     groups.set_forbidden("G", "T", 1, False)
     assert groups.forbidden_table == {}
+
+
+async def test_what_is_forbidden_is_bounded() -> None:
+    groups = await loaded(SimDisk(), configuration(maxOffsetGroups=3))
+    for group, topic in (("G", "T"), ("G", "U"), ("H", "T")):
+        groups.set_forbidden(group, topic, FORBIDDEN_READ, True)
+    version = groups.data_version.counter
+    for group, topic, code in (
+        ("G", "V", ResponseCode.SYSTEM_BUSY),
+        ("I", "T", ResponseCode.SYSTEM_BUSY),
+        ("a b", "T", ResponseCode.INVALID_PARAMETER),
+        ("G", "a.b", ResponseCode.INVALID_PARAMETER),
+    ):
+        with pytest.raises(RemotingError) as caught:
+            groups.set_forbidden(group, topic, FORBIDDEN_READ, True)
+        assert caught.value.code == code
+    assert groups.data_version.counter == version
+    assert set(groups.forbidden_table) == {"G", "H"}
+    groups.set_forbidden("G", "T", 1, True)  # one that is there may change
+    groups.set_forbidden("H", "T", FORBIDDEN_READ, False)
+    groups.set_forbidden("I", "T", FORBIDDEN_READ, True)
+    # To allow what was not forbidden changes nothing, whatever the names are.
+    groups.set_forbidden("a b", "a.b", FORBIDDEN_READ, False)
+    assert groups.forbidden_table == {"G": {"T": 6, "U": 4}, "I": {"T": 4}}
 
 
 async def test_putting_and_deleting() -> None:

@@ -22,7 +22,7 @@ class Tags:
     def match_tags(self, tags_code: int) -> bool:
         return tags_code in self.wanted
 
-    def match_record(self, properties: dict[str, str]) -> bool:
+    def match_record(self, properties: bytes) -> bool:
         raise AssertionError
 
 

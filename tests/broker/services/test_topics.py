@@ -200,6 +200,25 @@ async def test_a_schedule_topic_has_a_queue_for_each_level() -> None:
     assert topics.table["SCHEDULE_TOPIC_XXXX"].read_queue_nums == 30
 
 
+@pytest.mark.parametrize("name", ["RMQ_SYS_TRACE_TOPIC", "Traces"])
+async def test_the_trace_topic_exists_and_belongs_to_the_broker_if_it_is_enabled(name: str) -> None:
+    off = await loaded(SimDisk(), configuration(msgTraceTopicName=name))
+    assert name not in off.table
+    topics = await loaded(SimDisk(), configuration(traceTopicEnable="true", msgTraceTopicName=name))
+    assert topics.table[name] == TopicConfig(topic_name=name, read_queue_nums=1, write_queue_nums=1, perm=6)
+    assert topics.is_system(name)
+    assert name in topics.system_topics()
+
+
+async def test_a_trace_topic_that_exists_stays_as_it_is() -> None:
+    disk = SimDisk()
+    topics = await loaded(disk)
+    topics.put(TopicConfig(topic_name="RMQ_SYS_TRACE_TOPIC", read_queue_nums=4, write_queue_nums=4, perm=6))
+    await topics.persisted()
+    again = await loaded(disk, configuration(traceTopicEnable="true"))
+    assert again.table["RMQ_SYS_TRACE_TOPIC"].read_queue_nums == 4
+
+
 # attributes
 
 

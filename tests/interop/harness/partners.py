@@ -106,6 +106,20 @@ def java_driver(version: str) -> str:
     return f"{ready}/classes:{ready}/lib/*"
 
 
+def filter_referee(version: str = "5.5.0") -> str:
+    """The class path of the referee, which is Apache's SQL92 filter."""
+    tool("java")
+    mvn = tool("mvn")
+    pom = HERE / "filter" / "pom.xml"
+
+    def build(into: Path) -> None:
+        options = [f"-Drocketmq.version={version}", f"-Dpartners.out={into}"]
+        _run([mvn, "-q", "-B", "-f", str(pom), *options, "package"], into)
+
+    ready = _built(f"filter-{version}", [pom, *(HERE / "filter").rglob("*.java")], version, build)
+    return f"{ready}/classes:{ready}/lib/*"
+
+
 def apache_servers(version: str = "5.5.0") -> Path:
     """The directory with the jars of Apache's broker and name server."""
     tool("java")

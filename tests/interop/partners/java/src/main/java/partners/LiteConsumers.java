@@ -47,6 +47,7 @@ final class LiteConsumers {
         DefaultLitePullConsumer consumer = new DefaultLitePullConsumer(args.text("group"));
         consumer.setNamesrvAddr(args.text("namesrv"));
         consumer.setInstanceName(args.text("name"));
+        consumer.setEnableMsgTrace(args.flag("trace"));
         consumer.setVipChannelEnabled(false);
         consumer.setPollNameServerInterval(1_000);
         consumer.setPersistConsumerOffsetInterval(1_000);

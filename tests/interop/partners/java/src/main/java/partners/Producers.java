@@ -61,11 +61,12 @@ final class Producers {
         if (args.flag("transactional")) {
             List<Map<String, Object>> checked = Collections.synchronizedList(new ArrayList<>());
             checks.put(name, checked);
-            TransactionMQProducer transactional = new TransactionMQProducer(args.text("group"));
+            TransactionMQProducer transactional =
+                new TransactionMQProducer(null, args.text("group"), null, args.flag("trace"), null);
             transactional.setTransactionListener(new ByProperty(checked));
             producer = transactional;
         } else {
-            producer = new DefaultMQProducer(args.text("group"));
+            producer = new DefaultMQProducer(args.text("group"), args.flag("trace"), null);
         }
         producer.setNamesrvAddr(args.text("namesrv"));
         producer.setInstanceName(args.text("instance", name));

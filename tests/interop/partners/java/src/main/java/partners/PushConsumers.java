@@ -82,7 +82,7 @@ final class PushConsumers {
         private DefaultMQProducer replies;
 
         Receiver(Args args) throws Exception {
-            consumer = new DefaultMQPushConsumer(args.text("group"));
+            consumer = new DefaultMQPushConsumer(args.text("group"), args.flag("trace"), null);
             consumer.setNamesrvAddr(args.text("namesrv"));
             consumer.setInstanceName(args.text("instance", args.text("name")));
             consumer.setPollNameServerInterval(args.number("poll", 1_000));
