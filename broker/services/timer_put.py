@@ -36,6 +36,7 @@ from trimq.remoting.runtime.clock import Clock
 
 _log = structlog.get_logger("broker.timer")
 
+_TOPIC: Final = TIMER_TOPIC.encode()
 _SLICE_SECONDS: Final = 0.001
 _IN_FLIGHT: Final = 1024
 _FIRST_RETRY_MS: Final = 100
@@ -74,6 +75,8 @@ class TimerPuts:
         self._in_flight = 0
         self._landed = trio.Event()
         self._failed = array("q")
+        self._changes: dict[str, int] = {}
+        """Changes of the counts of topics that ``metrics`` does not have yet."""
         self._reason = ""
         self._refuses_all = False
         self._stopping = False
@@ -153,6 +156,8 @@ class TimerPuts:
                     await trio.lowlevel.checkpoint()
                     until = time.perf_counter() + _SLICE_SECONDS
             await self._landing(0)
+        self._metrics.add(self._changes)
+        self._changes = {}
         if not self._failed:
             return ()
         return array("q", sorted([*self._failed, *left]))
@@ -174,7 +179,7 @@ class TimerPuts:
         topic = properties.get(PROPERTY_REAL_TOPIC, "")
         if deleted and self._is_deleted(properties, topic, deleted):
             self.cancelled += 1
-            self._metrics.add({topic: -1})
+            self._changes[topic] = self._changes.get(topic, 0) - 1
             return
         inner = self._message(message, due.write_times[at], rolls=bool(due.magics[at] & MAGIC_ROLL))
         if inner is None:
@@ -211,20 +216,22 @@ class TimerPuts:
             self._refuses_all = status in _ALL_ALIKE
             return
         if change:
-            self._metrics.add({topic: change})
+            self._changes[topic] = self._changes.get(topic, 0) + change
 
     # records
 
     async def _read(self, offset: int, size: int) -> TimedMessage | None:
         """The timed message at a log offset, valid until the next await; None if another record, or none, is there."""
-        data = self._store.look_message(offset)
+        data = self._store.look_own_message(offset)
+        if data is None:
+            data = self._store.look_message(offset)
         if data is None:
             data = await self._store.look_message_cold(offset)
         if len(data) != size:
             return None
         view = memoryview(data)
         head = record.decode_head(view)
-        if str(view[head.topic_at : head.topic_end], "utf-8", "replace") != TIMER_TOPIC:
+        if view[head.topic_at : head.topic_end] != _TOPIC:
             return None
         text = str(view[head.properties_at : head.properties_end], "utf-8", "replace")
         return TimedMessage(view, head, decode_properties(text))
