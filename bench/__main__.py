@@ -55,6 +55,8 @@ FLOORS = {
     "mixedpipelined": (2.5, 0.6),
     "mixedbatch": (1.8, 0.6),
     "topics1000": (2.0, 0.5),
+    "transactions64": (2.0, 0.6),
+    "transactionspipelined": (2.0, 0.6),
     "e2e": (0.9, 0.4),
     "catchup1": (1.5, 0.7),
     "catchup8": (1.2, 0.8),

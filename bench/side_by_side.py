@@ -63,6 +63,10 @@ ROWS = {
     "mixedpipelined": Row("ASYNC_FLUSH", "-mode send -conns 8 -window 32 -mixed {mixed}", "mixed"),
     "mixedbatch": Row("ASYNC_FLUSH", "-mode batch -conns 4 -mixed {mixed}", "mixed"),
     "topics1000": Row("ASYNC_FLUSH", "-mode send -conns 64 -topics 1000 -topic Topics", "topics1000"),
+    "transactions64": Row("ASYNC_FLUSH", "-mode transaction -conns 64 -topic Transactions", "transactions"),
+    "transactionspipelined": Row(
+        "ASYNC_FLUSH", "-mode transaction -conns 8 -window 32 -topic Transactions", "transactions"
+    ),
     "e2e": Row("ASYNC_FLUSH", "-mode e2e -conns 80 -topics 10 -queues 8 -topic EndToEnd -rate 2000", "e2e"),
     "catchup1": Row("ASYNC_FLUSH", "-mode pull -conns 1", "catchup1", BACKLOG),
     "catchup8": Row("ASYNC_FLUSH", "-mode pull -conns 8", "catchup8", BACKLOG),

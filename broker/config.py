@@ -169,6 +169,45 @@ class BrokerConfig:
         True, "Refuse to change the broker's own topics.", dynamic=True
     )
     enable_create_sys_group: bool = option(True, "Create the consumer groups that RocketMQ's own tools use.")
+    reject_transaction_message: bool = option(
+        False, "Refuse half messages, so that no transaction can begin here.", dynamic=True
+    )
+    transaction_time_out: int = option(
+        6000,
+        "A half message is not checked before this time, unless it has CHECK_IMMUNITY_TIME_IN_SECONDS.",
+        unit="ms",
+        minimum=0,
+        dynamic=True,
+    )
+    transaction_check_max: int = option(
+        15,
+        "After this many checks a half message is moved to TRANS_CHECK_MAX_TIME_TOPIC. Only checks that were sent to a "
+        "producer count.",
+        minimum=1,
+        dynamic=True,
+    )
+    transaction_check_interval: int = option(
+        30000, "Time between two checks of half messages that were not ended.", unit="ms", minimum=1, dynamic=True
+    )
+    transaction_op_msg_max_size: int = option(
+        4096,
+        "An op record, which notes the ends of half messages, is written when it has this size.",
+        unit="bytes",
+        minimum=1,
+        maximum=1024 * 1024,
+        dynamic=True,
+    )
+    transaction_op_batch_interval: int = option(
+        3000, "Longest time until the end of a half message is in an op record.", unit="ms", minimum=1, dynamic=True
+    )
+    max_pending_half_messages: int = option(
+        1000000,
+        "Most half messages that wait for their end. Further ones are answered SYSTEM_BUSY; each takes up to 150 bytes "
+        "of memory.",
+        minimum=1,
+        dynamic=True,
+        ours=True,
+    )
     region_id: str = option("DefaultRegion", "Value of the property MSG_REGION that each message gets.", dynamic=True)
     trace_on: bool = option(True, "Value of the property TRACE_ON that each message gets.", dynamic=True)
     store_reply_message_enable: bool = option(

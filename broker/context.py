@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from trimq.broker.services.timer import TimerMessageService
     from trimq.broker.services.topic_routes import TopicRouteInfoManager
     from trimq.broker.services.topics import TopicConfigManager
+    from trimq.broker.services.transaction.check import TransactionalMessageCheckService
+    from trimq.broker.services.transaction.service import TransactionalMessageService
     from trimq.broker.services.unread import UnreadPositions
     from trimq.broker.store.disk.disk import Disk
     from trimq.broker.store.message_store import MessageStore
@@ -53,6 +55,8 @@ class BrokerContext:
     long_polling: "PullRequestHoldService"
     schedule: "ScheduleMessageService"
     timer: "TimerMessageService"
+    transactions: "TransactionalMessageService"
+    transaction_checks: "TransactionalMessageCheckService"
     registration: "BrokerOuterAPI"
     routes: "TopicRouteInfoManager"
     modes: "MessageRequestModeManager"

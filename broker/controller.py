@@ -10,8 +10,7 @@ import socket
 from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import structlog
 import trio
@@ -41,6 +40,10 @@ from trimq.broker.services.stats import BrokerStats
 from trimq.broker.services.timer import TimerMessageService
 from trimq.broker.services.topic_routes import TopicRouteInfoManager
 from trimq.broker.services.topics import TopicConfigManager
+from trimq.broker.services.transaction.check import TransactionalMessageCheckService
+from trimq.broker.services.transaction.held_halves import HeldHalves
+from trimq.broker.services.transaction.read_back import read_back
+from trimq.broker.services.transaction.service import TransactionalMessageService
 from trimq.broker.services.unread import UnreadPositions
 from trimq.broker.store.disk.disk import Disk
 from trimq.broker.store.disk.real_disk import RealDisk
@@ -49,7 +52,7 @@ from trimq.protocol.body import TopicConfig
 from trimq.protocol.codes import RequestCode
 from trimq.protocol.message_id import UniqueIdGenerator
 from trimq.protocol.native import NATIVE
-from trimq.protocol.topic_rules import SCHEDULE_TOPIC, TIMER_TOPIC
+from trimq.protocol.topic_rules import SCHEDULE_TOPIC, TIMER_TOPIC, TRANS_HALF_TOPIC
 from trimq.remoting.client.remoting_client import RemotingClient
 from trimq.remoting.config.command_line import stop_on_signal
 from trimq.remoting.config.configuration import ConfigError, Configuration, NettyServerConfig
@@ -75,6 +78,10 @@ _QUEUES_AT_ONCE: Final = 64
 """A topic with more queues than this does not get them when it is created, but each one with its first message."""
 _GC_THRESHOLDS: Final = (50_000, 25, 50)
 """The hot path makes no reference cycles: collections are for the rest of the program, and each one stops the loop."""
+
+
+class _Loads(Protocol):
+    async def load(self) -> None: ...
 
 
 class StartError(Exception):
@@ -192,31 +199,36 @@ class BrokerController:
 
     async def _serve_metrics(self, app: "WebApp", context: BrokerContext, nursery: trio.Nursery) -> None:
         from trimq.broker.metrics.clients import ClientMetrics  # noqa: PLC0415 - only if metrics are on
+        from trimq.broker.metrics.features import FeatureMetrics  # noqa: PLC0415 - as above
         from trimq.broker.metrics.page import BrokerMetrics  # noqa: PLC0415 - as above
         from trimq.broker.metrics.series import SeriesMetrics  # noqa: PLC0415 - as above
         from trimq.broker.metrics.services import ServiceMetrics  # noqa: PLC0415 - as above
-        from trimq.broker.metrics.timers import timer_families  # noqa: PLC0415 - as above
+        from trimq.broker.metrics.transactions import TransactionMetrics  # noqa: PLC0415 - as above
 
         metrics = BrokerMetrics(
             configuration=context.configuration,
             store=context.store,
-            disk=context.disk,
             services=ServiceMetrics(
                 topics=context.topics,
                 groups=context.groups,
-                filters=context.filters,
                 offsets=context.offsets,
                 long_polling=context.long_polling,
-                client_calls=context.client_calls,
                 registration=context.registration,
                 stats=context.stats,
+            ),
+            features=FeatureMetrics(
+                filters=context.filters,
+                client_calls=context.client_calls,
+                transactions=TransactionMetrics(
+                    transactions=context.transactions, checks=context.transaction_checks, clock=context.clock
+                ),
+                timer=context.timer,
             ),
             series=SeriesMetrics(offsets=context.offsets, stats=context.stats, store=context.store),
             clients=ClientMetrics(producers=context.producers, consumers=context.consumers),
             reactor=self.reactor.stats,
             health=self.health,
         )
-        metrics.more.append(partial(timer_families, context.timer))
         app.metrics = metrics.page
         await nursery.start(metrics.probe.run)
 
@@ -281,7 +293,11 @@ class BrokerController:
         timer = TimerMessageService(configuration, store, disk, clock, stats, packed)
         modes = MessageRequestModeManager(configuration, disk, clock)
         filters = ConsumerFilterManager(configuration, disk, clock)
-        await self._load(store, topics, groups, offsets, schedule, modes, filters)
+        transactions = TransactionalMessageService(
+            configuration=configuration, store=store, offsets=offsets, disk=disk, clock=clock, store_host=packed
+        )
+        await self._load(store, topics, (topics, groups, offsets, schedule, modes, filters, transactions))
+        await read_back(transactions, store, offsets)
         await timer.load()
         # Listen only after the state files were read: an unreadable file ends the start before a client can connect.
         self._open_ports(sockets)
@@ -293,6 +309,7 @@ class BrokerController:
         self.reactor = Reactor(limits, clock)
         consumers = ConsumerManager(configuration, clock)
         consumers.listeners.append(filters.group_changed)
+        producers = ProducerManager(configuration, clock)
         return BrokerContext(
             identity=BrokerIdentity(broker_name=broker.broker_name, address=self.address),
             configuration=configuration,
@@ -305,12 +322,16 @@ class BrokerController:
             offsets=offsets,
             consumers=consumers,
             filters=filters,
-            producers=ProducerManager(configuration, clock),
+            producers=producers,
             client_calls=ClientCalls(clock),
             locks=RebalanceLockManager(clock),
             long_polling=PullRequestHoldService(configuration, clock),
             schedule=schedule,
             timer=timer,
+            transactions=transactions,
+            transaction_checks=TransactionalMessageCheckService(
+                configuration, store, transactions, producers, topics, clock, broker.broker_name
+            ),
             registration=registration,
             routes=TopicRouteInfoManager(configuration, registration, clock),
             modes=modes,
@@ -370,19 +391,10 @@ class BrokerController:
             ) from error
         return found, addresses.join(self.endpoint[0], port)
 
-    async def _load(
-        self,
-        store: MessageStore,
-        topics: TopicConfigManager,
-        groups: SubscriptionGroupManager,
-        offsets: ConsumerOffsetManager,
-        schedule: ScheduleMessageService,
-        modes: MessageRequestModeManager,
-        filters: ConsumerFilterManager,
-    ) -> None:
+    async def _load(self, store: MessageStore, topics: TopicConfigManager, services: Iterable[_Loads]) -> None:
         """Read the state files, then restore the topics of queues that topics.json does not have."""
         try:
-            for service in (topics, groups, offsets, schedule, modes, filters):
+            for service in services:
                 await service.load()
         except StateFileError as error:
             raise StartError(f"a state file cannot be read: {error}") from error
@@ -409,8 +421,10 @@ class BrokerController:
         if context.store.timers is not None:
             context.store.hold_log(PendingTimers(context.store.timers))
             context.store.hold_log(QueuedMessages(TIMED_MESSAGES, context.store, context.timer.positions))
+        context.store.hold_log(HeldHalves(context.store, context.transactions.halves))
         context.store.hear_awaited(holds.awaited, holds.notify_arriving)
         context.store.add_topic_listener(SCHEDULE_TOPIC, context.schedule.message_arriving)
+        context.store.add_topic_listener(TRANS_HALF_TOPIC, context.transactions.half_arriving)
         context.store.add_topic_listener(TIMER_TOPIC, context.timer.message_arriving)
         self.configuration.listeners.append(lambda _: context.store.set_config(self._section(MessageStoreConfig)))
         # Only for topics that are created from here on: those of the state files were loaded before.
@@ -436,6 +450,8 @@ class BrokerController:
             context.schedule,
             context.timer,
             context.modes,
+            context.transactions,
+            context.transaction_checks,
             context.unread,
         ):
             await nursery.start(service.run)
@@ -471,6 +487,7 @@ class BrokerController:
             context.long_polling.wake_all()
             context.long_polling.serve_woken()
             await self.reactor.shutdown(max(1.0, seconds - 5))  # the rest is for the state files
+            await context.transactions.stop()
             # After the last request, so that the files hold every offset and topic that was acknowledged.
             await context.timer.stop()
             for service in (

@@ -12,6 +12,7 @@ from trimq.broker.processors.admin.timer_admin import TimerAdminProcessor
 from trimq.broker.processors.admin.topic_admin import TopicAdminProcessor
 from trimq.broker.processors.assignment import QueryAssignmentProcessor
 from trimq.broker.processors.client import ClientProcessor
+from trimq.broker.processors.end_transaction import EndTransactionProcessor
 from trimq.broker.processors.lock import LockProcessor
 from trimq.broker.processors.offset import OffsetProcessor
 from trimq.broker.processors.pull.pull import PullMessageProcessor
@@ -89,6 +90,13 @@ def register_processors(table: HandlerTable, context: BrokerContext, reactor: Re
             routes=context.routes,
             modes=context.modes,
         ),
+        EndTransactionProcessor(
+            configuration=context.configuration,
+            transactions=context.transactions,
+            store=context.store,
+            stats=context.stats,
+            clock=context.clock,
+        ),
     ):
         processor.register(table)
     _register_administration(table, context, reactor)
@@ -129,6 +137,7 @@ def _send_checks(context: BrokerContext) -> SendChecks:
         locks=context.locks,
         timer=context.timer,
         clock=context.clock,
+        pending_halves=lambda: context.transactions.halves.pending,
     )
 
 

@@ -124,7 +124,7 @@ INERT: Final = _table(
 _REPLICATION = "replication is not implemented yet; this broker is a master without slaves"
 _POP = "POP consumption is not implemented yet"
 _FILTER = "the consume queue extension is not written; an expression is evaluated on each message's properties"
-_TRANSACTIONS = "transactional messages are not implemented yet and are refused"
+_TRANSACTIONS = "halves are kept in the queue, and their number is a metric that is not stored in a file"
 _TIMER = "timed messages wait in the timer wheel and its log; RocketMQ's other ways to keep them are not supported"
 _ROCKSDB = "RocksDB is not supported; queues are files"
 _ACL = "access control is not implemented yet"
@@ -183,8 +183,7 @@ UNSUPPORTED: Final = _table(
     (
         _TRANSACTIONS,
         """
-        rejectTransactionMessage transactionTimeOut transactionCheckMax transactionCheckInterval
-        transactionMetricFlushInterval transactionOpMsgMaxSize transactionOpBatchInterval transRocksDBEnable
+        transactionMetricFlushInterval
         """,
     ),
     (
@@ -201,7 +200,7 @@ UNSUPPORTED: Final = _table(
         combineCQPreferCQType combineAssignOffsetCQType combineCQEnableCheckSelf
         combineCQMaxExtraSearchCommitLogFiles bottomMostCompressionTypeForConsumeQueueStore
         rocksdbCompressionType rocksdbFlushWalFrequency rocksdbWalFileRollingThreshold configManagerVersion
-        useSeparateStorePathForRocksdbCQ indexRocksDBEnable
+        useSeparateStorePathForRocksdbCQ indexRocksDBEnable transRocksDBEnable
         """,
     ),
     (

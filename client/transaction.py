@@ -24,7 +24,11 @@ from trimq.protocol.codes import RequestCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.headers.transaction import CheckTransactionStateRequestHeader, EndTransactionRequestHeader
 from trimq.protocol.message_id import decode_offset_id
-from trimq.protocol.property_names import PROPERTY_PGROUP, PROPERTY_TRAN_MSG
+from trimq.protocol.property_names import (
+    PROPERTY_CHECK_IMMUNITY_TIME,
+    PROPERTY_PGROUP,
+    PROPERTY_TRAN_MSG,
+)
 from trimq.remoting.client.client_log import StandardLog
 
 _log = StandardLog("trimq.client.transaction")
@@ -113,12 +117,18 @@ class TransactionProducer(Producer):
         return {**super().pushes(), RequestCode.CHECK_TRANSACTION_STATE: self._asked}
 
     @asynccontextmanager
-    async def transaction(self, message: Message) -> AsyncIterator[Transaction]:
+    async def transaction(
+        self, message: Message, *, check_immunity_time_in_seconds: int | None = None
+    ) -> AsyncIterator[Transaction]:
         """Prepares ``message`` and runs the block. At its end commits; after an exception rolls back and re-raises it.
 
         After a cancelled block, or one that sets ``state`` to UNKNOWN, the broker asks ``check``. If the commit or
         rollback does not reach the broker, that is logged and the broker asks too. Raises the same errors as ``send``,
         before the block runs, and UsageError for a delayed message.
+
+        ``check_immunity_time_in_seconds``: the broker does not ask before this time has passed. It then refuses a
+        commit or rollback of the block as too late, and asks. Default: the broker's transactionTimeOut, after which it
+        still accepts them.
 
         >>> async def example(producer: TransactionProducer) -> None:
         ...     async with producer.transaction(Message("Orders", b"1 book")) as transaction:
@@ -127,7 +137,12 @@ class TransactionProducer(Producer):
         if message.is_delayed:
             raise UsageError("a transactional message cannot be delayed: brokers would lose it")
         await self._greet(message.topic)  # before the send: see there
-        message.system_properties = {PROPERTY_TRAN_MSG: "true", PROPERTY_PGROUP: self.group}
+        marks = {PROPERTY_TRAN_MSG: "true", PROPERTY_PGROUP: self.group}
+        if check_immunity_time_in_seconds is not None:
+            if check_immunity_time_in_seconds < 0:
+                raise UsageError(f"check_immunity_time_in_seconds is {check_immunity_time_in_seconds}, at least 0")
+            marks[PROPERTY_CHECK_IMMUNITY_TIME] = str(check_immunity_time_in_seconds)
+        message.system_properties = marks
         try:
             receipt = await self.send(message)
         finally:

@@ -48,7 +48,9 @@ class RequestCode(IntEnum):
     HEART_BEAT = 34
     UNREGISTER_CLIENT = 35
     CONSUMER_SEND_MSG_BACK = 36
+    END_TRANSACTION = 37
     GET_CONSUMER_LIST_BY_GROUP = 38
+    CHECK_TRANSACTION_STATE = 39
     NOTIFY_CONSUMER_IDS_CHANGED = 40
     LOCK_BATCH_MQ = 41
     UNLOCK_BATCH_MQ = 42
@@ -107,6 +109,7 @@ class RequestCode(IntEnum):
     SEND_REPLY_MESSAGE = 324
     SEND_REPLY_MESSAGE_V2 = 325
     PUSH_REPLY_MESSAGE_TO_CLIENT = 326
+    RESUME_CHECK_HALF_MESSAGE = 323
     ADD_WRITE_PERM_OF_BROKER = 327
     GET_ALL_PRODUCER_INFO = 328
     DELETE_EXPIRED_COMMITLOG = 329
@@ -122,9 +125,6 @@ class RequestCode(IntEnum):
     GET_ALL_MESSAGE_REQUEST_MODE = 402
     GET_BROKER_MEMBER_GROUP = 901
     BROKER_HEARTBEAT = 904
-    END_TRANSACTION = 37
-    CHECK_TRANSACTION_STATE = 39
-    RESUME_CHECK_HALF_MESSAGE = 323
     SWITCH_TIMER_ENGINE = 5001
     POP_MESSAGE = 200050
     ACK_MESSAGE = 200051
@@ -385,9 +385,6 @@ HELP: Final[dict[int, str]] = {
 """Response code to its meaning and what to do about it."""
 
 NOT_SUPPORTED: Final[dict[int, str]] = {
-    37: "transactions",
-    39: "transactions",
-    323: "transactions",
     5001: "the RocksDB timer",
     200050: "POP consumers",
     200051: "POP consumers",

@@ -4,18 +4,19 @@ Topics and groups can make many series, so their metrics are written line by lin
 has at most metricsOtelCardinalityLimit series, and the whole page at most ``LARGE`` times that and about 200 more.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 from prometheus_client.core import Metric
 
 from trimq.broker.config import BrokerConfig
 from trimq.broker.metrics.clients import ClientMetrics
+from trimq.broker.metrics.features import FeatureMetrics
 from trimq.broker.metrics.limit import SeriesLimit
 from trimq.broker.metrics.series import SeriesMetrics
 from trimq.broker.metrics.services import ServiceMetrics
 from trimq.broker.metrics.store import store_families
-from trimq.broker.store.disk.disk import Disk, DiskSpace
+from trimq.broker.store.disk.disk import DiskSpace
 from trimq.broker.store.message_store import MessageStore
 from trimq.protocol.native import NATIVE
 from trimq.remoting.config.configuration import Configuration
@@ -46,8 +47,8 @@ class BrokerMetrics:
         *,
         configuration: Configuration,
         store: MessageStore,
-        disk: Disk,
         services: ServiceMetrics,
+        features: FeatureMetrics,
         series: SeriesMetrics,
         clients: ClientMetrics,
         reactor: ReactorStats,
@@ -55,22 +56,21 @@ class BrokerMetrics:
     ) -> None:
         self._configuration = configuration
         self._store = store
-        self._disk = disk
         self._services = services
+        self._features = features
         self._series = series
         self._clients = clients
         self._reactor = reactor
         self._health = health
         self.probe = LoopProbe()
-        self.more: list[Callable[[dict[str, str]], Iterator[Metric]]] = []
-        """Further metrics with a fixed number of series, by the labels that RocketMQ puts on each of its metrics."""
         broker = configuration.section(BrokerConfig)
         self._labels = {"cluster": broker.broker_cluster_name, "node_type": "broker", "node_id": broker.broker_name}
         self._text = ",".join([f'{name}="{label(value)}"' for name, value in self._labels.items()])
 
     async def page(self) -> Iterator[str]:
         """Measure the disk, which has to wait, and return the pieces of the page. They are made while they are sent."""
-        space = await self._disk.run(self._disk.space, self._store.root)
+        disk = self._store.disk
+        space = await disk.run(disk.space, self._store.root)
         return self._pieces(space)
 
     def _pieces(self, space: DiskSpace) -> Iterator[str]:
@@ -107,8 +107,7 @@ class BrokerMetrics:
         yield from self._services.sizes(self._labels)
         yield from store_families(self._store, space, self._labels)
         yield from self._services.families()
-        for families in self.more:
-            yield from families(self._labels)
+        yield from self._features.families(self._labels)
         yield from reactor_families(self._reactor)
         yield from loop_families(self.probe)
         yield from process_families()

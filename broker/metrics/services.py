@@ -4,8 +4,6 @@ from collections.abc import Iterator
 
 from prometheus_client.core import Metric
 
-from trimq.broker.services.client_calls import ClientCalls
-from trimq.broker.services.consumer_filters import ConsumerFilterManager
 from trimq.broker.services.groups import SubscriptionGroupManager
 from trimq.broker.services.long_polling import PullRequestHoldService
 from trimq.broker.services.offsets import ConsumerOffsetManager
@@ -23,19 +21,15 @@ class ServiceMetrics:
         *,
         topics: TopicConfigManager,
         groups: SubscriptionGroupManager,
-        filters: ConsumerFilterManager,
         offsets: ConsumerOffsetManager,
         long_polling: PullRequestHoldService,
-        client_calls: ClientCalls,
         registration: BrokerOuterAPI,
         stats: BrokerStats,
     ) -> None:
         self._topics = topics
         self._groups = groups
-        self._filters = filters
         self._offsets = offsets
         self._long_polling = long_polling
-        self._client_calls = client_calls
         self._registration = registration
         self._stats = stats
 
@@ -53,14 +47,6 @@ class ServiceMetrics:
             "Pulls that were not held because maxHeldRequests were held.",
             self._long_polling.refused,
         )
-        yield gauge(
-            "trimq_consumer_filters", "SQL92 expressions of consumer groups that are online.", self._filters.alive
-        )
-        yield counter(
-            "trimq_consumer_filters_refused_total",
-            "SQL92 expressions in heartbeats that were not registered: not valid, or more than the broker stores.",
-            self._filters.refused,
-        )
         yield counter(
             "trimq_consumer_groups_refused_total",
             "Requests that were refused because they would have created more consumer groups than maxOffsetGroups.",
@@ -70,17 +56,6 @@ class ServiceMetrics:
             "trimq_offset_commits_refused_total",
             "Offset commits that were refused: unknown group, topic or queue, impossible offset, or maxOffsetGroups.",
             self._offsets.refused,
-        )
-        calls = self._client_calls
-        yield gauge(
-            "trimq_replies_waiting", "Replies (to requests between clients) that a client has to take.", calls.running
-        )
-        yield counter("trimq_replies_delivered_total", "Replies that the client which waits for them took.", calls.done)
-        yield counter(
-            "trimq_replies_not_delivered_total", "Replies that no client could be given, or took in time.", calls.failed
-        )
-        yield counter(
-            "trimq_replies_refused_total", "Replies refused because too many were waiting for clients.", calls.refused
         )
         yield counter("trimq_messages_out_total", "Messages sent to all consumers.", self._stats.get_total)
         yield gauges(

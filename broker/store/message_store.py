@@ -34,6 +34,7 @@ from trimq.broker.store.queue.consume_queue_flush import FlushConsumeQueueServic
 from trimq.broker.store.queue.consume_queue_store import ConsumeQueueStore
 from trimq.broker.store.queue.queue_clean import QueueCleaner
 from trimq.broker.store.read.get_message import MessageGetter
+from trimq.broker.store.read.log_reader import Visit, read_log
 from trimq.broker.store.read.query import BoundaryType, MessageFinder
 from trimq.broker.store.recovery.checkpoint import CheckpointService, StoreCheckpoint
 from trimq.broker.store.recovery.failed_sync_marker import FailedSyncMarker
@@ -391,9 +392,18 @@ class MessageStore(InMemoryCalls):
         return self.write_path.durability.end_offset
 
     @property
+    def appended_offset(self) -> int:
+        """End of the log, with records that may not be read yet."""
+        return self.commit_log.max_offset
+
+    @property
     def flushed_offset(self) -> int:
         """Everything below is on the device."""
         return self.write_path.sync.flushed_offset
+
+    async def flush(self) -> bool:
+        """Make everything that is in the log now durable. Returns False if the device refused."""
+        return await self.write_path.sync.flush()
 
     @property
     def dispatched_offset(self) -> int:
@@ -432,6 +442,10 @@ class MessageStore(InMemoryCalls):
     async def look_message_cold(self, offset: int) -> Any:
         """As ``look_message``, waiting for the device."""
         return await self._finder.look_cold(offset) if offset < self.write_path.durability.readable_offset else b""
+
+    async def read_log(self, start: int, visit: Visit) -> None:
+        """Call ``visit`` with each record from a log offset on. Only before clients are served, see log_reader."""
+        await read_log(self.commit_log, start, visit)
 
     async def earliest_message_time(self) -> int:
         """Store timestamp of the oldest record in the log; -1 if there is none."""

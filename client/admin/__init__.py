@@ -8,12 +8,13 @@ from trimq.client.admin.name_servers import NameServerAdmin
 from trimq.client.admin.timers import TimerAdmin
 from trimq.client.admin.topics import TopicAdmin
 from trimq.client.admin.traces import TraceAdmin
+from trimq.client.admin.transactions import TransactionAdmin
 from trimq.client.core import Client, ClientOptions
 
 __all__ = ["Admin"]
 
 
-class Admin(TopicAdmin, ClientAdmin, BrokerAdmin, TraceAdmin, TimerAdmin, NameServerAdmin):
+class Admin(TopicAdmin, ClientAdmin, BrokerAdmin, TraceAdmin, TransactionAdmin, TimerAdmin, NameServerAdmin):
     """Queries and changes topics, groups, offsets, messages, clients, brokers and name servers.
 
     An ``address`` argument is a broker's ``ip:port``; ``addresses`` finds the addresses by broker name or cluster.

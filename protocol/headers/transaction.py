@@ -1,4 +1,4 @@
-"""Headers of transactions: 37, 39."""
+"""Headers of transactions: 37, 39, 323."""
 
 from trimq.protocol.headers.base import I32, I64, Header
 
@@ -25,3 +25,12 @@ class CheckTransactionStateRequestHeader(Header):
     msg_id: str | None = None
     transaction_id: str | None = None
     offset_msg_id: str | None = None
+    bname: str | None = None
+    """The broker's name."""
+
+
+class ResumeCheckHalfMessageRequestHeader(Header):
+    """RESUME_CHECK_HALF_MESSAGE (323). ``msg_id`` is an offset message id."""
+
+    msg_id: str
+    topic: str | None = None

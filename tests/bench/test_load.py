@@ -47,7 +47,18 @@ async def run(tool: Path, broker: BrokerController, arguments: str) -> dict[str,
 
 
 @pytest.mark.parametrize(
-    "name", ["mixed64", "mixedpipelined", "mixedbatch", "topics1000", "e2e", "catchup1", "catchup8"]
+    "name",
+    [
+        "mixed64",
+        "mixedpipelined",
+        "mixedbatch",
+        "topics1000",
+        "transactions64",
+        "transactionspipelined",
+        "e2e",
+        "catchup1",
+        "catchup8",
+    ],
 )
 async def test_a_row_runs_and_nothing_fails(name: str, tool: Path, tmp_path: Path) -> None:
     row = ROWS[name]

@@ -17,6 +17,13 @@ from trimq.protocol.errors import FrameError
 
 _QUEUE: Final = {"topic": "Orders", "queueId": 0}
 _GROUP_QUEUE: Final = {"consumerGroup": "G", **_QUEUE}
+_END: Final = {
+    "producerGroup": "P",
+    "tranStateTableOffset": 0,
+    "commitLogOffset": 0,
+    "msgId": "u",
+    "transactionId": "u",
+}
 _PROPERTIES: Final = {"KEYS": "k1 k2", "UNIQ_KEY": "7F0000010001AABBCCDD000000010001", "TAGS": "a", "WAIT": "true"}
 
 _REPLY: Final = {"REPLY_TO_CLIENT": "c", "CORRELATION_ID": "1", "MSG_TYPE": "reply"}
@@ -51,6 +58,10 @@ def golden_requests() -> list[tuple[int, dict[str, Any], bytes]]:
         (code.SEND_MESSAGE, send_ext("Orders", _PROPERTIES, v1=True), b"body"),
         (code.SEND_MESSAGE_V2, send_ext("Orders", {"DELAY": "3"}), b"body"),
         (code.SEND_MESSAGE_V2, send_ext("%RETRY%G", reconsume_times=3), b"body"),
+        (code.SEND_MESSAGE_V2, send_ext("Orders", {"TRAN_MSG": "true", "PGROUP": "P"}, sys_flag=4), b"half"),
+        (code.END_TRANSACTION, _END | {"commitOrRollback": 8}, b""),
+        (code.END_TRANSACTION, _END | {"commitOrRollback": 12, "fromTransactionCheck": "true"}, b""),
+        (code.RESUME_CHECK_HALF_MESSAGE, {"topic": "Orders", "msgId": "0" * 32}, b""),
         (code.SEND_BATCH_MESSAGE, send_ext("Orders", batch="true"), batch),
         (code.CONSUMER_SEND_MSG_BACK, {"offset": 0, "group": "G", "delayLevel": 0, "originTopic": "Orders"}, b""),
         (code.PULL_MESSAGE, pull_ext("Orders"), b""),

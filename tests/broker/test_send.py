@@ -227,21 +227,6 @@ async def test_not_before_the_start_time(tmp_path: Path) -> None:
 # refused until they are implemented
 
 
-@pytest.mark.parametrize("sys_flag", [4, 12])
-async def test_half_messages_by_flag(client: WireClient, sys_flag: int) -> None:
-    assert (await client.send("Orders", sys_flag=sys_flag)).code == ResponseCode.NO_PERMISSION
-
-
-async def test_half_messages_by_property(client: WireClient) -> None:
-    """Trap 12: the property decides."""
-    await client.send("Orders")
-    reply = await client.send("Orders", properties={"TRAN_MSG": "true"}, v1=True, code=RequestCode.SEND_MESSAGE)
-    assert reply.code == ResponseCode.NO_PERMISSION
-    assert (await client.send("Orders", properties={"TRAN_MSG": "false"})).code == ResponseCode.SUCCESS
-    retried = await client.send("Orders", properties={"TRAN_MSG": "true", "DELAY": "5"}, reconsume_times=1)
-    assert retried.code == ResponseCode.SUCCESS
-
-
 @pytest.mark.parametrize("sys_flag", [0x40, 0x80, 0xC0])
 async def test_inner_batches_by_flag(client: WireClient, sys_flag: int) -> None:
     assert (await client.send("Orders", sys_flag=sys_flag)).code == ResponseCode.MESSAGE_ILLEGAL

@@ -65,7 +65,11 @@ async def records(side: Side) -> list[dict[str, Any]]:
 
 async def compare(path: Path, flush: str, messages: list[Any], *, alone: bool) -> None:
     clock = ManualClock(NOW)
-    changes: dict[str, Any] = {"flushDiskType": flush, "recallMessageEnable": "true", "serverChannelMaxIdleTimeSeconds": "1000000"}
+    changes: dict[str, Any] = {
+        "flushDiskType": flush,
+        "recallMessageEnable": "true",
+        "serverChannelMaxIdleTimeSeconds": "1000000",
+    }
     async with (
         running_broker(path / "all", clock=clock, **changes) as one,
         running_broker(path / "full", clock=clock, **changes) as other,

@@ -11,16 +11,15 @@ from tests.interop.harness import probe
 from tests.interop.harness.processes import ended_afterwards
 from tests.interop.harness.servers import Broker, NameServer, Peer
 
-#: Set for every broker; ``PROPERTIES`` only for Apache's.
-SHARED = {"recallMessageEnable": "true"}
 PROPERTIES = {
+    "recallMessageEnable": "true",
     "enablePropertyFilter": "true",
     "transactionTimeOut": "1000",
     "transactionCheckInterval": "1000",
 }
 
 #: Features that the SDK supports and TriMQ's broker does not implement yet.
-NOT_YET = frozenset({"transactions", "pop", "ha_status"})
+NOT_YET = frozenset({"pop", "ha_status"})
 
 
 @dataclass(frozen=True)
@@ -52,8 +51,7 @@ def running_servers(peer: Peer, directory: Path) -> Iterator[Servers]:
         name_server = NameServer(peer, directory / "namesrv")
         stack.enter_context(ended_afterwards(name_server.process))
         name_server.start()
-        properties = SHARED | PROPERTIES if peer == "apache" else SHARED | {"enablePropertyFilter": "true"}
-        broker = Broker(peer, directory / "broker", [name_server], store=directory / "store", properties=properties)
+        broker = Broker(peer, directory / "broker", [name_server], store=directory / "store", properties=PROPERTIES)
         stack.enter_context(ended_afterwards(broker.process))
         broker.start()
         yield Servers(peer, name_server, broker)

@@ -19,7 +19,7 @@ from trimq.broker.testing_threads import broker_in_thread
 
 GUIDES = Path(__file__).parents[2] / "docs" / "sdk"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-NEEDS = {"transactions": "transactions"}
+NEEDS = {"transactions": "request_reply"}
 
 
 def blocks(guide: Path) -> Iterator[str]:

@@ -21,12 +21,13 @@ from tests.crash.losses import Loss, survivor
 from tests.crash.promises import Checker, check_state
 from tests.crash.script import CHAPTERS, Moment, Script, load_state, open_store, promise
 from tests.store.simdisk import SimDisk
+from trimq.broker.services.state_file import StateFileError
 from trimq.broker.store.message_store import StoreLoadError
 
 ERRORS: Final = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC}
 _LOSSES: Final = (Loss.ALL, Loss.PAGES, Loss.SECTORS, Loss.FILES, Loss.NAMES)
 _HANGS_SECONDS: Final = 3_600
-_REFUSALS: Final = (OSError, StoreLoadError)
+_REFUSALS: Final = (OSError, StoreLoadError, StateFileError)
 
 
 class Fault(NamedTuple):
@@ -146,7 +147,7 @@ async def _restart(script: Script, disk: SimDisk, moment: Moment, *, killed: boo
         check_state(promised, await load_state(disk))
         store = open_store(disk, sync=script.sync, clock=script.clock)
         async with store.opened():
-            await Checker(store, promised).check()
+            await Checker(store, promised, committed=script.committed).check()
             if loss == "a power cut":
                 await Checker(store, promised).put_one()
                 await Checker(store, promised).check_timed(disk, script.clock, 2)

@@ -1,11 +1,12 @@
 """Checks what a store has to hold after a crash, through the store's public interface."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import trio
 
+from tests.crash import transactions
 from tests.crash.losses import Damage
 from tests.crash.script import DELAYS_MS, Promise
 from tests.crash.timed import TIMED, deliver_all, problem
@@ -44,6 +45,8 @@ class Checker:
     promise: Promise
     damage: Sequence[Damage] = ()
     damaged: bool = False
+    committed: set[bytes] = field(default_factory=set)
+    """Halves that checks have committed, on this store or before."""
 
     async def check(self) -> None:
         """Check all promises. Raises BrokenPromiseError if one is broken."""
@@ -51,12 +54,26 @@ class Checker:
         for topic, queue_ids in self.store.topics().items():
             if topic == TIMED:
                 continue  # see check_timed
-            for queue_id in queue_ids:
+            for queue_id in queue_ids if topic not in transactions.TOPICS else ():
                 await self._check_queue(topic, queue_id, present)
         self._check_durable(present)
         await self._check_keys(present)
         for found in present.values():
             self._check_id(found)
+        await self._check_transactions()
+
+    async def _check_transactions(self) -> None:
+        found = transactions.Transactions(self.store, self.store.disk, self.store.clock)
+        await found.open()
+        await transactions.check(
+            found,
+            self.promise.halves,
+            lambda topic: pull_all(self.store, topic, 0, holes=self._has_holes()),
+            unsound=self._has_holes() or bool(self.damage),
+            deleted_below=self.promise.deleted_below,
+            fail=self._fail,
+            committed_before=self.committed,
+        )
 
     def _fail(self, text: str) -> None:
         recovered = self.store.recovered

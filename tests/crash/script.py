@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 import trio
 
 from tests.crash.timed import LOG_FILE, SLOTS, TIMED, running_timer
+from tests.crash.transactions import HalfPromise, Producer, TransactionEvent, Transactions, add_event
 from tests.store.builders import HOST_V6, batch, message
 from tests.store.simdisk import SimDisk
 from trimq.broker.config import FlushDiskType, MessageStoreConfig
@@ -90,7 +91,7 @@ class Written(NamedTuple):
     value: int
 
 
-Event = Sent | Acknowledged | Deleting | Dropping | Writing | Written
+Event = Sent | Acknowledged | Deleting | Dropping | Writing | Written | TransactionEvent
 
 
 class Moment(NamedTuple):
@@ -115,6 +116,7 @@ class Promise:
     """Timed messages whose copies may have expired."""
     state: tuple[int, int] = (0, 0)
     """The state file holds no older value than the first and no newer one than the second."""
+    halves: dict[bytes, HalfPromise] = field(default_factory=dict)
 
 
 def promise(events: Iterable[Event], moment: Moment, *, killed: bool = False) -> Promise:
@@ -140,6 +142,8 @@ def promise(events: Iterable[Event], moment: Moment, *, killed: bool = False) ->
                 made.state = (made.state[0], event.value)
             case Written():
                 made.state = (event.value, event.value)
+            case _:
+                add_event(made.halves, event, moment.flushed, killed=killed)
     return made
 
 
@@ -205,7 +209,10 @@ class Script:
         self.state = 0
         self.sync = False
         self.faults_expected = False
+        self.committed: set[bytes] = set()
+        """Halves that the checks after this run have committed."""
         self.store: MessageStore
+        self.producer: Producer
         self._flushed_before = 0
 
     def at_start_of(self, chapter: "Start") -> None:
@@ -235,6 +242,9 @@ class Script:
         self.count("restart" if at else "start")
         self.store = open_store(self.disk, sync=self.sync, clock=self.clock)
         async with self.store.opened(), running_timer(self.store, self.disk, self.clock):
+            transactions = Transactions(self.store, self.disk, self.clock)
+            await transactions.open()
+            self.producer = Producer(transactions, self.random, self.events.append)
             for operation in operations:
                 self.count(operation.__name__.strip("_"))
                 self.clock.advance(0.01)
@@ -243,6 +253,7 @@ class Script:
                 except (OSError, StateFileError):  # an injected error, reported to the operation's caller
                     if not self.faults_expected:
                         raise
+            await transactions.stop()
         self._flushed_before = self.store.flushed_offset
         self.count("clean stop")
 
@@ -405,7 +416,8 @@ async def _expire(script: Script) -> None:
     if is_full or len(files) > 1:
         script.events.append(Deleting(files[-1].end if is_full else files[-1].start))
     await script.store.delete_expired_now()
-    await script.store._clean.look()  # the service's own look may come in between
+    await trio.sleep(0.05)  # the service's own look: it must not come after the log has rolled over once more
+    await script.store._clean.look()
     if not is_full:
         script.events.append(Deleting(script.store.min_phy_offset))
 
@@ -421,6 +433,32 @@ async def _write_state(script: Script) -> None:
     script.events.append(Written(value))
 
 
+async def _prepare(script: Script) -> None:
+    script.number += 1
+    body = script.number.to_bytes(4, "big") + script.random.randbytes(10)
+    await script.producer.prepare(body, f"u{script.number}", durable=script.sync)
+
+
+async def _commit(script: Script) -> None:
+    await script.producer.commit(durable=script.sync)
+
+
+async def _roll_back(script: Script) -> None:
+    await script.producer.roll_back()
+
+
+async def _check_back(script: Script) -> None:
+    await script.producer.store_again()
+
+
+async def _write_ops(script: Script) -> None:
+    await script.producer.write_ops()
+
+
+async def _settle(script: Script) -> None:
+    await script.producer.settle()
+
+
 CHAPTERS: Final[list[tuple[bool, list[Operation]]]] = [
     (
         False,
@@ -428,6 +466,9 @@ CHAPTERS: Final[list[tuple[bool, list[Operation]]]] = [
             _write_state,
             _make_queues,
             _send_small,
+            _prepare,
+            _prepare,
+            _prepare,
             _send_batch,
             _send_delayed,
             _send_timed,
@@ -437,11 +478,21 @@ CHAPTERS: Final[list[tuple[bool, list[Operation]]]] = [
             _slots_end,
             _send_to_gamma,
             _send_timed,
+            _commit,
             _flush_passes,
+            _roll_back,
+            _check_back,
+            _settle,
+            _write_ops,
             _send_large,
             _write_state,
             _send_large,
+            _commit,
+            _prepare,
             _checkpoint_passes,
+            _settle,
+            _prepare,
+            _check_back,
             _send_small,
             _send_v6,
         ],
@@ -451,6 +502,10 @@ CHAPTERS: Final[list[tuple[bool, list[Operation]]]] = [
         [
             _send_small,
             _send_and_go_on,
+            _commit,
+            _settle,
+            _prepare,
+            _commit,
             _send_batch,
             _send_large,
             _drop_gamma,
@@ -463,7 +518,12 @@ CHAPTERS: Final[list[tuple[bool, list[Operation]]]] = [
             _send_delayed,
             _send_batch,
             _slots_end,
+            _check_back,
             _checkpoint_passes,
+            _settle,
+            _prepare,
+            _roll_back,
+            _write_ops,
             _send_and_go_on,
             _send_small,
         ],
@@ -475,11 +535,18 @@ CHAPTERS: Final[list[tuple[bool, list[Operation]]]] = [
             _send_small,
             _expire,
             _send_batch,
+            _prepare,
+            _prepare,
             _flush_passes,
+            _settle,
+            _commit,
             _send_to_gamma,
             _send_small,
             _drop_empty,
             _send_timed,
+            _check_back,
+            _commit,
+            _write_ops,
             _checkpoint_passes,
             _send_timed,
             _send_large,
@@ -519,6 +586,11 @@ CHAPTERS: Final[list[tuple[bool, list[Operation]]]] = [
             _send_timed,
             _flush_passes,
             _slots_end,
+            _prepare,
+            _check_back,
+            _commit,
+            _flush_passes,
+            _settle,
             _write_state,
             _send_to_gamma,
             _drop_gamma,

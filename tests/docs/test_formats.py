@@ -3,12 +3,14 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 from tests.broker.services.fakes import configuration
 from tests.store.simdisk import SimDisk
 from trimq.broker.services.consumer_filters import ConsumerFilterManager
 from trimq.broker.services.message_request_mode import MessageRequestModeManager
 from trimq.broker.services.state_file import replace_file
+from trimq.broker.services.transaction.messages import HalfMessages
 from trimq.broker.store.disk.real_disk import RealDisk
 from trimq.broker.store.queue.consume_queue import QueueShape
 from trimq.broker.store.queue.consume_queue_store import ConsumeQueueStore, QueueState
@@ -33,8 +35,11 @@ from trimq.protocol.message_trace import (
     decode_traces,
     encode_trace,
 )
+from trimq.protocol.property_text import join_properties
 from trimq.protocol.recall_handle import encode_handle
 from trimq.protocol.record import encode_record, pack_host
+from trimq.protocol.topic_rules import TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
+from trimq.protocol.transaction import decode_half, make_half, op_body, op_offsets
 from trimq.remoting.runtime.clock import ManualClock
 
 FORMATS = Path(__file__).resolve().parents[2] / "docs" / "formats"
@@ -72,6 +77,60 @@ def test_record_and_message_id() -> None:
     message = decode_message(record)
     assert message.offset_message_id == "7F00000100002A9F0000000000001000"
     assert message.offset_message_id in (FORMATS / "record.md").read_text(encoding="utf-8")
+
+
+def test_transaction() -> None:
+    sent = {"TRAN_MSG": "true", "PGROUP": "P", "UNIQ_KEY": "ID1"}
+    make_half(sent, "Orders", 2, "P")
+
+    def record(topic: str, body: bytes, properties: bytes, **fields: Any) -> bytes:
+        host = pack_host("127.0.0.1", 10911)
+        usual: dict[str, Any] = {
+            "queue_id": 0,
+            "queue_offset": 0,
+            "born_timestamp": 1_700_000_000_000,
+            "store_host": host,
+        }
+        usual |= {"born_host": pack_host("10.0.0.9", 50000)}
+        return encode_record(topic=topic.encode(), body=body, properties=properties, **(usual | fields))
+
+    half = record(
+        TRANS_HALF_TOPIC,
+        b"hello",
+        join_properties(sent).encode(),
+        queue_offset=7,
+        physical_offset=4096,
+        store_timestamp=1_700_000_000_123,
+    )
+    assert half == example("half")
+    committed = HalfMessages(pack_host("127.0.0.1", 10911), tags=False).committed(decode_half(half))
+    assert (committed.topic, committed.queue_id) == ("Orders", 2)
+    commit = record(
+        "Orders",
+        b"hello",
+        committed.properties,
+        queue_id=2,
+        physical_offset=4096 + len(half),
+        store_timestamp=1_700_000_000_200,
+        sys_flag=committed.sys_flag,
+        prepared_transaction_offset=committed.prepared_transaction_offset,
+    )
+    assert commit == example("commit")
+    time = 1_700_000_003_000
+    ended = HalfMessages(pack_host("127.0.0.1", 10911), tags=False).op(op_body([7]), time)
+    op = record(
+        TRANS_OP_HALF_TOPIC,
+        ended.body,
+        ended.properties,
+        physical_offset=4096 + len(half) + len(commit),
+        born_host=ended.born_host,
+        born_timestamp=ended.born_timestamp,
+        store_timestamp=time,
+    )
+    assert op == example("op")
+    assert op_offsets(ended.body) == [7]
+    state = lenient_json.loads(EXAMPLES["transaction"].encode())
+    assert state == {"settledOffset": 4096 + len(half), "opOffset": 1}
 
 
 def test_queue_unit() -> None:

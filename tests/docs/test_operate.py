@@ -94,6 +94,8 @@ def test_every_block_of_commands_is_run_by_a_test() -> None:
 
 
 ELSEWHERE = {
+    "mqadmin halfMessages": "tests/client/test_mqadmin_transactions.py",
+    "mqadmin resumeCheckHalfMessage": "tests/client/test_mqadmin_transactions.py",
     "mqadmin updateTopic": "tests/client/test_mqadmin.py",
     "mqadmin updateSubGroup": "tests/client/test_mqadmin.py",
     "mqadmin queryMsgTraceById": "tests/client/test_trace_reading.py",

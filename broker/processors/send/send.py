@@ -29,6 +29,7 @@ from trimq.broker.services.topics import TopicConfigManager
 from trimq.broker.store.log.puts import MessageBatch, MessageInner
 from trimq.broker.store.message_store import MessageStore
 from trimq.broker.store.types import PutMessageResult, PutMessageStatus
+from trimq.protocol import sysflag
 from trimq.protocol.batch import BatchError
 from trimq.protocol.body import TopicConfig
 from trimq.protocol.codes import VERSION, RequestCode, ResponseCode
@@ -45,12 +46,15 @@ from trimq.protocol.property_names import (
     PROPERTY_POP_CK,
     PROPERTY_TIMER_OUT_MS,
     PROPERTY_TRACE_ON,
+    PROPERTY_TRAN_MSG,
     PROPERTY_UNIQ_KEY,
 )
 from trimq.protocol.property_text import closed, decode_properties, join_properties
 from trimq.protocol.recall_handle import encode_handle
 from trimq.protocol.record import MAX_PROPERTIES
-from trimq.protocol.topic_rules import RETRY_PREFIX, TIMER_TOPIC
+from trimq.protocol.topic_rules import RETRY_PREFIX, TIMER_TOPIC, TRANS_HALF_TOPIC
+from trimq.protocol.transaction import MAX_HALF_PROPERTIES, make_half
+from trimq.protocol.transaction import QUEUE as HALF_QUEUE
 from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.gate import Sees
@@ -241,7 +245,8 @@ class SendMessageProcessor:
         """
         if not len(command.body):
             raise _no_body()
-        sys_flag = self._checks.flags(header.sys_flag, properties, header.reconsume_times or 0)
+        sys_flag = self._checks.flags(header.sys_flag, properties)
+        half = topic == header.topic and self._checks.half(header, properties)
         properties.pop(PROPERTY_POP_CK, None)
         unique = properties.get(PROPERTY_UNIQ_KEY)
         if unique is None:
@@ -250,9 +255,15 @@ class SendMessageProcessor:
                 as_it_came = closed(as_it_came) + join_properties({PROPERTY_UNIQ_KEY: unique})
         properties |= self._added
         # Place last: it may redirect a delayed message, which changes topic, queue and properties.
-        stored_topic, stored_queue = self._checks.place(properties, topic, queue_id)
+        if half:
+            make_half(properties, topic, queue_id, header.producer_group)
+            stored_topic, stored_queue, as_it_came = TRANS_HALF_TOPIC, HALF_QUEUE, None
+        else:
+            stored_topic, stored_queue = self._checks.place(properties, topic, queue_id)
         recall = self._recall_handle(properties, topic) if stored_topic == TIMER_TOPIC != topic else None
         text = join_properties(properties) if as_it_came is None else closed(as_it_came) + self._added_text
+        if half and len(text.encode()) > MAX_HALF_PROPERTIES:
+            raise properties_too_long(len(text))
         message = MessageInner(
             stored_topic,
             stored_queue,
@@ -384,7 +395,9 @@ class SendMessageProcessor:
             raise illegal_queue(header, config)
         self._checks.batch(header)
         shared = _properties(header.properties or "")
-        sys_flag = self._checks.flags(header.sys_flag, shared, 0)
+        sys_flag = self._checks.flags(header.sys_flag, shared)
+        if header.sys_flag & sysflag.TRANSACTION_MASK or shared.get(PROPERTY_TRAN_MSG, "").lower() == "true":
+            raise RemotingError(ResponseCode.MESSAGE_ILLEGAL, "a batch cannot be part of a transaction")
         try:
             parts = parts_of(command.body, self._checks.batch_item, tags_too=self._tags)
         except BatchError as error:

@@ -4,6 +4,7 @@ Source: RocketMQ's AbstractSendMessageProcessor.msgCheck, SendMessageProcessor.h
 """
 
 import random
+from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from trimq.broker.config import BrokerConfig, MessageStoreConfig
@@ -63,8 +64,11 @@ class SendChecks:
         locks: RebalanceLockManager,
         timer: TimerMessageService,
         clock: Clock,
+        pending_halves: Callable[[], int] = int,
     ) -> None:
+        """``pending_halves``: the number of half messages that wait for their end."""
         self._configuration = configuration
+        self._pending_halves = pending_halves
         self._topics = topics
         self._groups = groups
         self._locks = locks
@@ -123,18 +127,47 @@ class SendChecks:
             )
         return made
 
-    def flags(self, sys_flag: int, properties: dict[str, str], reconsume_times: int) -> int:
+    def flags(self, sys_flag: int, properties: dict[str, str]) -> int:
         """The sysFlag to store: the client's, without the bits that only the store sets.
 
-        Raises NO_PERMISSION for half messages and MESSAGE_ILLEGAL for inner batches: this broker supports neither.
+        Raises MESSAGE_ILLEGAL for inner batches, which this broker does not support.
         """
         if sys_flag & (sysflag.INNER_BATCH | sysflag.NEED_UNWRAP) or PROPERTY_INNER_NUM in properties:
             raise RemotingError(ResponseCode.MESSAGE_ILLEGAL, "inner batches are not supported")
-        prepared = properties.get(PROPERTY_TRAN_MSG, "").lower() == "true"
-        resent = reconsume_times > 0 and delay_level(properties) > 0
-        if sys_flag & sysflag.TRANSACTION_PREPARED or (prepared and not resent):
-            raise RemotingError(ResponseCode.NO_PERMISSION, "transaction messages are not supported by this broker")
-        return sys_flag & ~(sysflag.BORN_HOST_V6 | sysflag.STORE_HOST_V6)
+        return sys_flag & ~(sysflag.BORN_HOST_V6 | sysflag.STORE_HOST_V6 | sysflag.TRANSACTION_MASK)
+
+    def half(self, header: SendHeader, properties: dict[str, str]) -> bool:
+        """Whether a message is the half of a transaction: marked in its sysFlag, or by TRAN_MSG alone (old clients).
+
+        A message that a consumer sends to its retry topic may still have the TRAN_MSG of its first send.
+        Raises NO_PERMISSION under rejectTransactionMessage, MESSAGE_ILLEGAL for a half that is delayed (RocketMQ would
+        lose it) or leaves no room for the properties of later records, SYSTEM_BUSY at maxPendingHalfMessages.
+        """
+        kind = header.sys_flag & sysflag.TRANSACTION_MASK
+        marked = properties.get(PROPERTY_TRAN_MSG, "").lower() == "true"
+        if kind == sysflag.TRANSACTION_ROLLBACK:
+            raise RemotingError(ResponseCode.MESSAGE_ILLEGAL, "the sysFlag says that the message is rolled back")
+        resent = (header.reconsume_times or 0) > 0 and (
+            delay_level(properties) > 0 or header.topic.startswith(RETRY_PREFIX)
+        )
+        if kind != sysflag.TRANSACTION_PREPARED and (not marked or resent):
+            return False
+        config = self._configuration.section(BrokerConfig)
+        if config.reject_transaction_message:
+            raise RemotingError(
+                ResponseCode.NO_PERMISSION, "this broker takes no transactional messages (rejectTransactionMessage)"
+            )
+        timed = [name for name in TIMER_NAMES if name in properties]
+        if timed or delay_level(properties) > 0:
+            name = timed[0] if timed else PROPERTY_DELAY
+            raise RemotingError(ResponseCode.MESSAGE_ILLEGAL, f"a transactional message cannot be delayed ({name})")
+        if self._pending_halves() >= config.max_pending_half_messages:
+            raise RemotingError(
+                ResponseCode.SYSTEM_BUSY,
+                f"{self._pending_halves()} half messages wait for their end, the limit is"
+                f" {config.max_pending_half_messages} (maxPendingHalfMessages): end the older ones first",
+            )
+        return True
 
     def batch(self, header: SendHeader) -> None:
         """Raises MESSAGE_ILLEGAL for topics that a batch cannot be sent to."""

@@ -11,6 +11,7 @@ import pytest
 import trio
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.broker.transactions import COMMIT, ROLLBACK, Life
 from tests.broker.wire_client import WireClient, consumer, pull_ext, send_ext
 from tests.web_client import get
 from trimq.broker.controller import BrokerController
@@ -287,3 +288,32 @@ async def test_replies_are_counted(
     page = await scrape(broker)
     names = ("waiting", "delivered_total", "not_delivered_total", "refused_total")
     assert [page.value(f"trimq_replies_{name}") for name in names] == [0, 1, 2, 1]
+
+
+async def test_transactions(tmp_path: Path) -> None:
+    # guards the figures by which one sees that producers do not end their transactions
+    async with Life(tmp_path / "store", **ON).running() as life:
+        await life.join()
+        halves = [await life.prepare(b"%d" % number) for number in range(5)]
+        await life.end(halves[0], COMMIT)
+        await life.end(halves[1], ROLLBACK)
+        await life.end(halves[1], COMMIT)
+        await life.prepare(b"other", properties={"PGROUP": "absent"})
+        await life.advance(10)
+        await life.round()
+        page = await scrape(life.broker)
+        here = {"cluster": "DefaultCluster", "node_type": "broker", "node_id": "broker-a"}
+        assert page.value("rocketmq_half_messages", **here) == 4
+        assert page.value("rocketmq_commit_messages_total", **here) == 1
+        assert page.value("rocketmq_rollback_messages_total", **here) == 1
+        assert page.value("trimq_half_messages_oldest_seconds") == 10
+        assert page.value("trimq_transaction_checks_total") == 3
+        assert page.value("trimq_transaction_checks_without_producer_total") == 1
+        assert page.value("trimq_half_messages_again_total") == 3
+        assert page.value("trimq_transaction_ends_refused_total") == 1
+        for name in ("expired", "lost"):
+            assert page.value(f"trimq_half_messages_{name}_total") == 0
+        for check in await life.round():
+            await life.answer(check, COMMIT)
+        await life.end(await life.prepare(b"last"))
+        assert (await scrape(life.broker)).value("rocketmq_half_messages") == 1

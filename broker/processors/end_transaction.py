@@ -1,0 +1,225 @@
+"""Ends of transactions: END_TRANSACTION (37), RESUME_CHECK_HALF_MESSAGE (323).
+
+Source: RocketMQ's EndTransactionProcessor, AdminBrokerProcessor.resumeCheckHalfMessage. Unlike there, a half is ended
+once: the same end again is acknowledged and stores nothing, another one is refused.
+"""
+
+from functools import partial
+from typing import Any, Final
+
+from trimq.broker.config import BrokerConfig
+from trimq.broker.processors.send.send_codes import refusal_code
+from trimq.broker.services.stats import BrokerStats
+from trimq.broker.services.transaction.half_queue import State
+from trimq.broker.services.transaction.service import TransactionalMessageService
+from trimq.broker.store.message_store import MessageStore
+from trimq.broker.store.types import PutMessageResult
+from trimq.protocol.codes import RequestCode, ResponseCode
+from trimq.protocol.command import RemotingCommand
+from trimq.protocol.errors import RemotingError
+from trimq.protocol.headers.transaction import EndTransactionRequestHeader, ResumeCheckHalfMessageRequestHeader
+from trimq.protocol.message_id import decode_offset_id
+from trimq.protocol.property_names import PROPERTY_CHECK_IMMUNITY_TIME
+from trimq.protocol.record import RecordError, decode_head
+from trimq.protocol.sysflag import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK
+from trimq.protocol.topic_rules import TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC
+from trimq.protocol.transaction import Half, NotAHalfError, decode_half, number_of
+from trimq.remoting.config.configuration import Configuration
+from trimq.remoting.runtime.clock import Clock
+from trimq.remoting.server.connection import Connection
+from trimq.remoting.server.handler_table import HandlerTable
+from trimq.remoting.server.handlers import DEFERRED, Outcome
+
+_ENDS: Final = {TRANSACTION_COMMIT: State.COMMITTED, TRANSACTION_ROLLBACK: State.ROLLED_BACK}
+_EXPIRED_TOPIC: Final = TRANS_CHECK_MAX_TIME_TOPIC.encode()
+_NEVER: Final = 1 << 62
+_WORDS: Final = {
+    State.COMMITTING: "is being committed",
+    State.COMMITTED: "has been committed",
+    State.ROLLED_BACK: "has been rolled back",
+    State.EXPIRED: "was checked too often and is in TRANS_CHECK_MAX_TIME_TOPIC",
+    State.MOVED: "has been ended",
+    State.ENDED: "has been ended",
+}
+
+
+class EndTransactionProcessor:
+    """Serves commits and rollbacks."""
+
+    def __init__(
+        self,
+        *,
+        configuration: Configuration,
+        transactions: TransactionalMessageService,
+        store: MessageStore,
+        stats: BrokerStats,
+        clock: Clock,
+    ) -> None:
+        self._configuration = configuration
+        self._transactions = transactions
+        self._resumed: dict[int, int] = {}  # log offset in TRANS_CHECK_MAX_TIME_TOPIC -> the new half
+        self._store = store
+        self._count = stats.topic_put
+        self._clock = clock
+
+    def register(self, table: HandlerTable) -> None:
+        """Register the handlers of this family."""
+        table.register(RequestCode.END_TRANSACTION, self.end)
+        table.register(RequestCode.RESUME_CHECK_HALF_MESSAGE, self.resume)
+
+    def end(self, connection: Connection, command: RemotingCommand) -> Outcome:
+        """END_TRANSACTION (37). The state UNKNOWN changes nothing: the producer is asked again.
+
+        SYSTEM_ERROR for a half that is not there, does not match the request or has been ended otherwise,
+        ILLEGAL_OPERATION for a half with CHECK_IMMUNITY_TIME_IN_SECONDS after that time, and the code of a send if the
+        commit record cannot be stored.
+        """
+        header = command.header(EndTransactionRequestHeader)
+        if header.commit_or_rollback not in _ENDS:
+            return command.reply()
+        data = self._store.look_message(header.commit_log_offset)
+        if data is None or (not len(data) and self._is_unreadable(header)):
+            return self._end_later(connection, command, header)
+        return self._end(connection, command, header, data)
+
+    def _is_unreadable(self, header: EndTransactionRequestHeader) -> bool:
+        """Whether the half was acknowledged, and cannot be read yet (transient store pool, WAIT=false)."""
+        return (
+            header.commit_log_offset < self._store.appended_offset
+            and header.tran_state_table_offset >= self._transactions.halves.end
+        )
+
+    async def _end_later(
+        self, connection: Connection, command: RemotingCommand, header: EndTransactionRequestHeader
+    ) -> Any:
+        if self._is_unreadable(header):
+            await self._transactions.until_readable(header.tran_state_table_offset)
+        data = await self._store.look_message_cold(header.commit_log_offset)
+        return self._end(connection, command, header, data)
+
+    def _end(
+        self, connection: Connection, command: RemotingCommand, header: EndTransactionRequestHeader, data: Any
+    ) -> Outcome:
+        half = _half_of(header, data)
+        self._check_time(header, half)
+        wanted = _ENDS[header.commit_or_rollback]
+        halves = self._transactions.halves
+        state = halves.state(halves.latest(half.origin, half.offset))
+        if state is not State.PENDING:
+            if state is wanted:
+                return command.reply()
+            self._transactions.counters.refused += 1
+            word = "cannot be read yet" if state is None else _WORDS[state]
+            raise RemotingError(ResponseCode.SYSTEM_ERROR, f"the half message at {half.physical_offset} {word}")
+        if wanted is State.ROLLED_BACK:
+            self._transactions.roll_back(half)
+            return command.reply()
+        result = self._transactions.commit(half, partial(self._later, connection, command, half.topic))
+        if result is None:
+            command.drop_buffers()
+            return None if command.is_oneway else DEFERRED
+        return self._answer(command, half.topic, result)
+
+    def _later(self, connection: Connection, command: RemotingCommand, topic: str, result: PutMessageResult) -> None:
+        answer = self._answer(command, topic, result)
+        if not command.is_oneway:
+            connection.complete(answer)
+
+    def _answer(self, command: RemotingCommand, topic: str, result: PutMessageResult) -> RemotingCommand:
+        if not result.ok:
+            return command.reply(refusal_code(result.status), result.remark or result.status.name)
+        self._count(topic, 1, result.size)
+        return command.reply()
+
+    def _check_time(self, header: EndTransactionRequestHeader, half: Half) -> None:
+        """Raises ILLEGAL_OPERATION for a half with an immunity of its own after that time.
+
+        From then on only an answer to a check may end it.
+        """
+        seconds = half.properties.get(PROPERTY_CHECK_IMMUNITY_TIME)
+        if header.from_transaction_check or not seconds:
+            return
+        timeout = self._configuration.section(BrokerConfig).transaction_time_out
+        immune = max(number_of(seconds, 0) * 1000, timeout)
+        age = self._clock.wall_ms() - half.since
+        if age > immune:
+            raise RemotingError(
+                ResponseCode.ILLEGAL_OPERATION,
+                f"the half message was prepared {age} ms ago and may be ended without a check for {immune} ms"
+                " (CHECK_IMMUNITY_TIME_IN_SECONDS, transactionTimeOut): wait for the check",
+            )
+
+    # resuming
+
+    async def resume(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """RESUME_CHECK_HALF_MESSAGE (323): count the checks of a half from 0 again.
+
+        The message is a pending half, or one in TRANS_CHECK_MAX_TIME_TOPIC, of which a new half is made: once, as long
+        as that is pending. SYSTEM_ERROR for any other message, and if the store does not take it.
+        """
+        header = command.header(ResumeCheckHalfMessageRequestHeader)
+        try:
+            _, physical_offset = decode_offset_id(header.msg_id)
+        except ValueError as error:
+            raise _mismatch(str(error)) from None
+        data = await self._store.look_message_cold(physical_offset)
+        if not len(data):
+            raise _mismatch(f"no message starts at the commit log offset {physical_offset}")
+        try:
+            half = decode_half(data, _topic_of(data))
+        except (NotAHalfError, RecordError) as error:
+            raise _mismatch(f"the message at {physical_offset} cannot be resumed: {error}") from None
+        if _topic_of(data) == _EXPIRED_TOPIC:
+            result = await self._resume_expired(half)
+        else:
+            halves = self._transactions.halves
+            if halves.state(half.offset) is not State.PENDING:
+                raise _mismatch(f"the half message at {physical_offset} is not pending: it was ended or stored again")
+            _, result = await self._transactions.store_again(half, 0)
+        if not result.ok:
+            raise RemotingError(ResponseCode.SYSTEM_ERROR, result.remark or result.status.name)
+        return command.reply()
+
+    async def _resume_expired(self, half: Half) -> PutMessageResult:
+        first = self._transactions.halves.first
+        self._resumed = {place: new for place, new in self._resumed.items() if new >= first}
+        if half.physical_offset in self._resumed:
+            new = self._resumed[half.physical_offset]
+            raise _mismatch(f"the message at {half.physical_offset} has been resumed already, as half message {new}")
+        self._resumed[half.physical_offset] = _NEVER  # until the new half is stored
+        result = await self._transactions.resume(half)
+        if result.ok:
+            self._resumed[half.physical_offset] = result.queue_offset
+        else:
+            del self._resumed[half.physical_offset]
+        return result
+
+
+def _topic_of(data: Any) -> bytes:
+    """The topic of a record in which a half may be."""
+    head = decode_head(data)
+    topic = bytes(data[head.topic_at : head.topic_end])
+    return topic if topic == _EXPIRED_TOPIC else TRANS_HALF_TOPIC.encode()
+
+
+def _half_of(header: EndTransactionRequestHeader, data: Any) -> Half:
+    """The half that a request names. Raises SYSTEM_ERROR if the record is another one."""
+    if not len(data):
+        raise _mismatch(f"no message starts at the commit log offset {header.commit_log_offset}")
+    try:
+        half = decode_half(data)
+    except (NotAHalfError, RecordError) as error:
+        raise _mismatch(
+            f"there is no half message at the commit log offset {header.commit_log_offset}: {error}"
+        ) from None
+    if half.group != header.producer_group:
+        raise _mismatch(f"the half message is of another producer group than {header.producer_group[:255]}")
+    if half.offset != header.tran_state_table_offset:
+        raise _mismatch(
+            f"the half message has the queue offset {half.offset}, the request {header.tran_state_table_offset}"
+        )
+    return half
+
+
+def _mismatch(text: str) -> RemotingError:
+    return RemotingError(ResponseCode.SYSTEM_ERROR, text)

@@ -1,0 +1,232 @@
+"""Asks producers for the state of halves that were not ended (RocketMQ's TransactionalMessageCheckService).
+
+In each round, every pending half that is past its immunity is stored again with one more TRANSACTION_CHECK_TIMES, and a
+check for the new one is sent to one producer of its group; the next check goes to the next producer. After
+transactionCheckMax checks it is moved to TRANS_CHECK_MAX_TIME_TOPIC.
+
+Unlike in RocketMQ, age alone ends no half, only checks that were sent count, and no half is moved to
+TRANS_CHECK_MAX_TIME_TOPIC before it has been checked once since the start. While no producer of a group is connected,
+its halves wait where they are.
+"""
+
+import time
+from typing import Any, Final
+
+import structlog
+import trio
+
+from trimq.broker.config import BrokerConfig
+from trimq.broker.services.producers import ProducerManager
+from trimq.broker.services.topics import TopicConfigManager
+from trimq.broker.services.transaction.half_queue import State
+from trimq.broker.services.transaction.messages import check_body
+from trimq.broker.services.transaction.service import TransactionalMessageService, TransactionStore
+from trimq.broker.store.log.puts import MessageInner
+from trimq.broker.store.types import PutMessageResult, PutMessageStatus
+from trimq.protocol.body import PERM_READ, PERM_WRITE
+from trimq.protocol.codes import RequestCode
+from trimq.protocol.command import RemotingCommand
+from trimq.protocol.headers.transaction import CheckTransactionStateRequestHeader
+from trimq.protocol.message_id import encode_offset_id
+from trimq.protocol.property_names import PROPERTY_CHECK_IMMUNITY_TIME, PROPERTY_UNIQ_KEY
+from trimq.protocol.record import RecordError
+from trimq.protocol.topic_rules import TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC
+from trimq.protocol.transaction import QUEUE, Half, NotAHalfError, decode_half, number_of
+from trimq.remoting.config.configuration import Configuration
+from trimq.remoting.runtime.clock import Clock
+from trimq.remoting.runtime.log_budget import LogBudget
+from trimq.remoting.server.connection import Connection
+
+_log = structlog.get_logger("broker.transaction")
+
+_SLICE: Final = 0.001
+_SPARSE_AT: Final = 1 << 20
+_SPARSE: Final = 4
+"""If the table of halves has _SPARSE_AT entries and only one in _SPARSE is pending, the first ones are stored again."""
+_HOPELESS: Final = (PutMessageStatus.MESSAGE_ILLEGAL, PutMessageStatus.PROPERTIES_SIZE_EXCEEDED)
+
+
+class TransactionalMessageCheckService:
+    """The rounds of checks. ``oldest_ms``: when the oldest half that was pending in the last round was prepared."""
+
+    def __init__(
+        self,
+        configuration: Configuration,
+        store: TransactionStore,
+        transactions: TransactionalMessageService,
+        producers: ProducerManager,
+        topics: TopicConfigManager,
+        clock: Clock,
+        broker_name: str,
+    ) -> None:
+        self._configuration = configuration
+        self._store = store
+        self._transactions = transactions
+        self._producers = producers
+        self._topics = topics
+        self._clock = clock
+        self._broker_name = broker_name
+        self._log_budget = LogBudget(clock)
+        self._unsent: dict[int, int] = {}
+        """Halves stored again for which no check was sent -> by how much their number of checks is too high."""
+        self._oldest = 0
+        self._round = trio.Lock()
+
+    @property
+    def oldest_ms(self) -> int:
+        """When the oldest pending half was prepared, as of the last round (ms since the epoch); 0 if there is none."""
+        return self._oldest if self._transactions.halves.pending else 0
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """A round at every transactionCheckInterval, forever."""
+        task_status.started()
+        while True:
+            await self._clock.sleep(self._configuration.section(BrokerConfig).transaction_check_interval / 1000)
+            try:
+                await self.check()
+            except OSError as error:  # the device; the next round tries again
+                _log.error("transaction_check_failed", reason=str(error))
+            self._log_budget.sum_up()
+
+    async def check(self) -> None:
+        """One round: every half that is pending now is looked at once."""
+        async with self._round:
+            halves = self._transactions.halves
+            first, end = halves.advance(), halves.end
+            self._unsent = {offset: over for offset, over in self._unsent.items() if offset >= first}
+            oldest = 0
+            offset = halves.next_pending(first, end)
+            began = time.perf_counter()
+            while offset >= 0:
+                half = self._look(offset)
+                if half is None:
+                    half = await self._read(offset)
+                if half is not None:
+                    oldest = min(oldest or half.since, half.since)
+                    await self._check(half)
+                if time.perf_counter() - began > _SLICE:
+                    half = None  # its record is a view, valid until the next await
+                    await trio.lowlevel.checkpoint()
+                    began = time.perf_counter()
+                offset = halves.next_pending(offset + 1, end)
+            self._oldest = oldest
+            await self._make_dense()
+
+    # reading
+
+    def _look(self, offset: int) -> Half | None:
+        """The pending half at an offset, if it is in memory."""
+        units = self._store.look_units(TRANS_HALF_TOPIC, QUEUE, offset, 1)
+        data = self._store.look_message(units[0][0]) if units else None
+        return _decoded(data, offset) if data else None
+
+    async def _read(self, offset: int) -> Half | None:
+        """The same from the device; None if it has been ended meanwhile, or if it is lost, which is noted."""
+        units = await self._store.queue_units(TRANS_HALF_TOPIC, QUEUE, offset, 1)
+        data = await self._store.look_message_cold(units[0][0]) if units else b""
+        if self._transactions.halves.state(offset) is not State.PENDING:
+            return None
+        half = _decoded(data, offset) if len(data) else None
+        if half is None and offset < self._store.max_offset(TRANS_HALF_TOPIC, QUEUE):
+            self._transactions.lose(offset)
+            if self._log_budget.allows():
+                deleted = offset < self._store.min_offset(TRANS_HALF_TOPIC, QUEUE)
+                _log.error("half_message_lost", offset=offset, why="its log file was deleted" if deleted else "damaged")
+        return half
+
+    # one half
+
+    def _is_due(self, half: Half) -> bool:
+        immune = self._configuration.section(BrokerConfig).transaction_time_out
+        seconds = half.properties.get(PROPERTY_CHECK_IMMUNITY_TIME)
+        if seconds is not None:
+            immune = number_of(seconds, -1) * 1000 if number_of(seconds, -1) >= 0 else immune
+        # A half from the future was stored before the clock was set back: it cannot be known how long it has waited.
+        return not 0 <= self._clock.wall_ms() - half.since <= immune
+
+    async def _check(self, half: Half) -> None:
+        if not self._is_due(half):
+            return
+        transactions = self._transactions
+        times = half.times - self._unsent.get(half.offset, 0)
+        checked_here = half.offset >= transactions.check_again and not half.is_first and half.offset not in self._unsent
+        if times >= self._configuration.section(BrokerConfig).transaction_check_max and checked_here:
+            self._topics.create_on_send_back(TRANS_CHECK_MAX_TIME_TOPIC, 1, PERM_READ | PERM_WRITE)
+            result = await transactions.expire(half)
+            if self._log_budget.allows():
+                _log.warning("half_message_expired", offset=half.offset, checks=times, stored=result.ok)
+            return
+        if self._member(half, times) is None:
+            transactions.counters.unanswered += 1
+            return
+        body = bytes(half.body)  # the half's record is a view, which may not outlive the put
+        message, result = await transactions.store_again(half, times + 1)
+        if result.ok:
+            self._unsent.pop(half.offset, None)
+        elif result.status in _HOPELESS:  # a limit was lowered since it was stored: then the first record has to do
+            head = half.head
+            result = PutMessageResult(
+                PutMessageStatus.PUT_OK, head.physical_offset, head.queue_offset, 0, head.store_timestamp
+            )
+        else:
+            return
+        if transactions.halves.state(result.queue_offset) is not State.PENDING:
+            return  # it has been ended while it was stored again
+        if not self._ask(half, body, message, result, times) and result.queue_offset != half.offset:
+            self._unsent[result.queue_offset] = 1
+
+    def _ask(self, half: Half, body: bytes, message: MessageInner, place: PutMessageResult, times: int) -> bool:
+        """Send a check to a producer. False if none could be reached."""
+        unique = half.properties.get(PROPERTY_UNIQ_KEY)
+        header = CheckTransactionStateRequestHeader(
+            topic=TRANS_HALF_TOPIC,
+            tran_state_table_offset=place.queue_offset,
+            commit_log_offset=place.physical_offset,
+            msg_id=unique,
+            transaction_id=unique,
+            offset_msg_id=encode_offset_id(message.store_host, place.physical_offset),
+            bname=self._broker_name,
+        )
+        record = check_body(half, body, message, place)
+        while (connection := self._member(half, times)) is not None:
+            request = RemotingCommand.request(RequestCode.CHECK_TRANSACTION_STATE, header, record, oneway=True)
+            if connection.send_oneway(request):
+                self._transactions.counters.checks += 1
+                return True
+        return False
+
+    def _member(self, half: Half, times: int) -> Connection | None:
+        """The producer that gets the next check of a half: each check goes to the member after that of the last one."""
+        members = self._producers.channels(half.group)
+        count = len(members)
+        for step in range(count):
+            connection = members[(half.origin + times + step) % count].connection
+            if not connection.closed and not connection.is_over():
+                return connection
+        return None
+
+    # room
+
+    async def _make_dense(self) -> None:
+        """Store the first pending halves again if they keep a large table alive in which most others are done."""
+        halves = self._transactions.halves
+        while len(halves) >= _SPARSE_AT and halves.pending * _SPARSE < len(halves):
+            offset = halves.next_pending(halves.first, halves.end)
+            half = None if offset < 0 else self._look(offset) or await self._read(offset)
+            if half is None or not self._is_due(half):
+                return
+            over = self._unsent.pop(offset, 0)
+            _, result = await self._transactions.store_again(half, half.times)
+            if not result.ok:
+                return
+            self._unsent[result.queue_offset] = over
+            await trio.lowlevel.checkpoint()
+
+
+def _decoded(data: Any, offset: int) -> Half | None:
+    """The half in a record; None if the record is another one, because queue or log are damaged."""
+    try:
+        half = decode_half(data)
+    except (NotAHalfError, RecordError):
+        return None
+    return half if half.offset == offset else None

@@ -1,0 +1,165 @@
+"""What is known of each half in the half queue: one byte each, from the first one that is not done.
+
+RocketMQ keeps no such table: it accepts a second commit of a half until the op record of the first one has been read,
+and then delivers the message twice. Here a half is ended once. Its entry stays until its end is durable: only then may
+the group's offset pass it, because what is below that offset counts as ended after a restart.
+"""
+
+import re
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import Final
+
+_DONE: Final = 0x80
+_done_prefix: Final = re.compile(b"[\x80-\xff]*+").match
+_TRIM_AT: Final = 4096
+"""Entries that may be done before their memory is freed: each time the others are moved."""
+
+
+class State(IntEnum):
+    """The state of a half. One that is done has ``_DONE`` added: its end is durable."""
+
+    PENDING = 0
+    """Not ended. Every other state is left only on the way to done, except COMMITTING, which may fail."""
+    COMMITTING = 1
+    """Its commit record is being stored."""
+    COMMITTED = 2
+    ROLLED_BACK = 3
+    MOVED = 4
+    """It was stored again at a later offset, which stands for it now."""
+    EXPIRED = 5
+    """It was moved to TRANS_CHECK_MAX_TIME_TOPIC."""
+    ENDED = 6
+    """Ended before this start, or deleted with its log file."""
+
+
+class HalfQueue:
+    """The states of the halves from ``first`` on, and where those are that were stored again.
+
+    ``pending`` is the number of halves that are not ended. One that is committed counts until its record is stored.
+    """
+
+    def __init__(self, first: int = 0, end: int = 0) -> None:
+        self._latest: dict[int, int] = {}
+        self.restart(first, end)
+
+    def restart(self, first: int, end: int) -> None:
+        """Set by the start: the halves of [first, end), all pending."""
+        self._base = first
+        self._done = 0  # entries at the front that are done and not yet freed
+        self._states = bytearray(end - first)
+        self._latest.clear()
+        self.pending = end - first
+
+    def __len__(self) -> int:
+        """The number of halves from ``first`` on."""
+        return len(self._states) - self._done
+
+    @property
+    def first(self) -> int:
+        """The offset of the first half that is not done: all below it are ended durably."""
+        return self._base + self._done
+
+    @property
+    def end(self) -> int:
+        """The offset behind the last half."""
+        return self._base + len(self._states)
+
+    @property
+    def moved(self) -> int:
+        """The number of halves that were stored again and are not done."""
+        return len(self._latest)
+
+    def reach(self, end: int) -> None:
+        """The queue ends at ``end`` now: new halves are pending."""
+        count = end - self.end
+        if count > 0:
+            self._states += bytes(count)
+            self.pending += count
+
+    def state(self, offset: int) -> State | None:
+        """The state of a half; ENDED below ``first``, None behind the end."""
+        if offset < self.first:
+            return State.ENDED
+        at = offset - self._base
+        return State(self._states[at] & ~_DONE) if at < len(self._states) else None
+
+    def set(self, offset: int, state: State) -> None:
+        """Change the state of a half that is not done. It has to be in the table."""
+        at = offset - self._base
+        before = self._states[at]
+        self._states[at] = state
+        self.pending += (state <= State.COMMITTING) - (before <= State.COMMITTING)
+
+    def done(self, offset: int) -> None:
+        """The end of a half is durable. Ignored below ``first``."""
+        at = offset - self._base
+        if at >= self._done:
+            self._states[at] |= _DONE
+
+    def ended(self, offset: int) -> None:
+        """A half that was ended durably before this start. Ignored if it is not in the table."""
+        at = offset - self._base
+        if self._done <= at < len(self._states) and self._states[at] <= State.COMMITTING:
+            self._states[at] = State.ENDED | _DONE
+            self.pending -= 1
+
+    def replaced(self, offset: int) -> None:
+        """Set by the start: a pending half was stored again, durably."""
+        self.set(offset, State.MOVED)
+        self.done(offset)
+
+    def stands_for(self, origin: int, offset: int) -> None:
+        """Set by the start: the half first stored at ``origin`` is at ``offset`` now."""
+        self._latest[origin] = offset
+
+    def advance(self) -> int:
+        """Move ``first`` behind all halves that are done, and return it."""
+        found = _done_prefix(self._states, self._done)
+        assert found is not None  # the pattern matches an empty text too
+        self._done = found.end()
+        if self._done >= _TRIM_AT and self._done * 2 >= len(self._states):
+            del self._states[: self._done]
+            self._base += self._done
+            self._done = 0
+        return self.first
+
+    def next_pending(self, offset: int, end: int) -> int:
+        """The first pending half in [offset, end); -1 if there is none."""
+        at = self._states.find(0, max(offset - self._base, self._done), max(0, end - self._base))
+        return -1 if at < 0 else self._base + at
+
+    def count_pending(self, begin: int, end: int) -> int:
+        """The number of pending halves in [begin, end)."""
+        return self._states.count(0, max(begin - self._base, self._done), max(0, end - self._base))
+
+    def all_pending(self) -> Iterator[int]:
+        """The offsets of all pending halves; those that are ended meanwhile are left out."""
+        offset = self.next_pending(self.first, self.end)
+        while offset >= 0:
+            yield offset
+            offset = self.next_pending(offset + 1, self.end)
+
+    def all_ended(self) -> Iterator[int]:
+        """The offsets from ``first`` on that were ended before this start."""
+        states = self._states
+        at = states.find(State.ENDED | _DONE, self._done)
+        while at >= 0:
+            yield self._base + at
+            at = states.find(State.ENDED | _DONE, at + 1)
+
+    # -- halves that were stored again
+
+    def moves(self, origin: int, old: int, new: int) -> None:
+        """A half was stored again: ``new`` stands for it now. ``origin``: see protocol/transaction.Half."""
+        self.reach(new + 1)
+        self.set(old, State.MOVED)
+        self._latest[origin] = new
+
+    def latest(self, origin: int, offset: int) -> int:
+        """The offset that stands now for the half that was read at ``offset``."""
+        return self._latest.get(origin, offset)
+
+    def forget(self, origin: int) -> None:
+        """The half is done, so its last offset need not be known any more."""
+        self._latest.pop(origin, None)

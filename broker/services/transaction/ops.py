@@ -1,0 +1,187 @@
+"""Op records: the ends of halves, many to a record (RocketMQ's TransactionalOpBatchService, writeOp).
+
+Ends are written in their order. An end is in memory until its op record is durable; then the half is done. A record
+that could not be stored is tried again with the next ones, so no end is skipped.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+import structlog
+import trio
+
+from trimq.broker.config import BrokerConfig
+from trimq.broker.services.transaction.half_queue import HalfQueue
+from trimq.broker.services.transaction.messages import HalfMessages
+from trimq.broker.store.log.puts import MessageInner
+from trimq.broker.store.types import PutCallback, PutMessageResult
+from trimq.protocol.transaction import op_body
+from trimq.remoting.config.configuration import Configuration
+from trimq.remoting.runtime.clock import Clock
+
+_log = structlog.get_logger("broker.transaction")
+
+Put = Callable[[MessageInner, PutCallback], PutMessageResult | None]
+
+
+class End(NamedTuple):
+    """The end of a half: the offset that stood for it, and under which it was first stored."""
+
+    offset: int
+    origin: int
+
+
+class _Written(NamedTuple):
+    log_end: int
+    op_end: int
+    ends: list[End]
+
+
+class _OpRecord(NamedTuple):
+    """An op record in its queue, and the highest half in it."""
+
+    offset: int
+    highest: int
+
+
+class OpQueue:
+    """Ends that are not in an op record yet, those whose op record is not durable yet, and the op queue's progress.
+
+    ``first`` is the first op record that names a half which is not done.
+    """
+
+    def __init__(
+        self, configuration: Configuration, put: Put, messages: HalfMessages, halves: HalfQueue, clock: Clock
+    ) -> None:
+        self._configuration = configuration
+        self._put = put
+        self._messages = messages
+        self._halves = halves
+        self._clock = clock
+        self._waiting: deque[End] = deque()
+        self._size = 0  # characters that the waiting ends take in a body
+        self._putting = False
+        self._idle = trio.Event()
+        self._idle.set()
+        self._written: deque[_Written] = deque()
+        self._records: deque[_OpRecord] = deque()
+        self._rebuilt_at: int | None = None
+        self.first = 0
+        self.end = 0
+        """Behind the last op record that is durable."""
+        self.on_done: Callable[[End], None] = lambda _end: None
+        """Called with each end that has become durable."""
+
+    @property
+    def waiting(self) -> int:
+        """Ends that are in no op record yet."""
+        return len(self._waiting)
+
+    def start_at(self, first: int, end: int, records: list[tuple[int, int]]) -> None:
+        """Set by the start: the op queue's part from ``first`` on, with the highest half in each of its records."""
+        self.first, self.end = first, end
+        self._records = deque(_OpRecord(*each) for each in records)
+
+    def rebuild(self, end: int) -> None:
+        """Set by the start: the op queue is damaged, so the caller adds all ends again.
+
+        Until they are durable ``first`` is not known: a start before that has to find them in the log once more.
+        """
+        self.first, self.end = -1, end
+
+    def add(self, end: End) -> None:
+        """A half has ended. Writes an op record if transactionOpMsgMaxSize is reached."""
+        self._waiting.append(end)
+        self._size += _length(end)
+        if self._size >= self._limit:
+            self.write()
+
+    @property
+    def _limit(self) -> int:
+        return self._configuration.section(BrokerConfig).transaction_op_msg_max_size
+
+    def write(self) -> None:
+        """Put an op record of the waiting ends, unless one is being put: then the rest follows it."""
+        if self._putting or not self._waiting:
+            return
+        ends: list[End] = []
+        size, limit = 0, self._limit
+        while self._waiting and size < limit:
+            end = self._waiting.popleft()
+            size += _length(end)
+            ends.append(end)
+        self._size -= size
+        offsets = [offset for end in ends for offset in _offsets(end)]
+        self._putting = True
+        self._idle = trio.Event()
+
+        def stored(result: PutMessageResult) -> None:
+            self._stored(ends, max(offsets), result)
+
+        result = self._put(self._messages.op(op_body(offsets), self._clock.wall_ms()), stored)
+        if result is not None:
+            stored(result)
+
+    def _stored(self, ends: list[End], highest: int, result: PutMessageResult) -> None:
+        self._putting = False
+        self._idle.set()
+        if result.ok:
+            self._records.append(_OpRecord(result.queue_offset, highest))
+            self._written.append(_Written(result.physical_offset + result.size, result.queue_offset + 1, ends))
+            if self._rebuilt_at is None:
+                self._rebuilt_at = result.queue_offset
+            if self._size >= self._limit:
+                self.write()
+            return
+        # First again, in their order; ``run`` tries again after its interval.
+        self._waiting.extendleft(reversed(ends))
+        self._size += sum(map(_length, ends))
+        _log.warning("op_record_not_stored", status=result.status.name, reason=result.remark, waiting=self.waiting)
+
+    def settle(self, flushed: int) -> None:
+        """The log is durable up to ``flushed``: the ends in durable op records are done."""
+        while self._written and self._written[0].log_end <= flushed:
+            written = self._written.popleft()
+            self.end = written.op_end
+            for end in written.ends:
+                for offset in _offsets(end):
+                    self._halves.done(offset)
+                self.on_done(end)
+
+    def advance(self, first_half: int) -> int:
+        """Move ``first`` behind the op records that name no half from ``first_half`` on, and return it; -1: unknown."""
+        if self.first < 0:
+            if self._waiting or self._written or self._putting:
+                return -1
+            self.first = self.end if self._rebuilt_at is None else self._rebuilt_at
+        while self._records and self._records[0].highest < first_half:
+            self.first = self._records.popleft().offset + 1
+        return self.first
+
+    async def drain(self) -> bool:
+        """Write all waiting ends. False if the store refuses them."""
+        while self._waiting or self._putting:
+            await self._idle.wait()
+            before = self.waiting
+            self.write()
+            await self._idle.wait()
+            if self.waiting >= before > 0:
+                return False
+        return True
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Write the waiting ends at every transactionOpBatchInterval, forever."""
+        task_status.started()
+        while True:
+            await self._clock.sleep(self._configuration.section(BrokerConfig).transaction_op_batch_interval / 1000)
+            self.write()
+
+
+def _offsets(end: End) -> tuple[int, ...]:
+    """The offsets in the op record: also the first one, by which a start recognizes all others of the same half."""
+    return (end.offset,) if end.offset == end.origin else (end.origin, end.offset)
+
+
+def _length(end: End) -> int:
+    return sum(len(str(offset)) + 1 for offset in _offsets(end))

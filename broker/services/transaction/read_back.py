@@ -1,0 +1,221 @@
+"""Finds at the start which halves are pending.
+
+From the group's offset on, all halves are pending that no op record names. If there are none, nothing else is read. The
+records of the others are read: of several records of the same half, the last one stands for it. Then the log is read
+from the settled offset on (service.py) for commit records, and for records in TRANS_CHECK_MAX_TIME_TOPIC, whose op
+record is missing: their halves are ended too, and get an op record now. So no half is committed twice, whatever was cut
+off at the end of the log.
+
+If the op queue does not have what it had (its topic was deleted, the group's offset is wrong, a record is damaged), the
+op records are searched in the log instead, from the first half on, and all ends are written to the op queue again.
+"""
+
+from typing import Any, Final
+
+import structlog
+import trio
+
+from trimq.broker.services.offsets import NOT_FOUND, ConsumerOffsetManager
+from trimq.broker.services.transaction.half_queue import State
+from trimq.broker.services.transaction.service import TransactionalMessageService
+from trimq.broker.store.message_store import MessageStore
+from trimq.protocol import record
+from trimq.protocol.property_names import PROPERTY_TRAN_PREPARED_QUEUE_OFFSET, PROPERTY_UNIQ_KEY
+from trimq.protocol.property_text import property_of
+from trimq.protocol.sysflag import TRANSACTION_COMMIT, TRANSACTION_MASK
+from trimq.protocol.topic_rules import TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
+from trimq.protocol.transaction import GROUP, QUEUE, NotAHalfError, decode_half, number_of, op_offsets
+
+_log = structlog.get_logger("broker.transaction")
+
+_UNITS: Final = 256
+
+
+class _DamagedError(Exception):
+    """The op queue does not have what it had; the text says why."""
+
+
+async def read_back(
+    transactions: TransactionalMessageService, store: MessageStore, offsets: ConsumerOffsetManager
+) -> None:
+    """Fill ``transactions.halves``. Before clients are served. Raises OSError."""
+    reader = _ReadBack(transactions, store)
+    low, high = store.min_offset(TRANS_HALF_TOPIC, QUEUE), store.max_offset(TRANS_HALF_TOPIC, QUEUE)
+    first = offsets.query(GROUP, TRANS_HALF_TOPIC, QUEUE)
+    first = low if first == NOT_FOUND else min(max(first, low), high)
+    transactions.halves.restart(first, high)
+    transactions.check_again = high
+    damaged = ""
+    try:
+        await reader.read_ops(offsets.query(GROUP, TRANS_OP_HALF_TOPIC, QUEUE))
+    except _DamagedError as error:
+        damaged = str(error)
+        transactions.forget_settled()
+        await reader.search_ops()
+    if transactions.halves.pending:
+        await reader.read_pending()
+        await reader.search_commits()
+    if damaged:
+        transactions.rebuild_ops()
+    if damaged or reader.found:
+        _log.warning(
+            "transactions_read_back",
+            pending=transactions.halves.pending,
+            without_op_record=reader.found,
+            read_from=reader.read_from,
+            op_queue=damaged or "complete",
+        )
+
+
+class _ReadBack:
+    """The steps of one start. ``found``: halves with a commit record and no op record."""
+
+    def __init__(self, transactions: TransactionalMessageService, store: MessageStore) -> None:
+        self._transactions = transactions
+        self._halves = transactions.halves
+        self._store = store
+        self._ended_before: set[int] = set()  # offsets in op records below the first half: they may be origins
+        self._at: dict[int, tuple[int, str]] = {}  # log offset of a pending half, or of its first record -> half
+        self._latest: dict[int, tuple[int, str]] = {}  # origin of a pending half -> its offset and unique key
+        self.found = 0
+        self.read_from = -1
+
+    def _end(self, offset: int) -> None:
+        if offset < self._halves.first:
+            self._ended_before.add(offset)
+        else:
+            self._halves.ended(offset)
+
+    async def _record(self, physical_offset: int) -> Any:
+        data = self._store.look_message(physical_offset)
+        return await self._store.look_message_cold(physical_offset) if data is None else data
+
+    # op records
+
+    async def read_ops(self, first: int) -> None:
+        """Read the op queue from the group's offset on. Raises _DamagedError."""
+        store, transactions = self._store, self._transactions
+        low, high = store.min_offset(TRANS_OP_HALF_TOPIC, QUEUE), store.max_offset(TRANS_OP_HALF_TOPIC, QUEUE)
+        known = max(first, transactions.known_op_end)
+        if known > high:
+            raise _DamagedError(f"the op queue ends at {high}, it had {known} records")
+        first = offset = max(first, low)
+        if not len(self._halves):
+            transactions.ops.start_at(high, high, [])
+            return
+        records: list[tuple[int, int]] = []
+        while offset < high:
+            units = await store.queue_units(TRANS_OP_HALF_TOPIC, QUEUE, offset, _UNITS)
+            if not units:
+                raise _DamagedError(f"the op queue has no record {offset}")
+            for physical_offset, _, _ in units:
+                named = self._named(await self._record(physical_offset), offset)
+                records.append((offset, max(named, default=-1)))
+                for half in named:
+                    self._end(half)
+                offset += 1
+            await trio.lowlevel.checkpoint()
+        transactions.ops.start_at(first, high, records)
+
+    def _named(self, data: Any, offset: int) -> list[int]:
+        """The halves that an op record names. Raises _DamagedError if it is not the op record with this offset."""
+        try:
+            head = record.decode_head(data)
+            topic = bytes(data[head.topic_at : head.topic_end]).decode("utf-8", "replace")
+            if (topic, head.queue_id, head.queue_offset) != (TRANS_OP_HALF_TOPIC, QUEUE, offset):
+                raise _DamagedError(f"the op queue has no record {offset}")
+            return op_offsets(bytes(data[head.body_at : head.body_end]))
+        except ValueError as error:
+            raise _DamagedError(f"op record {offset}: {error}") from None
+
+    async def search_ops(self) -> None:
+        """Find the op records in the log."""
+
+        def visit(topic: str, _sys_flag: int, data: Any) -> None:
+            if topic == TRANS_OP_HALF_TOPIC:
+                head = record.decode_head(data)
+                try:
+                    named = op_offsets(bytes(data[head.body_at : head.body_end]))
+                except ValueError as error:
+                    _log.error("op_record_damaged", offset=head.physical_offset, why=str(error))
+                    return
+                for half in named:
+                    self._end(half)
+
+        self._transactions.ops.rebuild(self._store.max_offset(TRANS_OP_HALF_TOPIC, QUEUE))
+        if len(self._halves):
+            await self._store.read_log(await self._first_half(), visit)
+
+    async def _first_half(self) -> int:
+        """Log offset of the first half in the table."""
+        units = await self._store.queue_units(TRANS_HALF_TOPIC, QUEUE, self._halves.first, 1)
+        return units[0][0] if units else self._store.min_phy_offset
+
+    # pending halves
+
+    async def read_pending(self) -> None:
+        """Read the pending halves, and leave the last record of each."""
+        halves, store = self._halves, self._store
+        for offset in halves.all_pending():
+            units = await store.queue_units(TRANS_HALF_TOPIC, QUEUE, offset, 1)
+            data = await self._record(units[0][0]) if units else b""
+            try:
+                half = decode_half(data) if len(data) else None
+            except (NotAHalfError, record.RecordError):
+                half = None
+            if half is None or half.offset != offset:
+                continue  # the first round of checks finds it again, and reports it
+            origin = half.origin
+            if self._is_ended(origin):
+                halves.ended(offset)
+                continue
+            before = self._latest.get(origin)
+            if before is not None:
+                halves.replaced(before[0])
+            unique = half.properties.get(PROPERTY_UNIQ_KEY, "")
+            self._latest[origin] = offset, unique
+            self._at[half.physical_offset] = origin, unique
+            if origin != offset:
+                halves.stands_for(origin, offset)
+                # A late commit names the first record, even if that is below the first half of the table.
+                first_record = await store.queue_units(TRANS_HALF_TOPIC, QUEUE, origin, 1)
+                if first_record:
+                    self._at[first_record[0][0]] = origin, unique
+
+    def _is_ended(self, origin: int) -> bool:
+        if origin < self._halves.first:
+            return origin in self._ended_before
+        return self._halves.state(origin) is State.ENDED
+
+    async def search_commits(self) -> None:
+        """Find the halves among the pending ones that are ended by a record in the log."""
+        if not self._at:
+            return
+
+        def visit(topic: str, sys_flag: int, data: Any) -> None:
+            if sys_flag & TRANSACTION_MASK == TRANSACTION_COMMIT:
+                self._commit(data, State.COMMITTED)
+            elif topic == TRANS_CHECK_MAX_TIME_TOPIC:
+                self._commit(data, State.EXPIRED)
+
+        settled = self._transactions.settled_offset
+        known = 0 <= settled <= self._store.appended_offset
+        self.read_from = max(min(self._at), settled if known else 0)
+        await self._store.read_log(self.read_from, visit)
+
+    def _commit(self, data: Any, state: State) -> None:
+        head = record.decode_head(data)
+        text = str(data[head.properties_at : head.properties_end], "utf-8", "replace")
+        place = self._at.get(head.prepared_transaction_offset)
+        if place is None:
+            # It may name a record of the half between the first one and the last one.
+            origin = number_of(property_of(text, PROPERTY_TRAN_PREPARED_QUEUE_OFFSET), -1)
+            _, unique = self._latest.get(origin, (-1, ""))
+        else:
+            origin, unique = place
+        found = self._latest.get(origin)
+        if found is None or property_of(text, PROPERTY_UNIQ_KEY) != unique:
+            return
+        del self._latest[origin]
+        self.found += 1
+        self._transactions.found_end(found[0], origin, state)

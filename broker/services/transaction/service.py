@@ -1,0 +1,363 @@
+"""TransactionalMessageService: ends halves, each once (RocketMQ's TransactionalMessageServiceImpl, TransactionMetrics).
+
+A commit stores the message in its real topic, a rollback stores nothing. Both are noted in an op record
+(broker/services/transaction/ops.py). A kill may leave a commit record whose op record is missing: the next start reads
+such commit records from the log (broker/services/transaction/read_back.py), from the *settled offset* on. The rule that
+makes this exact: all commit records below the settled offset have a durable op record. It is the log's end at the time
+when the oldest commit without a durable op record was put, or the durable end of the log if there is none. It only
+moves forward, and is stored in config/transaction.json.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, Final, Protocol
+
+import structlog
+import trio
+
+from trimq.broker.config import BrokerConfig, MessageStoreConfig
+from trimq.broker.services.offsets import ConsumerOffsetManager
+from trimq.broker.services.state_file import StateFile, StateFileError, encode_pieces
+from trimq.broker.services.transaction.half_queue import HalfQueue, State
+from trimq.broker.services.transaction.messages import HalfMessages
+from trimq.broker.services.transaction.ops import End, OpQueue
+from trimq.broker.store.disk.disk import Disk
+from trimq.broker.store.log.puts import MessageInner
+from trimq.broker.store.types import PutCallback, PutMessageResult
+from trimq.protocol.topic_rules import TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
+from trimq.protocol.transaction import GROUP, QUEUE, Half
+from trimq.remoting.config.configuration import Configuration
+from trimq.remoting.runtime.clock import Clock
+
+_log = structlog.get_logger("broker.transaction")
+
+_SETTLE_SECONDS: Final = 1.0
+_UNREADABLE_SECONDS: Final = 1.0
+_SETTLED_STEP: Final = 64 << 20
+"""Bytes by which the settled offset has to move before it is stored again while no half is pending."""
+
+
+class TransactionStore(Protocol):
+    """The part of the message store that transactions use."""
+
+    @property
+    def put_message(self) -> Callable[[MessageInner, PutCallback], PutMessageResult | None]:
+        """Store a message; None if the result comes by the callback."""
+        ...
+
+    @property
+    def flushed_offset(self) -> int:
+        """Everything below is on the device."""
+        ...
+
+    @property
+    def max_phy_offset(self) -> int:
+        """The end of the log."""
+        ...
+
+    @property
+    def indexes_tags(self) -> bool:
+        """Whether the index has tags."""
+        ...
+
+    def max_offset(self, topic: str, queue_id: int) -> int:
+        """The offset behind the last readable message of a queue."""
+        ...
+
+    def min_offset(self, topic: str, queue_id: int) -> int:
+        """The offset of the first message of a queue."""
+        ...
+
+    def look_units(self, topic: str, queue_id: int, offset: int, count: int) -> list[tuple[int, int, int]] | None:
+        """(log offset, size, tags code) of units; None if they are not in memory."""
+        ...
+
+    async def queue_units(self, topic: str, queue_id: int, offset: int, count: int) -> list[tuple[int, int, int]]:
+        """The same for units that have to be read from the disk."""
+        ...
+
+    def look_message(self, offset: int) -> Any | None:
+        """The record at a log offset: b"" for none, None if it is not in memory."""
+        ...
+
+    async def look_message_cold(self, offset: int) -> Any:
+        """As ``look_message``, waiting for the device."""
+        ...
+
+    async def flush(self) -> bool:
+        """Make the log durable. False if the device refused."""
+        ...
+
+
+class Counters:
+    """Totals since the start."""
+
+    __slots__ = ("checks", "commits", "expired", "lost", "moved", "refused", "rollbacks", "unanswered")
+
+    def __init__(self) -> None:
+        self.commits = 0
+        self.rollbacks = 0
+        self.checks = 0
+        """Checks sent to producers."""
+        self.unanswered = 0
+        """Halves that were due for a check while no producer of their group was connected."""
+        self.moved = 0
+        """Halves stored again."""
+        self.expired = 0
+        """Halves moved to TRANS_CHECK_MAX_TIME_TOPIC."""
+        self.refused = 0
+        """Ends of halves that are ended already, or are unknown."""
+        self.lost = 0
+        """Halves that could not be read any more before they were ended."""
+
+
+class TransactionalMessageService:
+    """The halves of this broker. ``halves`` is complete after the start has read them (read_back.py).
+
+    ``check_again``: halves that were stored in this process have been checked in it if they are copies; those below
+    this offset have not.
+    """
+
+    def __init__(
+        self,
+        *,
+        configuration: Configuration,
+        store: TransactionStore,
+        offsets: ConsumerOffsetManager,
+        disk: Disk,
+        clock: Clock,
+        store_host: bytes,
+    ) -> None:
+        self._configuration = configuration
+        self._store = store
+        self._offsets = offsets
+        self._clock = clock
+        self.counters = Counters()
+        self.messages = HalfMessages(store_host, tags=store.indexes_tags)
+        self.halves = HalfQueue()
+        self.ops = OpQueue(configuration, store.put_message, self.messages, self.halves, clock)
+        self.ops.on_done = self._end_is_durable
+        self.check_again = 0
+        self._commits: dict[int, int] = {}  # origin -> the log's end when the commit was put, in that order
+        self._copies: deque[tuple[int, int]] = deque()  # log end of a half stored again, and what it replaces
+        self._arrived = trio.Event()
+        self._settled = -1
+        self.known_op_end = 0
+        """The op queue ended there or later when the state file was written."""
+        self._stored_settled = -1
+        path = configuration.section(MessageStoreConfig).config_path / "transaction.json"
+        broker = configuration.section
+        self._file = StateFile(
+            disk, str(path), self._pieces, lambda: broker(BrokerConfig).flush_consumer_offset_interval / 1000
+        )
+
+    # -- state file
+
+    async def load(self) -> None:
+        """Read config/transaction.json. Raises StateFileError."""
+        state = await self._file.load()
+        if state is not None:
+            settled, op_end = state.get("settledOffset"), state.get("opOffset")
+            if type(settled) is not int or type(op_end) is not int:
+                raise StateFileError(
+                    f"{self._file.path}: settledOffset and opOffset have to be numbers: delete the file"
+                )
+            self._settled = self._stored_settled = settled
+            self.known_op_end = op_end
+
+    def _pieces(self) -> Iterator[bytes]:
+        return encode_pieces({"settledOffset": self._settled, "opOffset": self.ops.end})
+
+    @property
+    def settled_offset(self) -> int:
+        """All commit records below have a durable op record; -1 if that is not known."""
+        return self._settled
+
+    # -- the half queue
+
+    def half_arriving(self, _topic: str, queue_id: int, next_offset: int, _tags: int, _store_timestamp: int) -> None:
+        """A half can be read. The store calls it before the reply to the half leaves."""
+        if queue_id == QUEUE:
+            self.halves.reach(next_offset)
+            self._arrived.set()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether maxPendingHalfMessages halves wait for their end."""
+        return self.halves.pending >= self._configuration.section(BrokerConfig).max_pending_half_messages
+
+    async def until_readable(self, offset: int) -> None:
+        """Wait, a second at most, until the half at ``offset`` of the half queue can be read."""
+        with trio.move_on_after(_UNREADABLE_SECONDS):
+            while offset >= self.halves.end:
+                self._arrived = trio.Event()
+                await self._arrived.wait()
+
+    # -- ends
+
+    def commit(self, half: Half, on_done: PutCallback) -> PutMessageResult | None:
+        """Store the commit record of a pending half. The result, or None if ``on_done`` gets it later."""
+        offset, origin = self.halves.latest(half.origin, half.offset), half.origin
+        self.halves.set(offset, State.COMMITTING)
+        self._commits[origin] = self._store.max_phy_offset
+
+        def stored(result: PutMessageResult) -> None:
+            self._committed(offset, origin, result)
+            on_done(result)
+
+        result = self._store.put_message(self.messages.committed(half), stored)
+        if result is not None:
+            self._committed(offset, origin, result)
+        return result
+
+    def _committed(self, offset: int, origin: int, result: PutMessageResult) -> None:
+        offset = self.halves.latest(origin, offset)  # it may have been stored again meanwhile
+        if result.ok:
+            self.counters.commits += 1
+            self._end(offset, origin, State.COMMITTED)
+        else:
+            del self._commits[origin]
+            self.halves.set(offset, State.PENDING)
+
+    def roll_back(self, half: Half) -> None:
+        """End a pending half without a message."""
+        self.counters.rollbacks += 1
+        self._end(self.halves.latest(half.origin, half.offset), half.origin, State.ROLLED_BACK)
+
+    def _end(self, offset: int, origin: int, state: State) -> None:
+        self.halves.set(offset, state)
+        self.ops.add(End(offset, origin))
+
+    def found_end(self, offset: int, origin: int, state: State) -> None:
+        """Set by the start: a pending half has a commit record, or is in TRANS_CHECK_MAX_TIME_TOPIC, without an op."""
+        self.halves.set(offset, state)
+        self._commits[origin] = self._settled
+        self.ops.add(End(offset, origin))
+
+    def forget_settled(self) -> None:
+        """Set by the start: the op queue is damaged."""
+        self._settled = self._stored_settled = -1
+
+    def rebuild_ops(self) -> None:
+        """Set by the start: the op queue is damaged, and ``halves`` has the ends that the log has. Write all again."""
+        for offset in self.halves.all_ended():
+            self._commits[offset] = -1
+            self.ops.add(End(offset, offset))
+
+    # -- halves stored again, and expired ones
+
+    async def store_again(self, half: Half, times: int) -> tuple[MessageInner, PutMessageResult]:
+        """Store a pending half again, after ``times`` checks; it stays pending, at the offset in the result.
+
+        Nothing changes if the result is not ok.
+        """
+        message = self.messages.again(half, times)
+        offset, origin = half.offset, half.origin
+
+        def stored(result: PutMessageResult) -> None:
+            if result.ok:
+                self.counters.moved += 1
+                self._moved(offset, origin, result)
+
+        return message, await self._put(message, stored)
+
+    def _moved(self, offset: int, origin: int, result: PutMessageResult) -> None:
+        new = result.queue_offset
+        state = self.halves.state(offset)
+        self.halves.moves(origin, offset, new)
+        self._copies.append((result.physical_offset + result.size, offset))
+        if state is State.PENDING:
+            return
+        # Ended while it was stored again: the copy shares that end.
+        self.halves.set(new, state if state is not None else State.ENDED)
+        if state is not State.COMMITTING:
+            self.ops.add(End(new, origin))
+
+    async def expire(self, half: Half) -> PutMessageResult:
+        """Move a pending half to TRANS_CHECK_MAX_TIME_TOPIC."""
+        offset, origin = half.offset, half.origin
+        self.halves.set(offset, State.COMMITTING)  # no end is accepted meanwhile
+        self._commits[origin] = self._store.max_phy_offset
+
+        def stored(result: PutMessageResult) -> None:
+            if result.ok:
+                self.counters.expired += 1
+                self._end(offset, origin, State.EXPIRED)
+            else:
+                del self._commits[origin]
+                self.halves.set(offset, State.PENDING)
+
+        return await self._put(self.messages.expired(half), stored)
+
+    async def resume(self, half: Half) -> PutMessageResult:
+        """Make a new half of one in TRANS_CHECK_MAX_TIME_TOPIC."""
+        return await self._put(self.messages.resumed(half), _ignore)
+
+    async def _put(self, message: MessageInner, stored: PutCallback) -> PutMessageResult:
+        done = trio.Event()
+        outcome: list[PutMessageResult] = []
+
+        def on_done(result: PutMessageResult) -> None:
+            stored(result)
+            outcome.append(result)
+            done.set()
+
+        result = self._store.put_message(message, on_done)
+        if result is not None:
+            stored(result)
+            return result
+        with trio.CancelScope(shield=True):  # the record may be in the log already
+            await done.wait()
+        return outcome[0]
+
+    def lose(self, offset: int) -> None:
+        """A pending half cannot be read any more: its log file was deleted, or its record is damaged."""
+        self.counters.lost += 1
+        self.halves.ended(offset)
+
+    # -- what is durable
+
+    def _end_is_durable(self, end: End) -> None:
+        self._commits.pop(end.origin, None)
+        self.halves.forget(end.origin)
+
+    def settle(self) -> None:
+        """Note what has become durable, and commit the group's offsets in the half queue and the op queue."""
+        # Before anything else: what is below was durable when the oldest commit without an op record was found.
+        flushed = self._store.flushed_offset
+        self.ops.settle(flushed)
+        copies = self._copies
+        while copies and copies[0][0] <= flushed:
+            self.halves.done(copies.popleft()[1])
+        self._settled = max(self._settled, min(next(iter(self._commits.values()), flushed), flushed))
+        first = self.halves.advance()
+        for topic, offset in ((TRANS_HALF_TOPIC, first), (TRANS_OP_HALF_TOPIC, self.ops.advance(first))):
+            if offset > 0 and self._offsets.query(GROUP, topic, QUEUE) != offset:
+                self._offsets.commit("", GROUP, topic, QUEUE, offset)
+        if self._settled != self._stored_settled and (
+            self.halves.pending or self._settled - self._stored_settled >= _SETTLED_STEP
+        ):
+            self._stored_settled = self._settled
+            self._file.changed()
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Write op records, and note what has become durable, forever."""
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self.ops.run)
+            nursery.start_soon(self._file.run, self._clock.sleep)
+            task_status.started()
+            while True:
+                await self._clock.sleep(_SETTLE_SECONDS)
+                self.settle()
+
+    async def stop(self) -> None:
+        """Write the last op records and make them durable, so that the next start has nothing to read back."""
+        if await self.ops.drain() and await self._store.flush():
+            self.settle()
+            if self._settled != self._stored_settled:
+                self._file.changed()
+        await self._file.persist()
+
+
+def _ignore(_result: PutMessageResult) -> None:
+    """The caller gets the result too."""

@@ -1,0 +1,115 @@
+"""Halves mixed into ordinary traffic: the fast paths and the native extension give the records of the full path."""
+
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.broker.fast_paths import fast_paths
+from tests.broker.test_send_native import make_topic, send_frame
+from tests.broker.transactions import COMMIT, HALF, OP, ROLLBACK, Life, end_ext, place_of
+from trimq.protocol.batch import encode_batch
+from trimq.protocol.codes import RequestCode
+from trimq.protocol.command import RemotingCommand
+from trimq.protocol.message import StoredMessage
+from trimq.remoting.server.gate import Feature, Sees
+
+TOPIC = "Orders"
+EXAMPLES = max(8, settings().max_examples // 20)
+"""Fewer examples than other tests: each of them starts two brokers."""
+FULL = Feature("full path only", lambda _connection, _command: None, Sees.HEADER)
+
+KINDS = st.sampled_from(
+    ["plain", "plain", "plain", "half", "flag only", "property only", "delayed", "batch", "refused"]
+)
+
+
+def frame_of(kind: str, number: int) -> bytes:
+    """A send of the kind; the fields do not depend on the path."""
+    usual = {"UNIQ_KEY": f"7F{number:030X}", "WAIT": "true", "KEYS": f"k{number}", "TAGS": "a"}
+    half = {"TRAN_MSG": "true", "PGROUP": "P"}
+    match kind:
+        case "half":
+            return send_frame(number, usual | half, sys_flag=4)
+        case "flag only":
+            return send_frame(number, usual, sys_flag=4)
+        case "property only":
+            return send_frame(number, usual | half, v1=True)
+        case "delayed":
+            return send_frame(number, usual | {"DELAY": "1"})
+        case "refused":
+            return send_frame(number, usual | half | {"DELAY": "1"}, sys_flag=4)
+        case "batch":
+            body = encode_batch(
+                [(0, b"b%d" % number, f"UNIQ_KEY\x01{number}x{each}\x02".encode()) for each in range(3)]
+            )
+            return send_frame(number, {}, code=RequestCode.SEND_BATCH_MESSAGE, body=body, batch="true")
+    return send_frame(number, usual)
+
+
+@asynccontextmanager
+async def brokers(changes: dict[str, Any]) -> AsyncIterator[tuple[Life, Life]]:
+    """Two brokers with the topic; the second one serves everything by its full path."""
+    with tempfile.TemporaryDirectory(prefix="trimq-") as temporary:
+        fast, full = Life(Path(temporary) / "fast", **changes), Life(Path(temporary) / "full", **changes)
+        async with fast.running(), full.running():
+            full.broker.gate.register(FULL)
+            for life in (fast, full):
+                await make_topic(life, TOPIC)  # type: ignore[arg-type]
+            yield fast, full
+
+
+async def run(life: Life, kinds: Sequence[str], ends: Sequence[int]) -> list[tuple[int, str | None, dict[str, str]]]:
+    """Send all in one write, then end the halves; returns the replies."""
+    await life.client.stream.send_all(b"".join(frame_of(kind, 1000 + at) for at, kind in enumerate(kinds)))
+    replies = [await life.client.reply(1000 + at) for at in range(len(kinds))]
+    answers = [comparable_reply(reply) for reply in replies]
+    halves = [place_of(reply) for reply, kind in zip(replies, kinds, strict=True) if "half" in kind or "only" in kind]
+    for half, end in zip(halves, ends, strict=False):
+        reply = await life.client.ask(RequestCode.END_TRANSACTION, end_ext(half, end))
+        answers.append(comparable_reply(reply))
+    return answers
+
+
+def comparable_reply(reply: RemotingCommand) -> tuple[int, str | None, dict[str, str]]:
+    ext = reply.ext_fields()
+    if "msgId" in ext:
+        ext["msgId"] = ",".join(one[16:] for one in ext["msgId"].split(","))
+    return reply.code, reply.remark, ext
+
+
+def comparable(message: StoredMessage) -> dict[str, Any]:
+    own = {"store_timestamp", "born_host", "store_host"}
+    return {name: getattr(message, name) for name in message.__struct_fields__ if name not in own}
+
+
+@pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+@given(
+    kinds=st.lists(KINDS, min_size=1, max_size=40),
+    ends=st.lists(st.sampled_from([COMMIT, ROLLBACK, COMMIT]), max_size=40),
+)
+@settings(max_examples=EXAMPLES, deadline=None)
+def test_all_paths_store_and_answer_the_same(flush: str, kinds: list[str], ends: list[int]) -> None:
+    # guards halves against the paths that do not know them: one stored in its own topic would be seen at once
+    async def both() -> None:
+        async with brokers({"flushDiskType": flush}) as (fast, full):
+            taken = fast_paths(fast.broker)
+            assert await run(fast, kinds, ends) == await run(full, kinds, ends)
+            if kinds.count("plain") > 2:
+                assert taken, "no send has taken a fast path: the test compares nothing"
+            for topic in (TOPIC, HALF, OP, "SCHEDULE_TOPIC_XXXX"):
+                one, two = [await life.stored(topic, range(4)) for life in (fast, full)]
+                assert [comparable(each) for each in one] == [comparable(each) for each in two]
+                for queue in range(4):
+                    units = [await life.broker.context.store.queue_units(topic, queue, 0, 100) for life in (fast, full)]
+                    if topic != "SCHEDULE_TOPIC_XXXX":
+                        assert units[0] == units[1]
+            assert fast.pending == full.pending
+
+    trio.run(both)

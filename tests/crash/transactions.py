@@ -1,0 +1,300 @@
+"""Transactions in the script that crashes at each of its disk calls, and what a start has to find of them.
+
+The promise is the one that users rely on: a half that was acknowledged is never lost, and it is committed at most once,
+even if its producer commits it again after every crash.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any, Final, NamedTuple
+
+import trio
+
+from tests.store.builders import message
+from trimq.broker.services.offsets import ConsumerOffsetManager
+from trimq.broker.services.transaction.half_queue import State
+from trimq.broker.services.transaction.ops import End
+from trimq.broker.services.transaction.read_back import read_back
+from trimq.broker.services.transaction.service import TransactionalMessageService
+from trimq.broker.store.disk.disk import Disk
+from trimq.broker.store.message_store import MessageStore
+from trimq.broker.store.types import PutMessageResult
+from trimq.broker.testing import configuration
+from trimq.protocol.property_text import join_properties
+from trimq.protocol.record import RecordError
+from trimq.protocol.topic_rules import TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
+from trimq.protocol.transaction import QUEUE, Half, NotAHalfError, decode_half, make_half
+from trimq.remoting.runtime.clock import Clock
+
+TOPIC: Final = "Paid"
+TOPICS: Final = frozenset({TOPIC, TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC})
+"""The topics that ``check`` looks at. What is stored there is not sent by the script's other operations."""
+_ROOT: Final = "/store"
+
+
+# -- events
+
+
+class Preparing(NamedTuple):
+    """A half is being stored."""
+
+    body: bytes
+
+
+class HalfStored(NamedTuple):
+    """A half was acknowledged."""
+
+    body: bytes
+    physical_offset: int
+    size: int
+    durable: bool
+
+
+class Ending(NamedTuple):
+    """From now on a half may be ended. ``commit``: by a commit, else by a rollback."""
+
+    body: bytes
+    commit: bool
+
+
+class Committed(NamedTuple):
+    """A commit was acknowledged."""
+
+    body: bytes
+    physical_offset: int
+    size: int
+    durable: bool
+
+
+class Done(NamedTuple):
+    """The op record of a half is durable."""
+
+    body: bytes
+
+
+TransactionEvent = Preparing | HalfStored | Ending | Committed | Done
+
+
+@dataclass
+class HalfPromise:
+    """What holds for a half."""
+
+    durable: bool = False
+    committing: bool = False
+    rolling_back: bool = False
+    committed: bool = False
+    done: bool = False
+    places: list[tuple[int, int]] = field(default_factory=list)
+
+
+def add_event(halves: dict[bytes, HalfPromise], event: TransactionEvent, flushed: int, *, killed: bool) -> None:
+    """Add what follows from an event by the moment at which the log was durable up to ``flushed``."""
+    half = halves.setdefault(event.body, HalfPromise())
+    match event:  # a half that is only Preparing promises nothing
+        case HalfStored():
+            half.durable = killed or event.durable or event.physical_offset + event.size <= flushed
+            half.places.append((event.physical_offset, event.size))
+        case Ending():
+            half.committing |= event.commit
+            half.rolling_back |= not event.commit
+        case Committed():
+            half.committed = killed or event.durable or event.physical_offset + event.size <= flushed
+            half.places.append((event.physical_offset, event.size))
+        case Done():
+            half.done = True
+
+
+# -- the service on the script's store
+
+
+class Transactions:
+    """The halves of an opened store, without the broker around it."""
+
+    def __init__(self, store: MessageStore, disk: Disk, clock: Clock) -> None:
+        config = configuration(Path(_ROOT), {"transactionOpMsgMaxSize": 6})
+        self.store = store
+        self.offsets = ConsumerOffsetManager(config, disk, clock)
+        self.service = TransactionalMessageService(
+            configuration=config,
+            store=store,
+            offsets=self.offsets,
+            disk=disk,
+            clock=clock,
+            store_host=b"\x7f\0\0\1\0\0\0\1",
+        )
+
+    async def open(self) -> None:
+        """What a broker does at its start."""
+        await self.offsets.load()
+        await self.service.load()
+        await read_back(self.service, self.store, self.offsets)
+        self.store.add_topic_listener(TRANS_HALF_TOPIC, self.service.half_arriving)
+
+    async def stop(self) -> None:
+        """What a broker does at its orderly stop."""
+        await self.service.stop()
+        await self.offsets.persist()
+
+    async def half(self, offset: int) -> Half | None:
+        """The half at an offset of the half queue; None if it is damaged."""
+        units = await self.store.queue_units(TRANS_HALF_TOPIC, QUEUE, offset, 1)
+        data = await self.store.look_message_cold(units[0][0]) if units else b""
+        try:
+            return decode_half(data) if len(data) else None
+        except (NotAHalfError, RecordError):
+            return None
+
+    async def put(self, put: Any) -> PutMessageResult:
+        """Store a message and wait for the result."""
+        return await self.service._put(put, lambda _: None)
+
+    async def commit(self, half: Half) -> PutMessageResult:
+        """Commit a half and wait for the result."""
+        done = trio.Event()
+        results: list[PutMessageResult] = []
+
+        def on_done(result: PutMessageResult) -> None:
+            results.append(result)
+            done.set()
+
+        result = self.service.commit(half, on_done)
+        if result is not None:
+            return result
+        await done.wait()
+        return results[0]
+
+    def pending(self) -> list[int]:
+        """The offsets of the pending halves."""
+        return list(self.service.halves.all_pending())
+
+
+class Producer:
+    """The operations of the script. ``note`` takes the events."""
+
+    def __init__(self, transactions: Transactions, random: Random, note: Callable[[TransactionEvent], None]) -> None:
+        self._transactions = transactions
+        self._service = transactions.service
+        self._random = random
+        self._note = note
+        self._bodies: dict[int, bytes] = {}
+        self._service.ops.on_done = partial(self._done, self._service.ops.on_done)
+
+    def _done(self, before: Callable[[End], None], end: End) -> None:
+        before(end)
+        if end.origin in self._bodies:
+            self._note(Done(self._bodies[end.origin]))
+
+    async def prepare(self, body: bytes, unique: str, *, durable: bool) -> None:
+        """Store a half."""
+        properties = {"UNIQ_KEY": unique}
+        make_half(properties, TOPIC, 0, "P")
+        text = join_properties(properties).encode()
+        self._note(Preparing(body))
+        result = await self._transactions.put(message(body, TRANS_HALF_TOPIC, QUEUE, properties=text, keys=(unique,)))
+        if result.ok:
+            self._bodies[result.queue_offset] = body
+            self._note(HalfStored(body, result.physical_offset, result.size, durable))
+
+    async def _choose(self) -> Half | None:
+        pending = self._transactions.pending()
+        half = await self._transactions.half(self._random.choice(pending)) if pending else None
+        if half is not None:
+            self._bodies[half.origin] = bytes(half.body)
+        return half
+
+    async def commit(self, *, durable: bool) -> None:
+        """Commit one of the pending halves."""
+        half = await self._choose()
+        if half is not None and self._is_pending(half):
+            body = bytes(half.body)
+            self._note(Ending(body, commit=True))
+            result = await self._transactions.commit(half)
+            if result.ok:
+                self._note(Committed(body, result.physical_offset, result.size, durable))
+
+    async def roll_back(self) -> None:
+        """Roll back one of the pending halves."""
+        half = await self._choose()
+        if half is not None and self._is_pending(half):
+            self._note(Ending(bytes(half.body), commit=False))
+            self._service.roll_back(half)
+
+    async def store_again(self) -> None:
+        """Store one of the pending halves again, as a check does."""
+        half = await self._choose()
+        if half is not None and self._is_pending(half):
+            await self._service.store_again(half, half.times + 1)
+
+    def _is_pending(self, half: Half) -> bool:
+        return self._service.halves.state(half.offset) is State.PENDING
+
+    async def write_ops(self) -> None:
+        """The interval of op records is over."""
+        self._service.ops.write()
+
+    async def settle(self) -> None:
+        """The service's look at what is durable, and the writers of its state files."""
+        self._service.settle()
+        await self._transactions.offsets.persist()
+        await self._service._file.persist()
+
+
+# -- the check after a crash
+
+
+async def check(
+    transactions: Transactions,
+    promised: dict[bytes, HalfPromise],
+    pull: Callable[[str], Any],
+    *,
+    unsound: bool,
+    deleted_below: int,
+    fail: Callable[[str], None],
+    committed_before: set[bytes],
+) -> None:
+    """Check the halves of an opened store, then commit all that are pending, as their producers would.
+
+    ``pull`` reads queue 0 of a topic. ``unsound``: bytes in the log were damaged: a record may be missing, but no half
+    may be committed twice. ``committed_before``: halves that earlier checks have committed; this one adds its own.
+    """
+    committed: Counter[bytes] = Counter(found.body for found in await pull(TOPIC))
+    pending: Counter[bytes] = Counter()
+    for offset in transactions.pending():
+        half = await transactions.half(offset)
+        if half is not None:
+            pending[bytes(half.body)] += 1
+    for body, count in (committed + pending).items():
+        if count > 1:
+            fail(f"half {body[:4]!r} is committed {committed[body]} times and pending {pending[body]} times")
+    for body, half_promise in promised.items():
+        half_promise.committing |= body in committed_before
+        gone = any(place < deleted_below for place, _ in half_promise.places)
+        if not unsound and not gone:
+            _check_half(body, half_promise, committed[body], pending[body], fail)
+    for offset in transactions.pending():
+        half = await transactions.half(offset)
+        if half is not None:
+            committed_before.add(bytes(half.body))
+            await transactions.commit(half)
+    committed = Counter(found.body for found in await pull(TOPIC))
+    for body, count in committed.items():
+        if count > 1:
+            fail(f"half {body[:4]!r} is committed {count} times after a further commit")
+        if body not in promised:
+            fail(f"{body[:4]!r} was never prepared")
+
+
+def _check_half(body: bytes, half: HalfPromise, committed: int, pending: int, fail: Callable[[str], None]) -> None:
+    name = f"half {body[:4]!r}"
+    if committed and not half.committing:
+        fail(f"{name} was committed without a commit")
+    if half.committed and not committed:
+        fail(f"the commit record of {name} is missing")
+    if half.done and pending:
+        fail(f"{name} is pending although its op record was durable")
+    if half.durable and not committed and not pending and not half.rolling_back:
+        fail(f"{name} is lost")
