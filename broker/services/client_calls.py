@@ -34,6 +34,9 @@ SHARE: Final = 8
 OVERHEAD: Final = 4096
 """Bytes that a call counts besides its texts and body."""
 
+_MOST: Final = 100
+"""Characters of a client's id that are logged: a replier may name any client."""
+
 
 class _Usage:
     """Calls and bytes in use."""
@@ -144,4 +147,4 @@ class ClientCalls:
             return
         self.failed += 1
         if self._log_budget.allows():
-            _log.warning("reply_not_delivered", client=client_id, reason=problem)
+            _log.warning("reply_not_delivered", client=client_id[:_MOST], reason=problem[: 2 * _MOST])

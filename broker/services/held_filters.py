@@ -20,7 +20,7 @@ Queue = tuple[str, int]
 
 
 class _Arrivals:
-    """Messages of a queue, up to ``end``. Those before ``until`` are not evaluated for ``pulls`` yet, last one first."""
+    """The messages of a queue before ``end``. Up to ``until`` ``pulls`` have to be checked, from the last one on."""
 
     __slots__ = ("end", "pulls", "until")
 
@@ -94,9 +94,10 @@ class HeldFilters:
                 self._looked[place] = self.look(*queue, pull.checked)
                 left -= 1
             left -= 1
-            pull.checked += 1
             if _accepts(pull, self._looked[place]):
                 self._wake([pull])
+                break
+            pull.checked += 1
         return left
 
 

@@ -49,7 +49,7 @@ class PullRequest(Struct, eq=False, gc=True):
     terms: object = None
     bucket: int = -1
     checked: int = 0
-    """The offset up to which messages have been evaluated, if the filter needs their properties."""
+    """The offset up to which ``filter`` wants no message, if it needs their properties."""
 
     @property
     def needs_properties(self) -> bool:

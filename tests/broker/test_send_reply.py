@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import trio
+from structlog.testing import capture_logs
 
 from tests.broker.wire_client import WireClient, consumer, send_ext
 from tests.namesrv.server import running
@@ -324,7 +325,40 @@ async def test_the_topic_of_replies_is_registered_at_the_start(tmp_path: Path) -
             assert b'"brokerName":"broker-a"' in bytes(found.body)
 
 
-# clients that do not answer, and limits
+# forged replies, clients that do not answer, and limits
+
+
+@pytest.mark.parametrize("name", [" ", "asker ", "ASKER", "asker\n", "\0", "ä" * 15_000, "x" * 32_000])
+async def test_a_client_that_is_not_there(broker: BrokerController, client: WireClient, name: str) -> None:
+    """Only the exact id finds a client. A long one is neither logged nor kept."""
+    async with asking(broker) as asker:
+        with capture_logs() as events:
+            answer = await reply(client, {"REPLY_TO_CLIENT": name, "UNIQ_KEY": "U1"})
+        assert (answer.code, answer.remark) == (
+            ResponseCode.SYSTEM_ERROR,
+            f"push reply message fail, channel of <{name}> not found.",
+        )
+        (event,) = (event for event in events if event["event"] == "reply_not_delivered")
+        assert len(event["client"]) <= 100
+        assert len(event["reason"]) <= 200
+        assert (await client.send("Orders")).code == 0
+        assert not asker.asked
+        assert broker.context.client_calls.held_bytes == 0
+
+
+async def test_a_reply_that_names_another_client_reaches_only_that(
+    broker: BrokerController, client: WireClient
+) -> None:
+    """It is for the client to know its requests: as in RocketMQ, the broker does not."""
+    async with asking(broker) as asker, asking(broker, "other") as other:
+        forged = PROPERTIES | {"REPLY_TO_CLIENT": "other", "CORRELATION_ID": "of asker"}
+        opaque = await client.post(SEND, send_ext(TOPIC, forged), b"answer")
+        pushed = await other.asked_for(PUSH)
+        assert decode_properties(pushed.ext_fields()["properties"])["CORRELATION_ID"] == "of asker"
+        await other.answer(pushed)
+        assert (await client.reply(opaque)).code == 0
+        await asker.heartbeat("asker", producers=["P"])
+        assert not asker.asked
 
 
 async def test_a_client_that_does_not_answer_delays_no_other(broker: BrokerController, client: WireClient) -> None:

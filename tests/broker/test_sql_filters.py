@@ -24,6 +24,7 @@ from trimq.protocol.frame import decode
 from trimq.protocol.message import StoredMessage, decode_messages
 from trimq.protocol.sql92 import compile_expression
 from trimq.protocol.sysflag import PULL_SUBSCRIPTION, PULL_SUSPEND
+from trimq.remoting.runtime.clock import ManualClock
 
 TOPIC = "Orders"
 SQL: dict[str, Any] = {"expressionType": "SQL92"}
@@ -228,7 +229,7 @@ async def test_expressions_live_and_die_with_their_group(tmp_path: Path) -> None
 async def test_a_message_that_does_not_fit_does_not_answer_a_held_pull() -> None:
     async with serving() as (broker, client), WireClient.connect(broker.endpoint) as reader:
         await client.send(TOPIC, b"first", {"n": "1"})
-        held = {"subscription": "n = 2", "sysFlag": PULL_SUBSCRIPTION | PULL_SUSPEND}
+        held: dict[str, Any] = {"subscription": "n = 2", "sysFlag": PULL_SUBSCRIPTION | PULL_SUSPEND}
         opaque = await reader.post(RequestCode.PULL_MESSAGE, pull_ext(TOPIC, 1, **SQL, **held))
         holds = broker.context.long_polling
         with trio.fail_after(10):
@@ -241,6 +242,55 @@ async def test_a_message_that_does_not_fit_does_not_answer_a_held_pull() -> None
         reply = await reader.reply(opaque)
         assert [message.body for message in decode_messages(bytes(reply.body))] == [b"it"]
         assert reply.ext_fields()["nextBeginOffset"] == "5"
+
+
+@pytest.mark.parametrize("by_heartbeat", [False, True])
+@pytest.mark.parametrize("change", [False, True])
+async def test_what_a_held_pull_has_passed_over_is_not_searched_again(by_heartbeat: bool, change: bool) -> None:
+    """More messages than one pull searches: the one that fits comes at once, unless the expression has changed."""
+    clock = ManualClock()
+    async with serving(clock=clock) as (broker, client), WireClient.connect(broker.endpoint) as reader:
+        await client.send(TOPIC, b"first", {"n": "1"})
+        await client.heartbeat("c", consumers=[sql_consumer("G", (TOPIC, "n = 2"))])
+        holds = broker.context.long_polling
+
+        async def hold(offset: int) -> int:
+            flags = PULL_SUSPEND | (0 if by_heartbeat else PULL_SUBSCRIPTION)
+            held: dict[str, Any] = {"subscription": "n = 2", "sysFlag": flags, "subVersion": 1}
+            opaque = await reader.post(RequestCode.PULL_MESSAGE, pull_ext(TOPIC, offset, **SQL, **held))
+            with trio.fail_after(10):
+                while not holds.held:
+                    await trio.lowlevel.checkpoint()
+            return opaque
+
+        async def fill() -> None:
+            rows = [(0, b"x", b"n\x011\x02")] * 250
+            for _ in range(4):
+                await client.send(TOPIC, encode_batch(rows), code=RequestCode.SEND_BATCH_MESSAGE, batch="true")
+            with trio.fail_after(10):
+                while holds.filters.is_pending:
+                    await trio.lowlevel.checkpoint()
+
+        opaque = await hold(1)
+        await fill()
+        if change:
+            if by_heartbeat:
+                await client.heartbeat("c", consumers=[sql_consumer("G", (TOPIC, "n = 2 "), version=2)])
+            else:
+                broker.context.filters._expressions._filters.clear()
+        await client.send(TOPIC, b"it", {"n": "2"})
+        reply = await reader.reply(opaque)
+        if change:
+            assert (reply.code, reply.ext_fields()["nextBeginOffset"]) == (ResponseCode.PULL_RETRY_IMMEDIATELY, "801")
+            return
+        assert [message.body for message in decode_messages(bytes(reply.body))] == [b"it"]
+        assert reply.ext_fields()["nextBeginOffset"] == "1002"
+        # the same where its time is over: the client continues behind them
+        opaque = await hold(1002)
+        await fill()
+        clock.advance(20)
+        reply = await reader.reply(opaque)
+        assert (reply.code, reply.ext_fields()["nextBeginOffset"]) == (ResponseCode.PULL_NOT_FOUND, "2002")
 
 
 # retry topics

@@ -1,14 +1,28 @@
 """Checks of half messages that were not ended, through a real broker with a clock that the test moves."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 
-from tests.broker.transactions import CHECK, COMMIT, EXPIRED, HALF, OK, ROLLBACK, UNKNOWN, Life, asked_for, place_of
+from tests.broker.transactions import (
+    CHECK,
+    COMMIT,
+    EXPIRED,
+    HALF,
+    OK,
+    ROLLBACK,
+    UNKNOWN,
+    Life,
+    asked_for,
+    end_ext,
+    place_of,
+)
 from tests.broker.wire_client import WireClient
 from trimq.broker.store.message_store import Flag
+from trimq.broker.store.types import PutCallback, PutMessageResult, PutMessageStatus
 from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.message import decode_message
@@ -218,23 +232,72 @@ async def test_a_slow_answer_to_an_older_check_counts(life: Life) -> None:
     assert message.prepared_transaction_offset == asked_for(one).log_offset
 
 
-async def test_a_commit_while_the_half_is_stored_again(tmp_path: Path) -> None:
-    # guards the time between the two records under SYNC_FLUSH: the copy shares the end, and no check is sent
-    async with Life(tmp_path / "store", **SYNC).running() as life:
-        await life.join()
-        for state in (COMMIT, ROLLBACK):
-            half = await life.prepare(b"%d" % state)
-            await life.advance(7)
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(life.broker.context.transaction_checks.check)
-                while life.transactions.halves.pending and not life.transactions.counters.moved:
-                    if life.broker.context.store.appended_offset > half.log_offset + 400:
-                        break
-                    await trio.lowlevel.checkpoint()
-                assert (await life.end(half, state)).code == OK
-        assert life.pending == 0
-        assert not await life.round()
-        assert await life.bodies() == [b"8"]
+@pytest.mark.parametrize("state", [COMMIT, ROLLBACK])
+async def test_an_end_while_the_half_is_stored_again(life: Life, monkeypatch: pytest.MonkeyPatch, state: int) -> None:
+    # guards the time between the put of a copy and its result, as under SYNC_FLUSH: the copy shares the end
+    half = await life.prepare()
+    store = life.broker.context.store
+    put, held = store.put_message, trio.Event()
+    release: list[Callable[[], None]] = []
+
+    def slow(message: Any, on_done: PutCallback) -> PutMessageResult | None:
+        result = put(message, on_done)
+        if message.topic != HALF or result is None:
+            return result
+        release.append(lambda: on_done(result))
+        held.set()
+        return None
+
+    monkeypatch.setattr(store, "put_message", slow)
+    await life.advance(7)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(life.broker.context.transaction_checks.check)
+        await held.wait()
+        assert (await life.end(half, state)).code == OK
+        release[0]()
+    monkeypatch.undo()
+    assert life.pending == 0
+    assert not await life.round()
+    assert not life.counters.checks
+    assert await life.bodies() == ([b"half"] if state == COMMIT else [])
+    await life.advance(3)
+    assert await life.ops() == [b"0,0,1,"]
+
+
+async def test_a_commit_that_takes_longer_than_a_round(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    # guards a commit that is under way when the half is stored again; if it fails, the copy is what is pending
+    store = life.broker.context.store
+    put = store.put_message
+    release: list[Callable[[], None]] = []
+
+    def slow(message: Any, on_done: PutCallback) -> PutMessageResult | None:
+        if message.topic not in ("T", HALF):
+            return put(message, on_done)
+        refused = PutMessageResult(PutMessageStatus.OS_PAGE_CACHE_BUSY, remark="busy")
+        result = refused if message.topic == "T" else put(message, on_done)
+        assert result is not None
+        release.append(lambda: on_done(result))
+        return None
+
+    half = await life.prepare()
+    monkeypatch.setattr(store, "put_message", slow)
+    await life.advance(7)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(life.broker.context.transaction_checks.check)
+        await life.settled()
+        commit = await life.client.post(RequestCode.END_TRANSACTION, end_ext(half, COMMIT))
+        await life.settled()
+        again = await life.end(half)
+        assert (again.code, "is being committed" in str(again.remark)) == (ResponseCode.SYSTEM_ERROR, True)
+        copy, committed = release
+        copy()
+        committed()
+    assert (await life.client.reply(commit)).code == ResponseCode.SYSTEM_BUSY
+    monkeypatch.undo()
+    assert life.pending == 1
+    assert len(await life.round()) == 2  # that of the copy, and that of this round
+    assert (await life.end(half)).code == OK
+    assert await life.bodies() == [b"half"]
 
 
 async def test_an_expired_half_can_be_resumed(life: Life) -> None:

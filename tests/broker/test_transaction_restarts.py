@@ -122,16 +122,25 @@ async def test_a_half_stored_again_before_a_kill_stays_one_half(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("which", ["first", "between", "last"])
-async def test_a_late_commit_before_a_kill_ends_all_records_of_its_half(tmp_path: Path, which: str) -> None:
+@pytest.mark.parametrize("case", ["no op record", "op record", "group's offset behind them"])
+async def test_a_late_commit_before_a_kill_ends_all_records_of_its_half(tmp_path: Path, which: str, case: str) -> None:
     # guards the commit record that names another record of the half than the one that stands for it
-    life = Life(tmp_path / "store")
+    life = Life(tmp_path / "store", flushConsumerOffsetInterval="3600000")
     async with life.running():
         await life.join()
         half = await life.prepare(b"half")
         await life.advance(7)
         checks = [check for _ in range(3) for check in await life.round()]
+        if case == "group's offset behind them":
+            await life.broker.context.store.flush()
+            await life.advance(1)
+            assert life.offset(HALF) == asked_for(checks[2]).queue_offset
+            await life.broker.context.offsets.persist()
         place = {"first": half, "between": asked_for(checks[1]), "last": asked_for(checks[2])}[which]
         assert (await life.end(place)).code == OK
+        if case == "op record":
+            await life.advance(3)
+            assert await life.ops() == [b"0,3,"]
         await life.kill()
     async with life.running():
         assert life.pending == 0
@@ -243,6 +252,43 @@ async def test_a_damaged_op_queue_is_rebuilt(tmp_path: Path, damage: Any, keep_o
             assert 0 <= life.offset(OP) <= life.broker.context.store.max_offset(OP, 0)
             await life.advance(6)
             await life.kill()
+
+
+async def test_a_rebuilt_op_queue_is_complete(tmp_path: Path) -> None:
+    # guards the start after the one that has rebuilt it: the ends behind a pending half are in no other place
+    life = Life(tmp_path / "store")
+    async with life.running():
+        halves = [await life.prepare(b"%d" % number) for number in range(4)]
+        await life.end(halves[1])
+        await life.end(halves[2], ROLLBACK)
+    _wrong_op_offset(life)
+    for _ in range(3):
+        async with life.running():
+            assert life.pending == 2
+            await life.advance(3)
+            await life.broker.context.store.flush()
+            await life.advance(1)
+            assert life.offset(OP) == 1  # the record that the first of these starts has written
+            await life.advance(6)
+            await life.kill()
+
+
+async def test_the_settled_offset_waits_for_op_records(tmp_path: Path) -> None:
+    # guards a commit record whose op record comes late: the start must read from before it
+    life = Life(tmp_path / "store", transactionOpBatchInterval="3600000", flushConsumerOffsetInterval="1000")
+    async with life.running():
+        half = await life.prepare(b"half")
+        await life.prepare(b"pending")
+        await life.end(half)
+        await life.client.send("T", b"plain")
+        await life.broker.context.store.flush()
+        await life.advance(1)
+        await life.advance(5)
+        state = msgspec.json.decode((life.directory / "config" / "transaction.json").read_bytes())
+        assert state["settledOffset"] == (await life.stored("T"))[0].commit_log_offset
+        await life.kill()
+    async with life.running():
+        assert await asked(life) == [(b"pending", "1")]
 
 
 async def test_a_damaged_op_record_hides_no_commit(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from trimq.client import (
     TransactionProducer,
     TransactionState,
     UsageError,
+    lifecycle,
 )
 from trimq.client.compression import decompress
 from trimq.client.trace import dispatcher as dispatcher_module
@@ -411,6 +412,7 @@ async def test_traces_go_out_after_some_seconds(broker: Traced, monkeypatch: pyt
     monkeypatch.setattr(dispatcher_module, "FLUSH_INTERVAL", 0.01)
     async with Producer("orders", namesrv=broker.address, enable_msg_trace=True) as producer:
         for number in range(3):  # each alone: the time starts with the first trace that waits
+            await anyio.wait_all_tasks_blocked()
             dispatcher_of(producer).append(recall(number))
             await broker.until(SEND, number + 1)
         assert [len(body) for body in broker.bodies] == [1, 1, 1]
@@ -420,7 +422,9 @@ async def test_many_traces_go_out_immediately(broker: Traced, monkeypatch: pytes
     monkeypatch.setattr(dispatcher_module, "FLUSH_INTERVAL", 1e6)
     monkeypatch.setattr(dispatcher_module, "BATCH", 10)
     async with Producer("orders", namesrv=broker.address, enable_msg_trace=True) as producer:
-        for number in range(25):
+        assert dispatcher_of(producer).append(recall(0))
+        await anyio.wait_all_tasks_blocked()  # the dispatcher waits for more
+        for number in range(1, 25):
             assert dispatcher_of(producer).append(recall(number))
         await broker.until(SEND, 2)
         await anyio.wait_all_tasks_blocked()
@@ -454,14 +458,16 @@ async def test_traffic_goes_on_when_too_many_traces_wait(
     broker: Traced, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(dispatcher_module, "MAX_TRACES", 3)
+    monkeypatch.setattr(dispatcher_module, "BATCH", 1)
     monkeypatch.setattr(dispatcher_module, "FLUSH_TIMEOUT", 0.01)
+    monkeypatch.setattr(lifecycle, "CLOSE_TIMEOUT", 1e6)  # the dispatcher itself does not let the close wait
     broker.traces_answer = lambda _: None  # the broker is slow to store traces
     async with Producer("orders", namesrv=broker.address, enable_msg_trace=True) as producer:
         for _ in range(10):
             await producer.send(Message("T", b"x"))
         dispatcher = dispatcher_of(producer)
-        assert (dispatcher.sent, dispatcher.discarded) == (0, 7)
-    assert (dispatcher.sent, dispatcher.discarded) == (0, 10)  # all are accounted for, the three at the close too
+        assert (dispatcher.sent, dispatcher.discarded) == (0, 6)  # one is on its way, three wait
+    assert (dispatcher.sent, dispatcher.discarded) == (0, 10)  # at the close all are accounted for
     assert sum("traces are discarded" in record.getMessage() for record in caplog.records) == 1
 
 

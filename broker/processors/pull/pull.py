@@ -8,6 +8,8 @@ Source: RocketMQ's PullMessageProcessor and DefaultPullMessageResultHandler.
 
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from trimq.broker.config import BrokerConfig
 from trimq.broker.filters.tag import ALL, TAG
 from trimq.broker.processors.common import check_commit_offset, invalid, no_such_topic
@@ -112,12 +114,26 @@ class PullMessageProcessor:
             connection.settle(command, ask_again(command, request.offset))
             return
         try:
-            outcome = self._pull(connection, command, request.header, None)
+            outcome = self._pull(connection, command, self._without_checked(request), None)
         except PullForbiddenError as error:
             outcome = forbidden(command, error)
         except RemotingError as error:
             outcome = command.reply(error.code, error.remark)
         connection.settle(command, outcome)
+
+    def _without_checked(self, request: PullRequest) -> PullMessageRequestHeader:
+        """The header of a held pull, from the first message on that has not been evaluated for it while it was held.
+
+        Where few messages fulfil an expression, it would otherwise take many pulls to evaluate all of them again.
+        """
+        header = request.header
+        if request.checked <= request.offset:
+            return header
+        try:
+            is_same = self._filter(header) is request.filter
+        except RemotingError:
+            is_same = False
+        return replace(header, queue_offset=request.checked) if is_same else header
 
     def pull(self, connection: Connection, command: RemotingCommand) -> Outcome:
         """PULL_MESSAGE (11), LITE_PULL_MESSAGE (361)."""

@@ -86,11 +86,10 @@ class PullFilters:
                 if text is None or len(text) <= _LONGEST_CACHED:
                     return _cached_filter(text)
                 return _parsed_filter(text)
-            if not text:
-                raise SubscriptionError("the subscription has no expression")
-            check_property_filter(self._section(BrokerConfig), header.expression_type)
-            if self._expressions.is_slow(header.expression_type, text):
-                raise NotCompiledError(text)
+            if text:  # an expression that is missing is refused as such, whether or not others would be served
+                check_property_filter(self._section(BrokerConfig), header.expression_type)
+                if self._expressions.is_slow(header.expression_type, text):
+                    raise NotCompiledError(text)
             accept = self._expressions.filter(header.expression_type, text)
         except SubscriptionError as error:
             raise RemotingError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from None
