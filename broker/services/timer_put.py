@@ -261,6 +261,7 @@ class TimerPuts:
             flag=head.flag,
             sys_flag=head.sys_flag,
             reconsume_times=head.reconsume_times,
+            prepared_transaction_offset=head.prepared_transaction_offset,
             tags_code=hashing.tags_code(tags) if tags else 0,
             keys=index_keys(properties, tags=self._store.indexes_tags),
             wait=False,
