@@ -298,7 +298,6 @@ class BrokerController:
         )
         await self._load(store, topics, (topics, groups, offsets, schedule, modes, filters, transactions))
         await read_back(transactions, store, offsets)
-        await timer.load()
         # Listen only after the state files were read: an unreadable file ends the start before a client can connect.
         self._open_ports(sockets)
         registration = await self._registration(topics, stack)

@@ -138,13 +138,6 @@ class TimerMessageService:
 
     # task
 
-    async def load(self) -> None:
-        """Read timermetrics. Raises StateFileError."""
-        try:
-            await self.metrics.load()
-        except StateFileError as error:  # counts only: they are made again from the log
-            _log.warning("timer_metrics_unreadable", error=str(error))
-
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Move messages, until ``stop``. The store has to be open and recovered."""
         timers = self._timers
@@ -153,6 +146,10 @@ class TimerMessageService:
             return
         self._ended = trio.Event()
         try:
+            try:
+                await self.metrics.load()
+            except StateFileError as error:  # counts only: they are made again from the log
+                _log.warning("timer_metrics_unreadable", error=str(error))
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.metrics.run)
                 nursery.start_soon(self._save, timers)

@@ -39,7 +39,6 @@ async def running_timer(store: MessageStore, disk: SimDisk, clock: ManualClock) 
     """The timer of an open store, stopped in order at the end."""
     service = TimerMessageService(_configuration(), store, disk, clock, BrokerStats(clock, "C"))
     assert store.timers is not None
-    await service.load()
     store.add_topic_listener(TIMER_TOPIC, service.message_arriving)
     store.hold_log(PendingTimers(store.timers))
     store.hold_log(QueuedMessages(TIMED_MESSAGES, store, service.positions))

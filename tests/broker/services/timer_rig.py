@@ -87,7 +87,6 @@ class Rig:
             service = TimerMessageService(self.configuration, self.store, self.disk, self.clock, stats, HOST)
             self.service = service
             self._listen_to_puts()
-            await service.load()
             self.store.add_topic_listener(TIMER_TOPIC, service.message_arriving)
             self.store.hold_log(PendingTimers(self.timers))
             self.store.hold_log(QueuedMessages(TIMED_MESSAGES, self.store, service.positions))
