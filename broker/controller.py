@@ -18,7 +18,7 @@ import trio
 from trimq.broker import addresses
 from trimq.broker.config import BrokerConfig, MessageStoreConfig
 from trimq.broker.context import BrokerContext
-from trimq.broker.health import log_hold_notes, name_server_reasons, native_notes, store_reasons
+from trimq.broker.health import log_hold_notes, name_server_reasons, native_notes, store_reasons, timer_notes
 from trimq.broker.identity import BrokerIdentity
 from trimq.broker.processor_table import register_processors
 from trimq.broker.services.client_calls import ClientCalls
@@ -428,6 +428,7 @@ class BrokerController:
         self.configuration.listeners.append(lambda _: context.store.set_config(self._section(MessageStoreConfig)))
         # Only for topics that are created from here on: those of the state files were loaded before.
         context.topics.delete_listeners.append(context.timer.metrics.remove)
+        self.health.notes.append(lambda: timer_notes(context.timer))
         context.topics.listeners.append(lambda configs: _create_queues(context.store, configs))
         self.reactor.add_listener(sockets[0], table)
         for sock in sockets[1:]:

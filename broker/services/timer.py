@@ -40,6 +40,7 @@ _log = structlog.get_logger("broker.timer")
 
 _MAX_COUNT: Final = 256
 _MAX_BYTES: Final = 256 * 1024
+_READS: Final = 8
 _LONGEST_SLEEP_SECONDS: Final = 1.0  # while a message waits: the wall clock may be set at any time
 _PAUSE_SECONDS: Final = 0.1
 _LOOK_AHEAD_SLOTS: Final = 32
@@ -95,6 +96,11 @@ class TimerMessageService:
         """The number of messages that wait for the slot of a TIMER_OUT_MS."""
         slot = self._timers.wheel.find(out_ms) if self._timers is not None else None
         return 0 if slot is None else slot.messages
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether there are no checkpoints any more, because a sync of the timer's log has failed."""
+        return self._timers is not None and self._timers.is_broken
 
     @property
     def pending(self) -> int:
@@ -251,18 +257,27 @@ class TimerMessageService:
 
     async def _enqueue_some(self, timers: TimerStore) -> bool:
         offset = timers.next_offset
-        where = (TIMER_TOPIC, 0, offset, _MAX_COUNT, _MAX_BYTES, None)
-        result = self._store.get_message(*where)
-        if result is None:
-            result = await self._store.get_message_cold(*where)
-        try:
-            if result.status is GetMessageStatus.FOUND:
-                batch = _Batch(timers, self._now(timers))
-                batch.take(result.buffers)
-            else:
-                return self._skip_deleted(timers, result)
-        finally:
-            result.release()
+        batch = _Batch(timers, self._now(timers))
+        for number in range(
+            _READS
+        ):  # several, because a read returns few messages, and a write costs the same for many
+            where = (TIMER_TOPIC, 0, batch.next_offset, _MAX_COUNT, _MAX_BYTES, None)
+            result = self._store.get_message(*where)
+            if result is None:
+                if number:
+                    break
+                result = await self._store.get_message_cold(*where)
+            try:
+                if result.status is GetMessageStatus.FOUND:
+                    batch.take(result.buffers)
+                elif number:
+                    break
+                else:
+                    return self._skip_deleted(timers, result)
+            finally:
+                result.release()
+            if batch.is_full:
+                break
         if batch.next_offset == offset:
             return False
         if not await self.puts.deliver(batch.due, frozenset()):

@@ -9,6 +9,7 @@ import trio
 from tests.broker.services.timer_rig import NOW, Rig
 from tests.store.builders import message
 from tests.store.simdisk import Loss
+from trimq.broker.health import timer_notes
 from trimq.broker.services.pending_timers import PendingTimers
 from trimq.broker.store.types import PutMessageResult, PutMessageStatus
 from trimq.protocol.timer_layout import SLOTS
@@ -411,6 +412,24 @@ async def test_records_that_were_deleted_are_counted_and_do_not_stop_the_timer()
         await rig.advance(4)
         assert rig.service.puts.deleted == lost
         assert len(await rig.bodies()) == 60 - lost
+        (note,) = timer_notes(rig.service)
+        assert (note.code, f"{lost} timed messages" in note.text) == ("timed_messages_lost", True)
+
+
+async def test_a_timer_without_checkpoints_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise OSError(errno.EIO, "broken")
+
+    rig = Rig()
+    async with rig.running():
+        await rig.send(b"x", 5_000)
+        assert list(timer_notes(rig.service)) == []
+        monkeypatch.setattr(rig.timers.log, "sync", fail)
+        await rig.advance(1)
+        (note,) = timer_notes(rig.service)
+        assert note.code == "timer_broken"
+        await rig.advance(5)
+        assert await rig.bodies() == [b"x"]
 
 
 async def test_a_queue_whose_first_messages_were_deleted() -> None:
