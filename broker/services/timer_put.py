@@ -3,6 +3,7 @@
 Records are read in log order. Puts do not wait for each other: under SYNC_FLUSH the whole slot shares a few syncs.
 """
 
+import math
 import time
 from array import array
 from collections.abc import Iterable, Sequence
@@ -38,6 +39,7 @@ _log = structlog.get_logger("broker.timer")
 
 _TOPIC: Final = TIMER_TOPIC.encode()
 _SLICE_SECONDS: Final = 0.001
+_STOP_SECONDS: Final = 2.0
 _IN_FLIGHT: Final = 1024
 _FIRST_RETRY_MS: Final = 100
 _LAST_RETRY_MS: Final = 10_000
@@ -80,6 +82,7 @@ class TimerPuts:
         self._reason = ""
         self._refuses_all = False
         self._stopping = False
+        self._stop_by = math.inf
         self._pausing: trio.CancelScope | None = None
         self.delivered = 0
         """Messages delivered since the start."""
@@ -95,8 +98,9 @@ class TimerPuts:
         return self._configuration.section(MessageStoreConfig)
 
     def stop(self) -> None:
-        """Make no further attempts after a failure."""
+        """Make no further attempts after a failure, and end a slot that takes long in its middle: it comes again."""
         self._stopping = True
+        self._stop_by = time.perf_counter() + _STOP_SECONDS
         if self._pausing is not None:
             self._pausing.cancel()
 
@@ -152,14 +156,15 @@ class TimerPuts:
                     await self._landing(_IN_FLIGHT // 2)
                 if self._refuses_all:
                     break
-                if time.perf_counter() >= until:
+                now = time.perf_counter()
+                if now >= until:
+                    if now >= self._stop_by:
+                        break
                     await trio.lowlevel.checkpoint()
                     until = time.perf_counter() + _SLICE_SECONDS
             await self._landing(0)
         self._metrics.add(self._changes)
         self._changes = {}
-        if not self._failed:
-            return ()
         return array("q", sorted([*self._failed, *left]))
 
     async def _landing(self, most: int) -> None:

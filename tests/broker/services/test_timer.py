@@ -10,6 +10,7 @@ from tests.broker.services.timer_rig import NOW, Rig
 from tests.store.builders import message
 from tests.store.simdisk import Loss
 from trimq.broker.health import timer_notes
+from trimq.broker.services import timer_put
 from trimq.broker.services.pending_timers import PendingTimers
 from trimq.broker.store.types import PutMessageResult, PutMessageStatus
 from trimq.protocol.timer_layout import SLOTS
@@ -335,6 +336,28 @@ async def test_a_stop_during_refusals_delivers_after_the_start() -> None:
     rig.refuse = {}
     async with rig.running():
         assert await rig.bodies() == [b"a", b"b"]
+
+
+async def test_a_stop_does_not_wait_for_a_slot_that_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig()
+    monkeypatch.setattr(timer_put, "_STOP_SECONDS", 0.0)
+    monkeypatch.setattr(timer_put, "_SLICE_SECONDS", 0.0)
+    async with rig.running():
+        for number in range(50):
+            await rig.send(b"%02d" % number, 2_000)
+        put = rig.store.put_message
+
+        def stop_after_ten(inner: Any, done: Any) -> Any:
+            if len(rig.put) == 10:
+                rig.service.puts.stop()
+            return put(inner, done)
+
+        rig.store.put_message = stop_after_ten
+        await rig.advance(2)
+        assert rig.timers.wheel.count == 50
+    async with rig.running():
+        assert sorted(set(await rig.bodies())) == [b"%02d" % number for number in range(50)]
+        assert len(await rig.bodies()) < 70
 
 
 @pytest.mark.parametrize("method", ["create", "pwrite"])
