@@ -21,6 +21,7 @@ from tests.broker.transactions import (
     place_of,
 )
 from tests.broker.wire_client import WireClient
+from trimq.broker.services.transaction import check as check_module
 from trimq.broker.store.message_store import Flag
 from trimq.broker.store.types import PutCallback, PutMessageResult, PutMessageStatus
 from trimq.protocol.codes import RequestCode, ResponseCode
@@ -337,6 +338,38 @@ async def test_a_pending_half_can_be_resumed(life: Life) -> None:
     assert await life.bodies() == [b"half"]
 
 
+async def test_a_half_is_stored_again_by_one_at_a_time(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    # guards against two copies of a half, which could be committed one after the other
+    await life.prepare()
+    store = life.broker.context.store
+    (stored,) = await life.stored(HALF, [0])
+    put, held = store.put_message, trio.Event()
+    release: list[Callable[[], None]] = []
+
+    def slow(message: Any, on_done: PutCallback) -> PutMessageResult | None:
+        result = put(message, on_done)
+        assert result is not None
+        release.append(lambda: on_done(result))
+        held.set()
+        return None
+
+    monkeypatch.setattr(store, "put_message", slow)
+    await life.advance(7)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(life.broker.context.transaction_checks.check)
+        await held.wait()
+        request = {"topic": HALF, "msgId": stored.offset_message_id}
+        refused = await life.client.ask(RequestCode.RESUME_CHECK_HALF_MESSAGE, request)
+        assert (refused.code, "being stored again" in str(refused.remark)) == (ResponseCode.SYSTEM_ERROR, True)
+        release[0]()
+    monkeypatch.undo()
+    one, two = await life.round()  # that of the round before, and that of this one
+    assert (times(one), times(two)) == ("1", "2")
+    assert (await life.answer(two, COMMIT)).code == OK
+    assert not await life.round()
+    assert life.pending == 0
+
+
 async def test_other_messages_cannot_be_resumed(life: Life) -> None:
     # guards other topics: RocketMQ would copy any message into the queue of half messages
     reply = await life.client.send("T", b"plain")
@@ -394,3 +427,100 @@ async def test_a_half_whose_log_file_was_deleted_is_lost_and_counted(
     await life.advance(7)
     assert not await life.round()
     assert (life.pending, life.counters.lost) == (0, 1)
+
+
+async def test_a_half_whose_record_is_damaged_is_lost_and_counted(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    await life.prepare(b"damaged")
+    await life.prepare(b"sound")
+    store = life.broker.context.store
+    cold = store.look_message_cold
+
+    async def damaged(offset: int) -> Any:
+        data = bytearray(await cold(offset))
+        if b"damaged" in data:
+            data[0:4] = b"\0\0\0\1"
+        return bytes(data)
+
+    monkeypatch.setattr(store, "look_message", lambda _: None)
+    monkeypatch.setattr(store, "look_message_cold", damaged)
+    await life.advance(7)
+    assert bodies(await life.round()) == [b"sound"]
+    assert (life.pending, life.counters.lost) == (1, 1)
+
+
+async def test_a_check_that_reached_no_producer_does_not_count(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    # guards the number of checks where the producer leaves while its half is stored again
+    await life.prepare()
+    store = life.broker.context.store
+    put, held = store.put_message, trio.Event()
+    release: list[Callable[[], None]] = []
+
+    def slow(message: Any, on_done: PutCallback) -> PutMessageResult | None:
+        result = put(message, on_done)
+        assert result is not None
+        release.append(lambda: on_done(result))
+        held.set()
+        return None
+
+    monkeypatch.setattr(store, "put_message", slow)
+    await life.advance(7)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(life.broker.context.transaction_checks.check)
+        await held.wait()
+        await life.client.ask(RequestCode.UNREGISTER_CLIENT, {"clientID": "c", "producerGroup": "P"})
+        release[0]()
+    monkeypatch.undo()
+    assert (life.counters.moved, life.counters.checks) == (1, 0)
+    await life.join()
+    (check,) = await life.round()
+    assert times(check) == "1"
+    (check,) = await life.round()
+    assert times(check) == "2"
+
+
+async def test_an_error_of_the_device_ends_only_the_round(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    await life.prepare()
+
+    def fails(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(life.broker.context.store, "look_units", fails)
+    await life.advance(30)
+    assert not await life.client_checks()
+    monkeypatch.undo()
+    await life.advance(30)
+    assert len(await life.client_checks()) == 1
+
+
+async def test_an_expired_half_that_cannot_be_moved_stays(life: Life) -> None:
+    life.broker.configuration.change({"transactionCheckMax": "1"})
+    half = await life.prepare()
+    await life.advance(7)
+    await life.round()
+    flags = life.broker.context.store.flags
+    flags.set(Flag.DISK_FULL, "the disk is full")
+    await life.round()
+    assert (life.pending, life.counters.expired) == (1, 0)
+    flags.clear(Flag.DISK_FULL)
+    assert (await life.end(half)).code == OK
+
+
+async def test_old_pending_halves_do_not_keep_a_large_table(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    # guards the memory: one producer that never comes back would keep an entry for each later half
+    monkeypatch.setattr(check_module, "_SPARSE_AT", 8)
+    old = await life.prepare(b"old", properties={"PGROUP": "away"})
+    for number in range(20):
+        await life.end(await life.prepare(b"%d" % number), ROLLBACK)
+    await life.advance(7)
+    await life.broker.context.store.flush()
+    await life.advance(1)
+    assert len(life.transactions.halves) == 21
+    assert not await life.round()
+    await life.broker.context.store.flush()
+    await life.advance(1)
+    assert (len(life.transactions.halves), life.pending, life.counters.checks) == (1, 1, 0)
+    await life.join("away")
+    (check,) = await life.round()
+    assert (times(check), bodies([check])) == ("1", [b"old"])
+    assert (await life.end(old, producerGroup="away")).code == OK
+    assert await life.bodies() == [b"old"]

@@ -150,6 +150,22 @@ async def test_a_late_commit_before_a_kill_ends_all_records_of_its_half(tmp_path
         assert await life.bodies() == [b"half"]
 
 
+async def test_a_rollback_in_an_op_record_ends_all_records_of_its_half(tmp_path: Path) -> None:
+    # guards the records between the first and the last one, which no op record names
+    life = Life(tmp_path / "store", flushConsumerOffsetInterval="3600000")
+    async with life.running():
+        await life.join()
+        await life.prepare(b"half")
+        await life.advance(7)
+        checks = [check for _ in range(3) for check in await life.round()]
+        assert (await life.answer(checks[2], ROLLBACK)).code == OK
+        await life.advance(3)
+        assert await life.ops() == [b"0,3,"]
+        await life.kill()
+    async with life.running():
+        assert not await asked(life)
+
+
 async def test_each_half_is_checked_once_after_a_start_before_it_expires(tmp_path: Path) -> None:
     # guards halves that had their checks before a long outage: their producer may only have come back with this start
     life = Life(tmp_path / "store", transactionCheckMax="2")

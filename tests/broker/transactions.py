@@ -133,6 +133,10 @@ class Life:
     async def round(self) -> list[RemotingCommand]:
         """One round of checks; returns those that came over ``client``."""
         await self.broker.context.transaction_checks.check()
+        return await self.client_checks()
+
+    async def client_checks(self) -> list[RemotingCommand]:
+        """The checks that have come over ``client`` since the last call."""
         await self.settled()
         asked, self.client.asked = self.client.asked, []
         return [command for command in asked if command.code == CHECK]

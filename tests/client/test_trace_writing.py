@@ -24,6 +24,7 @@ from trimq.client import (
 )
 from trimq.client.compression import decompress
 from trimq.client.trace import dispatcher as dispatcher_module
+from trimq.client.trace import hooks
 from trimq.client.trace.dispatcher import TraceDispatcher
 from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.command import RemotingCommand
@@ -217,9 +218,11 @@ async def test_messages_that_linger(broker: Traced) -> None:
         Producer("orders", namesrv=broker.address, enable_msg_trace=True, linger=0) as producer,
         anyio.create_task_group() as group,
     ):
+        await producer.send(Message("T", b"a"))  # opens the connection: the next batch is sent without a task
+        broker.fields = {"MSG_REGION": "south"}
         for _ in range(3):
             group.start_soon(producer.send, Message("T", b"a"))
-    assert [(trace.region, trace.success) for trace in pubs(broker)] == [("north", True)] * 3
+    assert [(trace.region, trace.success) for trace in pubs(broker)] == [("north", True)] + [("south", True)] * 3
 
 
 def pubs(broker: Traced) -> list[PubTrace]:
@@ -284,7 +287,7 @@ async def test_the_answer_to_a_check_is_traced_with_the_region_of_the_message(br
     ) as producer:
         await producer.queues("T")
         await producer.client.heartbeat()
-        await ask(broker, "g", b"x")
+        await ask(broker, "g", b"x", MSG_REGION="north")
         await broker.until(RequestCode.END_TRANSACTION, 1)
         with anyio.fail_after(10):
             while not dispatcher_of(producer).sent:
@@ -293,7 +296,7 @@ async def test_the_answer_to_a_check_is_traced_with_the_region_of_the_message(br
     [end] = broker.traces
     assert isinstance(end, EndTransactionTrace)
     assert (end.state, end.from_transaction_check, end.transaction_id) == (EndState.COMMIT, True, "t")
-    assert (end.store_host, end.topic) == (broker.address, "T")
+    assert (end.store_host, end.topic, end.region) == (broker.address, "T", "north")
 
 
 # -- consumers ---------------------------------------------------------------------------------------------------------
@@ -367,7 +370,8 @@ async def test_processing_that_fails_or_is_cancelled(broker: Traced) -> None:
     ]
 
 
-async def test_a_batch_has_one_request_id(broker: Traced) -> None:
+async def test_a_batch_has_one_request_id_and_shares_the_time(broker: Traced, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hooks._Began, "cost", lambda _began: 90)
     async with consuming(
         broker, {"UNIQ_KEY": "A"}, {"UNIQ_KEY": "B", "TRACE_ON": "false"}, {"UNIQ_KEY": "C"}
     ) as consumer:
@@ -379,6 +383,7 @@ async def test_a_batch_has_one_request_id(broker: Traced) -> None:
         ("SubBefore", "A"), ("SubBefore", "C"), ("SubAfter", "A"), ("SubAfter", "C"),
     ]  # fmt: skip
     assert len({trace.request_id for trace in broker.traces if isinstance(trace, SubBeforeTrace | SubAfterTrace)}) == 1
+    assert {trace.cost for trace in broker.traces if isinstance(trace, SubAfterTrace)} == {30}
 
 
 @pytest.mark.parametrize("topic", [b"T", TRACES.encode()])

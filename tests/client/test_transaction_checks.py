@@ -22,21 +22,22 @@ END = RequestCode.END_TRANSACTION
 GREETING = RequestCode.HEART_BEAT
 
 
-def half(broker: ScriptedBroker, group: str, body: bytes) -> bytes:
+def half(broker: ScriptedBroker, group: str, body: bytes, **properties: str) -> bytes:
     """A prepared message as the broker stores it."""
     host, _, port = broker.address.rpartition(":")
+    text = encode_properties({"PGROUP": group, "TRAN_MSG": "true", **properties})
     return encode_record(
-        topic=b"T", body=body, properties=encode_properties({"PGROUP": group, "TRAN_MSG": "true"}).encode(),
+        topic=b"T", body=body, properties=text.encode(),
         queue_id=0, queue_offset=7, physical_offset=70, born_timestamp=0, born_host=pack_host("127.0.0.1", 1),
         store_timestamp=0, store_host=pack_host(host, int(port)),
     )  # fmt: skip
 
 
-async def ask(broker: ScriptedBroker, group: str, body: bytes) -> None:
+async def ask(broker: ScriptedBroker, group: str, body: bytes, **properties: str) -> None:
     """Send the broker's check of a transaction, over the connection of the producer's heartbeat."""
     header = {"tranStateTableOffset": "7", "commitLogOffset": "70", "topic": "T", "msgId": "m", "transactionId": "t"}
     question = RemotingCommand.request(
-        RequestCode.CHECK_TRANSACTION_STATE, header, half(broker, group, body), oneway=True
+        RequestCode.CHECK_TRANSACTION_STATE, header, half(broker, group, body, **properties), oneway=True
     )
     [stream] = [stream for stream, command in broker.seen if command.code == GREETING][:1]
     await stream.send(encode(question))

@@ -208,19 +208,23 @@ class TransactionalMessageCheckService:
     # room
 
     async def _make_dense(self) -> None:
-        """Store the first pending halves again if they keep a large table alive in which most others are done."""
+        """Store the first pending halves again if they keep a large table alive in which most others are ended."""
         halves = self._transactions.halves
-        while len(halves) >= _SPARSE_AT and halves.pending * _SPARSE < len(halves):
-            offset = halves.next_pending(halves.first, halves.end)
-            half = None if offset < 0 else self._look(offset) or await self._read(offset)
-            if half is None or not self._is_due(half):
-                return
-            over = self._unsent.pop(offset, 0)
-            _, result = await self._transactions.store_again(half, half.times)
-            if not result.ok:
-                return
-            self._unsent[result.queue_offset] = over
+        end = halves.end
+        offset = halves.next_pending(halves.first, end)
+        # The length of the table from the first pending half on: those before it need no entry once they are done.
+        while offset >= 0 and max(_SPARSE_AT, halves.pending * _SPARSE) <= halves.end - offset:
+            half = self._look(offset) or await self._read(offset)
+            if half is not None:
+                if not self._is_due(half):
+                    return
+                over = self._unsent.pop(offset, 0)
+                _, result = await self._transactions.store_again(half, half.times)
+                if not result.ok:
+                    return
+                self._unsent[result.queue_offset] = over
             await trio.lowlevel.checkpoint()
+            offset = halves.next_pending(offset + 1, end)
 
 
 def _decoded(data: Any, offset: int) -> Half | None:

@@ -23,7 +23,7 @@ from trimq.broker.services.transaction.messages import HalfMessages
 from trimq.broker.services.transaction.ops import End, OpQueue
 from trimq.broker.store.disk.disk import Disk
 from trimq.broker.store.log.puts import MessageInner
-from trimq.broker.store.types import PutCallback, PutMessageResult
+from trimq.broker.store.types import PutCallback, PutMessageResult, PutMessageStatus
 from trimq.protocol.topic_rules import TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
 from trimq.protocol.transaction import GROUP, QUEUE, Half
 from trimq.remoting.config.configuration import Configuration
@@ -33,6 +33,7 @@ _log = structlog.get_logger("broker.transaction")
 
 _SETTLE_SECONDS: Final = 1.0
 _UNREADABLE_SECONDS: Final = 1.0
+_MOVING: Final = "the half message is being stored again"
 _SETTLED_STEP: Final = 64 << 20
 """Bytes by which the settled offset has to move before it is stored again while no half is pending."""
 
@@ -140,6 +141,7 @@ class TransactionalMessageService:
         self.check_again = 0
         self._commits: dict[int, int] = {}  # origin -> the log's end when the commit was put, in that order
         self._copies: deque[tuple[int, int]] = deque()  # log end of a half stored again, and what it replaces
+        self._moving: set[int] = set()  # origins of halves that are being stored again
         self._arrived = trio.Event()
         self._settled = -1
         self.known_op_end = 0
@@ -180,11 +182,6 @@ class TransactionalMessageService:
         if queue_id == QUEUE:
             self.halves.reach(next_offset)
             self._arrived.set()
-
-    @property
-    def is_full(self) -> bool:
-        """Whether maxPendingHalfMessages halves wait for their end."""
-        return self.halves.pending >= self._configuration.section(BrokerConfig).max_pending_half_messages
 
     async def until_readable(self, offset: int) -> None:
         """Wait, a second at most, until the half at ``offset`` of the half queue can be read."""
@@ -253,8 +250,13 @@ class TransactionalMessageService:
         """
         message = self.messages.again(half, times)
         offset, origin = half.offset, half.origin
+        # A round of checks and an administrator may want it at the same time: two copies would be two halves.
+        if origin in self._moving:
+            return message, PutMessageResult(PutMessageStatus.SERVICE_NOT_AVAILABLE, remark=_MOVING)
+        self._moving.add(origin)
 
         def stored(result: PutMessageResult) -> None:
+            self._moving.discard(origin)
             if result.ok:
                 self.counters.moved += 1
                 self._moved(offset, origin, result)
