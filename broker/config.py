@@ -281,6 +281,12 @@ class BrokerConfig:
     delay_offset_update_version_step: int = option(
         200, "Deliveries after which the version of the delay offsets is raised.", minimum=1, dynamic=True
     )
+    recall_message_enable: bool = option(
+        False, "Producers may recall timed messages that are not delivered yet.", dynamic=True
+    )
+    allow_recall_when_broker_not_writeable: bool = option(
+        True, "Accept recalls also while brokerPermission does not permit writing.", dynamic=True
+    )
     register_name_server_period: int = option(
         30000,
         "Time between two registrations with the name servers.",
@@ -341,6 +347,7 @@ _UNSUPPORTED_VALUES = {
     "inSyncReplicas": "1",
     "totalReplicas": "1",
     "minInSyncReplicas": "1",
+    "timerRocksDBEnable": "false",
 }
 
 SCHEMA = Schema(

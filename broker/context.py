@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from trimq.broker.services.registration import BrokerOuterAPI
     from trimq.broker.services.schedule import ScheduleMessageService
     from trimq.broker.services.stats import BrokerStats
+    from trimq.broker.services.timer import TimerMessageService
     from trimq.broker.services.topic_routes import TopicRouteInfoManager
     from trimq.broker.services.topics import TopicConfigManager
     from trimq.broker.services.transaction.check import TransactionalMessageCheckService
@@ -53,6 +54,7 @@ class BrokerContext:
     locks: "RebalanceLockManager"
     long_polling: "PullRequestHoldService"
     schedule: "ScheduleMessageService"
+    timer: "TimerMessageService"
     transactions: "TransactionalMessageService"
     transaction_checks: "TransactionalMessageCheckService"
     registration: "BrokerOuterAPI"

@@ -18,7 +18,7 @@ import trio
 from trimq.broker import addresses
 from trimq.broker.config import BrokerConfig, MessageStoreConfig
 from trimq.broker.context import BrokerContext
-from trimq.broker.health import log_hold_notes, name_server_reasons, native_notes, store_reasons
+from trimq.broker.health import log_hold_notes, name_server_reasons, native_notes, store_reasons, timer_notes
 from trimq.broker.identity import BrokerIdentity
 from trimq.broker.processor_table import register_processors
 from trimq.broker.services.client_calls import ClientCalls
@@ -29,6 +29,7 @@ from trimq.broker.services.groups import SubscriptionGroupManager
 from trimq.broker.services.long_polling import PullRequestHoldService
 from trimq.broker.services.message_request_mode import MessageRequestModeManager
 from trimq.broker.services.offsets import ConsumerOffsetManager
+from trimq.broker.services.pending_timers import TIMED_MESSAGES, PendingTimers
 from trimq.broker.services.producers import ProducerManager
 from trimq.broker.services.queued_messages import QueuedMessages
 from trimq.broker.services.rebalance_lock import RebalanceLockManager
@@ -36,6 +37,7 @@ from trimq.broker.services.registration import BrokerOuterAPI
 from trimq.broker.services.schedule import ScheduleMessageService
 from trimq.broker.services.state_file import StateFileError
 from trimq.broker.services.stats import BrokerStats
+from trimq.broker.services.timer import TimerMessageService
 from trimq.broker.services.topic_routes import TopicRouteInfoManager
 from trimq.broker.services.topics import TopicConfigManager
 from trimq.broker.services.transaction.check import TransactionalMessageCheckService
@@ -50,7 +52,7 @@ from trimq.protocol.body import TopicConfig
 from trimq.protocol.codes import RequestCode
 from trimq.protocol.message_id import UniqueIdGenerator
 from trimq.protocol.native import NATIVE
-from trimq.protocol.topic_rules import SCHEDULE_TOPIC, TRANS_HALF_TOPIC
+from trimq.protocol.topic_rules import SCHEDULE_TOPIC, TIMER_TOPIC, TRANS_HALF_TOPIC
 from trimq.remoting.client.remoting_client import RemotingClient
 from trimq.remoting.config.command_line import stop_on_signal
 from trimq.remoting.config.configuration import ConfigError, Configuration, NettyServerConfig
@@ -220,6 +222,7 @@ class BrokerController:
                 transactions=TransactionMetrics(
                     transactions=context.transactions, checks=context.transaction_checks, clock=context.clock
                 ),
+                timer=context.timer,
             ),
             series=SeriesMetrics(offsets=context.offsets, stats=context.stats, store=context.store),
             clients=ClientMetrics(producers=context.producers, consumers=context.consumers),
@@ -286,6 +289,8 @@ class BrokerController:
         groups = SubscriptionGroupManager(configuration, disk, clock)
         offsets = ConsumerOffsetManager(configuration, disk, clock)
         schedule = ScheduleMessageService(configuration, store, disk, clock, packed)
+        stats = BrokerStats(clock, broker.broker_cluster_name)
+        timer = TimerMessageService(configuration, store, disk, clock, stats, packed)
         modes = MessageRequestModeManager(configuration, disk, clock)
         filters = ConsumerFilterManager(configuration, disk, clock)
         transactions = TransactionalMessageService(
@@ -321,6 +326,7 @@ class BrokerController:
             locks=RebalanceLockManager(clock),
             long_polling=PullRequestHoldService(configuration, clock),
             schedule=schedule,
+            timer=timer,
             transactions=transactions,
             transaction_checks=TransactionalMessageCheckService(
                 configuration, store, transactions, producers, topics, clock, broker.broker_name
@@ -328,7 +334,7 @@ class BrokerController:
             registration=registration,
             routes=TopicRouteInfoManager(configuration, registration, clock),
             modes=modes,
-            stats=BrokerStats(clock, broker.broker_cluster_name),
+            stats=stats,
             unread=UnreadPositions(consumers, offsets, store.look_units, clock),
             unique_ids=UniqueIdGenerator(packed[:-4]),
             store_host=packed,
@@ -411,12 +417,18 @@ class BrokerController:
         context.store.on_overdue.append(self._close_readers)
         context.store.keep_unread(context.unread.oldest)
         context.store.hold_log(QueuedMessages("delayed messages", context.store, context.schedule.positions))
+        if context.store.timers is not None:
+            context.store.hold_log(PendingTimers(context.store.timers))
+            context.store.hold_log(QueuedMessages(TIMED_MESSAGES, context.store, context.timer.positions))
         context.store.hold_log(HeldHalves(context.store, context.transactions.halves))
         context.store.hear_awaited(holds.awaited, holds.notify_arriving)
         context.store.add_topic_listener(SCHEDULE_TOPIC, context.schedule.message_arriving)
         context.store.add_topic_listener(TRANS_HALF_TOPIC, context.transactions.half_arriving)
+        context.store.add_topic_listener(TIMER_TOPIC, context.timer.message_arriving)
         self.configuration.listeners.append(lambda _: context.store.set_config(self._section(MessageStoreConfig)))
         # Only for topics that are created from here on: those of the state files were loaded before.
+        context.topics.delete_listeners.append(context.timer.metrics.remove)
+        self.health.notes.append(lambda: timer_notes(context.timer))
         context.topics.listeners.append(lambda configs: _create_queues(context.store, configs))
         self.reactor.add_listener(sockets[0], table)
         for sock in sockets[1:]:
@@ -436,6 +448,7 @@ class BrokerController:
             context.stats,
             context.long_polling,
             context.schedule,
+            context.timer,
             context.modes,
             context.transactions,
             context.transaction_checks,
@@ -476,6 +489,7 @@ class BrokerController:
             await self.reactor.shutdown(max(1.0, seconds - 5))  # the rest is for the state files
             await context.transactions.stop()
             # After the last request, so that the files hold every offset and topic that was acknowledged.
+            await context.timer.stop()
             for service in (
                 context.topics,
                 context.groups,

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from trimq.broker.services.registration import BrokerOuterAPI
+from trimq.broker.services.timer import TimerMessageService
 from trimq.broker.store.message_store import Flag, MessageStore
 from trimq.protocol.native import NativeExtension
 from trimq.remoting.http.health import Reason
@@ -17,6 +18,8 @@ LOG_FILES_HELD: Final = "log_files_held"
 PENDING_DELETED: Final = "pending_messages_deleted"
 RUNS: Final = "runs"
 NATIVE_FAILED: Final = "native_failed"
+TIMER_BROKEN: Final = "timer_broken"
+TIMED_MESSAGES_LOST: Final = "timed_messages_lost"
 
 _MIB: Final = 1 << 20
 _DISK: Final = Flag.DISK_FULL | Flag.LOGIC_DISK_FULL | Flag.NO_SPACE
@@ -67,3 +70,13 @@ def native_notes(native: NativeExtension) -> Iterator[Reason]:
     if native.has_failed:
         text = "the native extension has failed: Python serves until the next restart, correctly but slower"
         yield Reason(NATIVE_FAILED, text)
+
+
+def timer_notes(timer: TimerMessageService) -> Iterator[Reason]:
+    """Timed messages that could not be delivered, and whether the timer writes no checkpoints any more."""
+    if timer.is_broken:
+        text = "the timer's log could not be synced: check the device. After a restart some timed messages come again"
+        yield Reason(TIMER_BROKEN, text)
+    lost = timer.puts.deleted + timer.puts.dropped
+    if lost:
+        yield Reason(TIMED_MESSAGES_LOST, f"{lost} timed messages could not be delivered since the start: see the log")

@@ -8,6 +8,7 @@ from trimq.broker.processors.admin.consume_admin import ConsumeAdminProcessor
 from trimq.broker.processors.admin.group_admin import GroupAdminProcessor
 from trimq.broker.processors.admin.offset_admin import OffsetAdminProcessor
 from trimq.broker.processors.admin.queue_admin import QueueAdminProcessor
+from trimq.broker.processors.admin.timer_admin import TimerAdminProcessor
 from trimq.broker.processors.admin.topic_admin import TopicAdminProcessor
 from trimq.broker.processors.assignment import QueryAssignmentProcessor
 from trimq.broker.processors.client import ClientProcessor
@@ -17,6 +18,7 @@ from trimq.broker.processors.offset import OffsetProcessor
 from trimq.broker.processors.pull.pull import PullMessageProcessor
 from trimq.broker.processors.pull.pull_filters import PullFilters
 from trimq.broker.processors.query import QueryMessageProcessor
+from trimq.broker.processors.recall import RecallMessageProcessor
 from trimq.broker.processors.send.send import SendMessageProcessor
 from trimq.broker.processors.send.send_back import SendBackProcessor
 from trimq.broker.processors.send.send_checks import SendChecks
@@ -40,6 +42,15 @@ def register_processors(table: HandlerTable, context: BrokerContext, reactor: Re
     for processor in (
         send_processor(context),
         send_back_processor(context),
+        RecallMessageProcessor(
+            configuration=context.configuration,
+            topics=context.topics,
+            store=context.store,
+            stats=context.stats,
+            checks=_send_checks(context),
+            clock=context.clock,
+            store_host=context.store_host,
+        ),
         ReplyMessageProcessor(
             configuration=context.configuration,
             identity=context.identity,
@@ -124,6 +135,7 @@ def _send_checks(context: BrokerContext) -> SendChecks:
         topics=context.topics,
         groups=context.groups,
         locks=context.locks,
+        timer=context.timer,
         clock=context.clock,
         pending_halves=lambda: context.transactions.halves.pending,
     )
@@ -194,10 +206,12 @@ def _register_administration(table: HandlerTable, context: BrokerContext, reacto
         BrokerAdminProcessor(
             configuration=context.configuration,
             schedule=context.schedule,
+            timer=context.timer,
             stats=context.stats,
             store=context.store,
             disk=context.disk,
             reactor=reactor,
         ),
+        TimerAdminProcessor(timer=context.timer),
     ):
         processor.register(table)

@@ -237,6 +237,53 @@ class MessageStoreConfig:
     flush_delay_offset_interval: int = option(
         10000, "Time between two writes of delayOffset.json.", unit="ms", minimum=100
     )
+    timer_wheel_enable: bool = option(
+        True, "Accept messages with a precise delivery time (TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS)."
+    )
+    timer_precision_ms: int = option(
+        1000,
+        "Timed messages are delivered at the next multiple of this time: 100, 200, 500 or 1000; a value between them "
+        "is rounded down.",
+        unit="ms",
+        minimum=1,
+    )
+    timer_roll_window_slot: int = option(
+        172_800,
+        "A message that is due after this many times timerPrecisionMs is stored again in between. Values below 2 or "
+        "above 604740 mean 604740.",
+    )
+    timer_max_delay_sec: int = option(
+        259_200, "Longest delay of a timed message.", unit="s", minimum=0, maximum=2**31 - 1, dynamic=True
+    )
+    timer_flush_interval_ms: int = option(
+        1000, "Time between two checkpoints of the timer.", unit="ms", minimum=1, dynamic=True
+    )
+    timer_congest_num_each_slot: int = option(
+        2**31 - 1,
+        "When more messages than this are due in the same timerPrecisionMs, some further ones are refused; with twice "
+        "as many all of them.",
+        minimum=1,
+        maximum=2**31 - 1,
+        dynamic=True,
+    )
+    timer_stop_enqueue: bool = option(
+        False, "Leave timed messages in their queue: none enters the timer until this is false again.", dynamic=True
+    )
+    timer_stop_dequeue: bool = option(False, "Deliver no timed message until this is false again.", dynamic=True)
+    timer_skip_unknown_error: bool = option(
+        False, "Skip a timed message whose delivery fails for an unknown reason, instead of trying again.", dynamic=True
+    )
+    append_topic_for_timer_delete_key: bool = option(
+        False,
+        "A recall names the topic of its message too. Change it only while no recall waits in the timer.",
+    )
+    mapped_file_size_timer_log: int = option(
+        100 * MIB,
+        "Size of a file of the timer's log. An existing store has to be opened with the size it was created with.",
+        unit="bytes",
+        minimum=4 * KIB,
+        maximum=2**31 - 1,
+    )
     broker_role: BrokerRole = option(
         BrokerRole.ASYNC_MASTER, "Whether sends wait for slaves. Slaves are not supported yet, so both mean the same."
     )

@@ -76,7 +76,7 @@ INERT: Final = _table(
         "RocketMQ does not use it either",
         """
         putMessageTimeout maxRecoveryCommitlogFiles maxTopicLength highSpeedMode commercialBaseCount
-        commercialSizePerMsg bitMapLengthConsumeQueueExt
+        commercialSizePerMsg bitMapLengthConsumeQueueExt timerInterceptDelayLevel
         """,
     ),
     (
@@ -90,6 +90,20 @@ INERT: Final = _table(
         """
         accountStatsEnable accountStatsPrintZeroValues maxStatsIdleTimeInMinutes enableDetailStat
         autoDeleteUnusedStats enableScheduleMessageStats enableLmqStats
+        """,
+    ),
+    (
+        "one task moves timed messages, and it needs no threads, queues or warm-up",
+        """
+        timerGetMessageThreadNum timerPutMessageThreadNum timerEnableDisruptor timerWarmEnable
+        timerProgressLogIntervalMs
+        """,
+    ),
+    ("a timed message is delivered again until the store takes it", "timerEnableRetryUntilSuccess"),
+    (
+        "the counts of timed messages are compared with the timer's log at each start",
+        """
+        timerEnableCheckMetrics timerCheckMetricsWhen timerMetricSmallThreshold
         """,
     ),
     (
@@ -111,7 +125,7 @@ _REPLICATION = "replication is not implemented yet; this broker is a master with
 _POP = "POP consumption is not implemented yet"
 _FILTER = "the consume queue extension is not written; an expression is evaluated on each message's properties"
 _TRANSACTIONS = "halves are kept in the queue, and their number is a metric that is not stored in a file"
-_TIMER = "messages with a precise delivery time are not implemented yet and are refused; delay levels work"
+_TIMER = "timed messages wait in the timer wheel and its log; RocketMQ's other ways to keep them are not supported"
 _ROCKSDB = "RocksDB is not supported; queues are files"
 _ACL = "access control is not implemented yet"
 _METRICS = "metrics are exported for Prometheus, all or none: metricsExporterType=PROM"
@@ -175,13 +189,7 @@ UNSUPPORTED: Final = _table(
     (
         _TIMER,
         """
-        mappedFileSizeTimerLog timerPrecisionMs timerRollWindowSlot timerFlushIntervalMs
-        timerGetMessageThreadNum timerPutMessageThreadNum timerEnableDisruptor timerEnableCheckMetrics
-        timerInterceptDelayLevel timerMaxDelaySec timerWheelEnable disappearTimeAfterStart timerStopEnqueue
-        timerCheckMetricsWhen timerSkipUnknownError timerWarmEnable timerStopDequeue
-        timerEnableRetryUntilSuccess timerCongestNumEachSlot timerMetricSmallThreshold
-        timerProgressLogIntervalMs timerColdDataCheckIntervalMs timerRocksDBEnable recallMessageEnable
-        allowRecallWhenBrokerNotWriteable
+        timerRocksDBEnable disappearTimeAfterStart timerColdDataCheckIntervalMs
         """,
     ),
     (

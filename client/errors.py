@@ -152,6 +152,7 @@ _USAGE: Final = frozenset(
         ResponseCode.NO_PERMISSION,
         ResponseCode.TOPIC_NOT_EXIST,
         ResponseCode.TOPIC_EXIST_ALREADY,
+        ResponseCode.ILLEGAL_OPERATION,
         ResponseCode.QUERY_NOT_FOUND,
         ResponseCode.SUBSCRIPTION_PARSE_FAILED,
         ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,

@@ -27,6 +27,8 @@ from trimq.client.sending import (
 from trimq.protocol.body import ConsumerData, ProducerData
 from trimq.protocol.codes import RequestCode
 from trimq.protocol.hashing import string_hash
+from trimq.protocol.headers.send import RecallMessageRequestHeader, RecallMessageResponseHeader
+from trimq.protocol.recall_handle import RecallHandleError, decode_handle
 
 MAX_MESSAGE_SIZE: Final = 4 * 1024 * 1024
 """Largest body in bytes, as brokers have it by default."""
@@ -88,6 +90,7 @@ class Producer(GroupMember):
             timeout=send_timeout,
             create_topics=create_topics,
         )
+        self._send_timeout = send_timeout
         self._ids = self.client.unique_ids
         self._limits = Limits(max_message_size, compression, compress_over, compression_level)
         if enable_msg_trace:
@@ -329,6 +332,33 @@ class Producer(GroupMember):
             batch.append((number, entry))
             current[message.topic] = (batch, size + entry.size)
         return batches
+
+    # -- timed messages --------------------------------------------------------------------------------------------
+
+    async def recall(self, receipt: SendReceipt | str) -> str:
+        """Recalls a message that was sent with ``delay`` or ``deliver_at``, and returns its message id.
+
+        ``receipt`` is that of the send, or its ``recall_handle``, which may be stored. The message is not delivered,
+        unless its time comes before the broker has the recall. Brokers must have recallMessageEnable=true.
+
+        Raises UsageError for a message that is not timed, or that is due already, and the same errors as ``send``. A
+        recall may be repeated.
+
+        >>> async def cancel(producer: Producer, receipt: SendReceipt) -> None:
+        ...     await producer.recall(receipt)
+        """
+        self._check_open()
+        handle = receipt if isinstance(receipt, str) else receipt.recall_handle
+        if handle is None:
+            raise UsageError("only a message that was sent with delay or deliver_at can be recalled")
+        try:
+            message = decode_handle(handle)
+        except RecallHandleError as error:
+            raise UsageError(str(error)) from None
+        address = await self.client.master(await self._route(message.topic), message.broker_name)
+        header = RecallMessageRequestHeader(topic=message.topic, recall_handle=handle, producer_group=self.group)
+        reply = await self.client.request(address, RequestCode.RECALL_MESSAGE, header, timeout=self._send_timeout)
+        return reply.header(RecallMessageResponseHeader).msg_id
 
     # -- request and reply -----------------------------------------------------------------------------------------
 

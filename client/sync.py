@@ -158,6 +158,10 @@ class Producer(_Opened[trimq.client.producer.Producer]):
         """See trimq.client.Producer.send_batch."""
         return self._call(self._target.send_batch, messages, queue=queue)
 
+    def recall(self, receipt: SendReceipt | str) -> str:
+        """See trimq.client.Producer.recall."""
+        return self._call(self._target.recall, receipt)
+
     def request(self, message: Message, *, ttl: float = 30.0) -> ReceivedMessage:
         """See trimq.client.Producer.request."""
         return self._call(self._target.request, message, ttl=ttl)

@@ -57,6 +57,8 @@ class RequestCode(IntEnum):
     GET_ALL_CONSUMER_OFFSET = 43
     GET_ALL_DELAY_OFFSET = 45
     CHECK_CLIENT_CONFIG = 46
+    GET_TIMER_CHECK_POINT = 60
+    GET_TIMER_METRICS = 61
     PUT_KV_CONFIG = 100
     GET_KV_CONFIG = 101
     DELETE_KV_CONFIG = 102
@@ -117,15 +119,13 @@ class RequestCode(IntEnum):
     GET_SUBSCRIPTIONGROUP_CONFIG = 352
     UPDATE_AND_GET_GROUP_FORBIDDEN = 353
     LITE_PULL_MESSAGE = 361
+    RECALL_MESSAGE = 370
     QUERY_ASSIGNMENT = 400
     SET_MESSAGE_REQUEST_MODE = 401
     GET_ALL_MESSAGE_REQUEST_MODE = 402
     GET_BROKER_MEMBER_GROUP = 901
     BROKER_HEARTBEAT = 904
-    GET_TIMER_CHECK_POINT = 60
-    GET_TIMER_METRICS = 61
     SWITCH_TIMER_ENGINE = 5001
-    RECALL_MESSAGE = 370
     POP_MESSAGE = 200050
     ACK_MESSAGE = 200051
     PEEK_MESSAGE = 200052
@@ -385,10 +385,7 @@ HELP: Final[dict[int, str]] = {
 """Response code to its meaning and what to do about it."""
 
 NOT_SUPPORTED: Final[dict[int, str]] = {
-    60: "timer messages",
-    61: "timer messages",
-    5001: "timer messages",
-    370: "recalls of messages",
+    5001: "the RocksDB timer",
     200050: "POP consumers",
     200051: "POP consumers",
     200052: "POP consumers",

@@ -1,12 +1,14 @@
-"""Metrics of what only some programs use: expressions of consumers, request-reply, transactions."""
+"""Metrics of what only some programs use: expressions of consumers, request-reply, transactions, timed messages."""
 
 from collections.abc import Iterator
 
 from prometheus_client.core import Metric
 
+from trimq.broker.metrics.timers import timer_families
 from trimq.broker.metrics.transactions import TransactionMetrics
 from trimq.broker.services.client_calls import ClientCalls
 from trimq.broker.services.consumer_filters import ConsumerFilterManager
+from trimq.broker.services.timer import TimerMessageService
 from trimq.remoting.http.metrics import counter, gauge
 
 
@@ -14,15 +16,22 @@ class FeatureMetrics:
     """Reads the totals of each feature."""
 
     def __init__(
-        self, *, filters: ConsumerFilterManager, client_calls: ClientCalls, transactions: TransactionMetrics
+        self,
+        *,
+        filters: ConsumerFilterManager,
+        client_calls: ClientCalls,
+        transactions: TransactionMetrics,
+        timer: TimerMessageService,
     ) -> None:
         self._filters = filters
         self._client_calls = client_calls
         self._transactions = transactions
+        self._timer = timer
 
     def families(self, labels: dict[str, str]) -> Iterator[Metric]:
         """All of them. ``labels`` are those that RocketMQ puts on each of its metrics."""
         yield from self._transactions.families(labels)
+        yield from timer_families(self._timer, labels)
         yield gauge(
             "trimq_consumer_filters", "SQL92 expressions of consumer groups that are online.", self._filters.alive
         )

@@ -34,7 +34,7 @@ class ServiceMetrics:
         self._stats = stats
 
     def sizes(self, labels: dict[str, str]) -> Iterator[Metric]:
-        """The numbers of topics and groups. ``labels`` are those that RocketMQ puts on each of its metrics."""
+        """The metrics that RocketMQ has too. ``labels`` are those that RocketMQ puts on each of its metrics."""
         names, values = tuple(labels), tuple(labels.values())
         yield gauges("rocketmq_topic_number", "Topics.", names, {values: len(self._topics.table)})
         yield gauges("rocketmq_consumer_group_number", "Consumer groups.", names, {values: len(self._groups.table)})

@@ -41,19 +41,25 @@ from trimq.broker.store.recovery.failed_sync_marker import FailedSyncMarker
 from trimq.broker.store.recovery.recovery import RecoveryReport, StoreRecovery
 from trimq.broker.store.running_flags import Flag, RunningFlags
 from trimq.broker.store.stats import StoreStats
+from trimq.broker.store.timer.recovery import LogState, TimerRecovery
+from trimq.broker.store.timer.timer_store import DueTimers, NewTimer, TimerStore
 from trimq.protocol.queue_unit import UNIT_SIZE
-from trimq.protocol.topic_rules import is_system_topic
+from trimq.protocol.timer_layout import SLOTS, snapped_precision
+from trimq.protocol.topic_rules import TIMER_TOPIC, is_system_topic
 from trimq.remoting.runtime.clock import Clock, SystemClock
 from trimq.remoting.runtime.durations import Durations
 
 __all__ = [
     "ConsumeQueue",
+    "DueTimers",
     "Flag",
     "MappedFile",
     "MessageStore",
+    "NewTimer",
     "PendingMessages",
     "StoreInUseError",
     "StoreLoadError",
+    "TimerStore",
     "TopicIllegalError",
     "TopicQueue",
 ]
@@ -91,8 +97,12 @@ class MessageStore(InMemoryCalls):
         clock: Clock | None = None,
         sync_place: SyncPlace = SyncPlace.AUTO,
         accept_missing_log: bool = False,
+        timer_slots: int = SLOTS,
     ) -> None:
-        """``accept_missing_log``: start with an empty log even if the checkpoint knows one whose files are missing."""
+        """``accept_missing_log``: start with an empty log even if the checkpoint knows one whose files are missing.
+
+        ``timer_slots``: slots of the timer's wheel, for tests; with another number RocketMQ refuses the file.
+        """
         self.config = config
         self.disk = disk or RealDisk()
         self.clock = clock or SystemClock()
@@ -138,6 +148,8 @@ class MessageStore(InMemoryCalls):
                 wall_ms=self.clock.wall_ms,
                 tags=config.index_tag_enable,
             )
+        self.timers = self._make_timers(timer_slots) if config.timer_wheel_enable else None
+        """Pending timed messages; None if timerWheelEnable is false."""
         self.dispatcher = StoreDispatcher(self.queues, self.index, self.stats, delay_ms=delays)
         self.flush_queues = FlushConsumeQueueService(self.queues, self.flags)
         self.checkpoint = StoreCheckpoint(self.disk, self.root)
@@ -155,6 +167,16 @@ class MessageStore(InMemoryCalls):
         self.query_message = self._finder.query
         self.query_in_memory = self._finder.query_in_memory
         self.query_message_cold = self._finder.query_cold
+
+    def _make_timers(self, slots: int) -> TimerStore:
+        return TimerStore(
+            self.disk,
+            self.root,
+            precision=snapped_precision(self.config.timer_precision_ms),
+            log_file_size=self.config.mapped_file_size_timer_log,
+            window=self.config.timer_roll_window_slot,
+            slots=slots,
+        )
 
     # -- lifecycle
 
@@ -225,7 +247,15 @@ class MessageStore(InMemoryCalls):
         self.write_path = path
         self.put_message = path.put_message
         self.put_now = path.put_now
+        if self.timers is not None:
+            await self._recover_timers(self.timers)
         return path
+
+    async def _recover_timers(self, timers: TimerStore) -> None:
+        """After the queues: the timer's data follows the timer's queue."""
+        offsets = self.min_offset(TIMER_TOPIC, 0), self.max_offset(TIMER_TOPIC, 0)
+        state = LogState(self.min_phy_offset, self.commit_log.max_offset, *offsets)
+        await TimerRecovery(timers, state, self._finder.look_cold, self.clock.wall_ms()).run()
 
     def _start(self, path: WritePath, nursery: trio.Nursery) -> None:
         checkpoints = CheckpointService(
@@ -289,6 +319,8 @@ class MessageStore(InMemoryCalls):
     def _close_files(self) -> None:
         self.queues.close()
         self.files.close()
+        if self.timers is not None:
+            self.timers.close()
         if self.index is not None:
             self.index.close_files()
 
@@ -345,6 +377,10 @@ class MessageStore(InMemoryCalls):
             path.sync.durations, path.lock.waits, path.lock.held_ms() / 1000, len(path.lock), path.lock.busy
         )
 
+    async def flush_log(self) -> bool:
+        """Make durable what is in the log now. False if that failed."""
+        return await self.write_path.sync.flush()
+
     @property
     def min_phy_offset(self) -> int:
         """Start of the log."""
@@ -398,6 +434,10 @@ class MessageStore(InMemoryCalls):
         A record that may not be read yet (SYNC_FLUSH, not durable) counts as none.
         """
         return self._finder.look(offset) if offset < self.write_path.durability.readable_offset else b""
+
+    def look_own_message(self, offset: int) -> memoryview | None:
+        """As ``look_message`` for a record that this process has put, without checks; None for all others."""
+        return self._finder.look_own(offset) if offset < self.write_path.durability.readable_offset else None
 
     async def look_message_cold(self, offset: int) -> Any:
         """As ``look_message``, waiting for the device."""

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from trimq.client.admin.brokers import BrokerAdmin
 from trimq.client.admin.clients import ClientAdmin
 from trimq.client.admin.name_servers import NameServerAdmin
+from trimq.client.admin.timers import TimerAdmin
 from trimq.client.admin.topics import TopicAdmin
 from trimq.client.admin.traces import TraceAdmin
 from trimq.client.admin.transactions import TransactionAdmin
@@ -13,7 +14,7 @@ from trimq.client.core import Client, ClientOptions
 __all__ = ["Admin"]
 
 
-class Admin(TopicAdmin, ClientAdmin, BrokerAdmin, TraceAdmin, TransactionAdmin, NameServerAdmin):
+class Admin(TopicAdmin, ClientAdmin, BrokerAdmin, TraceAdmin, TransactionAdmin, TimerAdmin, NameServerAdmin):
     """Queries and changes topics, groups, offsets, messages, clients, brokers and name servers.
 
     An ``address`` argument is a broker's ``ip:port``; ``addresses`` finds the addresses by broker name or cluster.

@@ -34,6 +34,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "getNamesrvConfig": ("namesrv", "Show the name servers' configuration."),
     "halfMessages": ("transactions", "List half messages of transactions that have not been ended."),
     "haStatus": ("brokers", "Show a broker's replication state."),
+    "pendingTimers": ("timers", "List a topic's timed messages that are not delivered yet."),
     "printMsg": ("reading", "Print the messages of a topic."),
     "printMsgByQueue": ("reading", "Print the messages of one queue."),
     "producer": ("clients", "List all producers that are connected to a broker."),

@@ -1,4 +1,4 @@
-"""Headers of sending: 10, 310, 320 (and 324, 325), 326, and 36."""
+"""Headers of sending: 10, 310, 320 (and 324, 325), 326, 36, and 370."""
 
 from msgspec import Struct, field
 
@@ -87,3 +87,17 @@ class ConsumerSendMsgBackRequestHeader(Header):
     origin_topic: str | None = None
     unit_mode: bool | None = None
     max_reconsume_times: I32 | None = None
+
+
+class RecallMessageRequestHeader(Header):
+    """RECALL_MESSAGE (370). ``recall_handle`` is that of the reply to the send."""
+
+    topic: str
+    recall_handle: str
+    producer_group: str | None = None
+
+
+class RecallMessageResponseHeader(Header):
+    """Reply to RECALL_MESSAGE: ``msg_id`` is the UNIQ_KEY of the message."""
+
+    msg_id: str

@@ -59,7 +59,7 @@ class Life:
         self.clock = ManualClock()
         self.disk = CountingDisk()
         self._lives = 0
-        self._broker: BrokerController
+        self.broker: BrokerController
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[WireClient]:
@@ -67,7 +67,7 @@ class Life:
             running_broker(self.directory, clock=self.clock, disk=self.disk, **self.changes) as broker,
             WireClient.connect(broker.endpoint) as client,
         ):
-            self._broker = broker
+            self.broker = broker
             await self.settled()  # delays count from the first look at the stored messages
             yield client
 
@@ -79,7 +79,7 @@ class Life:
 
     async def kill(self) -> None:
         """Make the store what a SIGKILL would leave now, for the next broker."""
-        await self._broker.context.schedule.persist()  # otherwise the deliveries of the last seconds are repeated
+        await self.broker.context.schedule.persist()  # otherwise the deliveries of the last seconds are repeated
         await self.settled()  # no file may be replaced while it is copied
         self._lives += 1
         before, self.directory = self.directory, self.directory.with_name(f"life{self._lives}")
@@ -88,7 +88,7 @@ class Life:
     @property
     def delivered(self) -> int:
         """The number of delayed messages that the current broker has delivered, readable or not yet."""
-        return self._broker.context.schedule.delivered
+        return self.broker.context.schedule.delivered
 
     async def advance(self, seconds: float) -> None:
         await self.settled()
@@ -189,7 +189,7 @@ async def test_a_delayed_message_holds_its_log_file_until_it_is_delivered(tmp_pa
         await sent(client, b"at once")
         first = await comes(client, "Orders", 0)
         await sent(client, b"later", {"DELAY": "5"})
-        holds = life._broker.context.store.log_holds
+        holds = life.broker.context.store.log_holds
         assert await holds.lowest() == first.commit_log_offset + first.size
         await life.advance(60.2)
         await comes(client, "Orders", 1)

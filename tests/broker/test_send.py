@@ -227,14 +227,6 @@ async def test_not_before_the_start_time(tmp_path: Path) -> None:
 # refused until they are implemented
 
 
-@pytest.mark.parametrize("name", ["TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"])
-async def test_timers(client: WireClient, name: str) -> None:
-    reply = await client.send("Orders", properties={name: "10"})
-    assert reply.code == ResponseCode.SYSTEM_ERROR
-    assert name in str(reply.remark)
-    assert (await client.send("Orders", properties={name: "10", "DELAY": "3"})).code == ResponseCode.SUCCESS
-
-
 @pytest.mark.parametrize("sys_flag", [0x40, 0x80, 0xC0])
 async def test_inner_batches_by_flag(client: WireClient, sys_flag: int) -> None:
     assert (await client.send("Orders", sys_flag=sys_flag)).code == ResponseCode.MESSAGE_ILLEGAL

@@ -12,13 +12,14 @@ from tests.interop.harness.processes import ended_afterwards
 from tests.interop.harness.servers import Broker, NameServer, Peer
 
 PROPERTIES = {
+    "recallMessageEnable": "true",
     "enablePropertyFilter": "true",
     "transactionTimeOut": "1000",
     "transactionCheckInterval": "1000",
 }
 
 #: Features that the SDK supports and TriMQ's broker does not implement yet.
-NOT_YET = frozenset({"timer_messages", "pop", "ha_status"})
+NOT_YET = frozenset({"pop", "ha_status"})
 
 
 @dataclass(frozen=True)

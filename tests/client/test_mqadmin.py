@@ -14,6 +14,7 @@ from tests.client.servers import Servers
 from trimq.client import Consumer, Message, Producer
 from trimq.client.mqadmin import COMMANDS, main
 from trimq.client.mqadmin.shell import parse_time, show_time
+from trimq.client.sync import Producer as SyncProducer
 
 RUNNER = CliRunner()
 
@@ -136,6 +137,20 @@ def test_progress_and_offsets(servers: Servers, topic: str) -> None:
     assert answered(servers, "brokerConsumeStats", "-b", servers.broker.address)
     stats = answered(servers, "statsAll", "-t", topic)
     assert {row["Topic"] for row in stats} == {topic}
+
+
+def test_pending_timers(servers: Servers, name: str) -> None:
+    servers.create_topic(name, 1)
+    with SyncProducer(name, namesrv=servers.namesrv) as producer:
+        late = producer.send(Message(name, b"late", keys=["k"], delay=90))
+        soon = producer.send(Message(name, b"soon", delay=60))
+        producer.send(Message(name + "_other", b"other", delay=60))
+    rows = answered(servers, "pendingTimers", "-t", name)
+    assert [row["MsgId"] for row in rows] == [soon.message_id, late.message_id]
+    assert (rows[1]["Keys"], rows[1]["Bytes"], rows[1]["QID"], rows[1]["Recalled"]) == ("k", 4, 0, False)
+    assert 50 <= rows[0]["In s"] <= 60
+    assert soon.message_id in said(servers, "pendingTimers", "-t", name, "-c", "1")
+    assert late.message_id not in said(servers, "pendingTimers", "-t", name, "-c", "1")
 
 
 def test_messages(servers: Servers, topic: str) -> None:

@@ -22,6 +22,9 @@ from trimq.client import (
     UnreachableError,
     UsageError,
 )
+from trimq.client.admin import Admin
+from trimq.client.admin.timers import PendingTimer
+from trimq.protocol.codes import ResponseCode
 
 pytestmark = pytest.mark.anyio
 
@@ -205,6 +208,44 @@ async def test_precise_delay(servers: Servers, name: str, by: str, request: pyte
         stored = await read(servers.namesrv, name, 2)
     assert {message.body for message in stored} == {b"now", b"later"}
     assert time.time() - began >= 1.5  # brokers store delays in whole seconds
+
+
+async def pending(admin: Admin, topic: str, count: int) -> list[PendingTimer]:
+    with anyio.fail_after(10):
+        while len(found := await admin.pending_timers(topic)) != count:  # noqa: ASYNC110 - the broker does not notify clients
+            await anyio.sleep(0.1)
+    return found
+
+
+async def test_recall(namesrv: str, name: str) -> None:
+    """Of two messages for the same time one is recalled, by its receipt; another one by the handle as text."""
+    async with Producer(name, namesrv=namesrv) as producer:
+        await producer.send(Message(name, b"now"))
+        deliver_at = time.time() + 4
+        receipts = [await producer.send(Message(name, b"%d" % number, deliver_at=deliver_at)) for number in range(3)]
+        assert await producer.recall(receipts[0]) == receipts[0].message_id
+        assert await producer.recall(str(receipts[2].recall_handle)) == receipts[2].message_id
+        async with Admin(namesrv) as admin:
+            waiting = await pending(admin, name, 3)
+        assert [(one.message.message_id, one.recalled) for one in waiting] == [
+            (receipt.message_id, number != 1) for number, receipt in enumerate(receipts)
+        ]
+        stored = await read(namesrv, name, 2)
+        assert {message.body for message in stored} == {b"now", b"1"}
+        with pytest.raises(UsageError) as refused:
+            await producer.recall(receipts[1])
+        assert refused.value.code == ResponseCode.ILLEGAL_OPERATION
+    async with Admin(namesrv) as admin:
+        await pending(admin, name, 0)  # a checkpoint of the broker later
+
+
+async def test_recalls_that_cannot_succeed(namesrv: str, name: str) -> None:
+    async with Producer(name, namesrv=namesrv) as producer:
+        receipt = await producer.send(Message(name, b"now"))
+        with pytest.raises(UsageError, match="delay or deliver_at"):
+            await producer.recall(receipt)
+        with pytest.raises(UsageError, match="handle"):
+            await producer.recall("no handle")
 
 
 async def test_usage_errors_are_found_before_anything_is_sent(namesrv: str, name: str) -> None:

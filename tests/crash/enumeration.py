@@ -25,7 +25,19 @@ from structlog.testing import capture_logs
 from tests.crash.images import DiskImage, Found, RecordingDisk
 from tests.crash.losses import Damage, Loss, survivor
 from tests.crash.promises import Checker, check_state
-from tests.crash.script import CHAPTERS, Event, Moment, Promise, Script, Start, load_state, open_store, promise
+from tests.crash.script import (
+    CHAPTERS,
+    START_MS,
+    Event,
+    Moment,
+    Promise,
+    Script,
+    Start,
+    load_state,
+    open_store,
+    promise,
+)
+from trimq.remoting.runtime.clock import ManualClock
 
 T = TypeVar("T")
 
@@ -212,13 +224,15 @@ async def _recover(found: Found, expected: "Expected", seed: str, wanted: Callab
     disk.wanted = wanted
     promised = expected.promise
     check_state(promised, await load_state(disk))
-    store = open_store(disk, sync=Random(f"mode {seed}").random() < 0.5)
+    clock = ManualClock(START_MS)
+    store = open_store(disk, sync=Random(f"mode {seed}").random() < 0.5, clock=clock)
     async with store.opened():
         await trio.testing.wait_all_tasks_blocked()
         disk.wanted = lambda _call: False  # only the calls of the recovery are cut again, not those of the checks
         checker = Checker(store, promised, expected.damage, expected.damaged)
         await checker.check()
         await checker.put_one()
+        await checker.check_timed(disk, clock, 1 + seed.count("+"))
     disk.check_mapped_stores()
     assert not disk.open_files(), "descriptors were not closed"
     assert store.recovered is not None

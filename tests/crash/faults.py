@@ -150,6 +150,7 @@ async def _restart(script: Script, disk: SimDisk, moment: Moment, *, killed: boo
             await Checker(store, promised, committed=script.committed).check()
             if loss == "a power cut":
                 await Checker(store, promised).put_one()
+                await Checker(store, promised).check_timed(disk, script.clock, 2)
     except BaseException as error:
         error.add_note(f"after {loss}")
         raise

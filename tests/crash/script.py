@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import trio
 
+from tests.crash.timed import LOG_FILE, SLOTS, TIMED, running_timer
 from tests.crash.transactions import HalfPromise, Producer, TransactionEvent, Transactions, add_event
 from tests.store.builders import HOST_V6, batch, message
 from tests.store.simdisk import SimDisk
@@ -21,7 +22,8 @@ from trimq.broker.store.durability.log_sync import SyncPlace
 from trimq.broker.store.message_store import MessageStore
 from trimq.broker.store.types import PutMessageResult, PutMessageStatus
 from trimq.protocol.hashing import tags_code
-from trimq.protocol.topic_rules import SCHEDULE_TOPIC
+from trimq.protocol.timer_layout import out_time
+from trimq.protocol.topic_rules import SCHEDULE_TOPIC, TIMER_TOPIC
 from trimq.remoting.runtime.clock import ManualClock
 
 ROOT: Final = "/store"
@@ -110,6 +112,8 @@ class Promise:
     """Messages that must be at these offsets if they are stored at all."""
     deleted_below: int = 0
     dropped: set[bytes] = field(default_factory=set)
+    delivered: set[bytes] = field(default_factory=set)
+    """Timed messages whose copies may have expired."""
     state: tuple[int, int] = (0, 0)
     """The state file holds no older value than the first and no newer one than the second."""
     halves: dict[bytes, HalfPromise] = field(default_factory=dict)
@@ -131,6 +135,7 @@ def promise(events: Iterable[Event], moment: Moment, *, killed: bool = False) ->
                     made.durable[event.body] = event
             case Deleting():
                 made.deleted_below = event.below
+                made.delivered.update(body for body, sent in made.sent.items() if sent.topic == TIMER_TOPIC)
             case Dropping():
                 made.dropped.update(body for body, sent in made.sent.items() if sent.topic == event.topic)
             case Writing():
@@ -165,13 +170,18 @@ def configuration(*, sync: bool) -> MessageStoreConfig:
         flush_consume_queue_thorough_interval=900,
         delete_when="",
         file_reserved_time=72,
+        mapped_file_size_timer_log=LOG_FILE,
     )
 
 
 def open_store(disk: SimDisk, *, sync: bool, clock: ManualClock | None = None) -> MessageStore:
     """Create the script's store on ``disk``."""
     return MessageStore(
-        configuration(sync=sync), disk=disk, clock=clock or ManualClock(START_MS), sync_place=SyncPlace.THREAD
+        configuration(sync=sync),
+        disk=disk,
+        clock=clock or ManualClock(START_MS),
+        sync_place=SyncPlace.THREAD,
+        timer_slots=SLOTS,
     )
 
 
@@ -231,7 +241,7 @@ class Script:
         self.sync, operations = CHAPTERS[at]
         self.count("restart" if at else "start")
         self.store = open_store(self.disk, sync=self.sync, clock=self.clock)
-        async with self.store.opened():
+        async with self.store.opened(), running_timer(self.store, self.disk, self.clock):
             transactions = Transactions(self.store, self.disk, self.clock)
             await transactions.open()
             self.producer = Producer(transactions, self.random, self.events.append)
@@ -264,6 +274,9 @@ class Script:
         if topic == SCHEDULE_TOPIC:
             level = queue_id + 1
             text += f"DELAY\x01{level}\x02REAL_TOPIC\x01Alpha\x02REAL_QID\x010\x02"
+        if topic == TIMER_TOPIC:
+            due = out_time(self.clock.wall_ms() + self.random.choice((500, 1500, 2500, 9_000, 100_000)), 1000)
+            text += f"TIMER_OUT_MS\x01{due}\x02REAL_TOPIC\x01{TIMED}\x02REAL_QID\x010\x02"
         body = self.number.to_bytes(4, "big") + self.random.randbytes(size)
         sent = Sent(topic, queue_id, body, text, None if level else tags_code(tag))
         self.events.append(sent)
@@ -346,6 +359,22 @@ async def _send_batch(script: Script) -> None:
 
 async def _send_delayed(script: Script) -> None:
     await script.send(SCHEDULE_TOPIC, script.random.randrange(2), [25])
+
+
+async def _send_timed(script: Script) -> None:
+    await script.send(TIMER_TOPIC, 0, [script.random.choice((20, 400))])
+
+
+async def _send_timed_and_go_on(script: Script) -> None:
+    await script.send(TIMER_TOPIC, 0, [25], wait=False)
+
+
+async def _slots_end(script: Script) -> None:
+    """Slots become due, and the timer's checkpoint comes soon after that."""
+    script.clock.advance(1.1)
+    await trio.sleep(0.1)
+    script.clock.advance(0.6)
+    await trio.sleep(0.1)
 
 
 async def _send_to_gamma(script: Script) -> None:
@@ -442,9 +471,13 @@ CHAPTERS: Final[list[tuple[bool, list[Operation]]]] = [
             _prepare,
             _send_batch,
             _send_delayed,
+            _send_timed,
+            _send_timed,
             _send_medium,
             _send_to_gamma,
+            _slots_end,
             _send_to_gamma,
+            _send_timed,
             _commit,
             _flush_passes,
             _roll_back,
@@ -480,8 +513,12 @@ CHAPTERS: Final[list[tuple[bool, list[Operation]]]] = [
             _send_medium,
             _write_state,
             _send_to_gamma,
+            _send_timed,
+            _slots_end,
+            _send_timed_and_go_on,
             _send_delayed,
             _send_batch,
+            _slots_end,
             _check_back,
             _checkpoint_passes,
             _settle,
@@ -508,11 +545,13 @@ CHAPTERS: Final[list[tuple[bool, list[Operation]]]] = [
             _send_to_gamma,
             _send_small,
             _drop_empty,
+            _send_timed,
             _check_back,
             _commit,
             _write_ops,
             _settle,
             _checkpoint_passes,
+            _send_timed,
             _send_large,
             _send_batch,
             _send_delayed,
@@ -531,9 +570,12 @@ CHAPTERS: Final[list[tuple[bool, list[Operation]]]] = [
             _send_and_go_on,
             _send_v6,
             _write_state,
+            _send_timed,
             _send_batch,
+            _slots_end,
             _checkpoint_passes,
             _send_delayed,
+            _send_timed,
             _send_small,
         ],
     ),
@@ -543,6 +585,10 @@ CHAPTERS: Final[list[tuple[bool, list[Operation]]]] = [
             _send_small,
             _send_batch,
             _send_medium,
+            _send_timed,
+            _send_timed,
+            _flush_passes,
+            _slots_end,
             _prepare,
             _check_back,
             _commit,

@@ -66,6 +66,7 @@ RUN_BY: dict[str, dict[str, str]] = {
     "docs/formats/message-trace.md": {"": FORMATS},
     "docs/formats/own-files.md": {"": FORMATS},
     "docs/formats/record.md": {"": FORMATS},
+    "docs/formats/timer.md": {"": FORMATS},
     "docs/formats/transaction.md": {"": FORMATS},
     "docs/operate.md": {"# name server": "tests/broker/test_listeners.py::test_the_manuals_listeners", "": OPERATE},
     "docs/pipeline.md": {"": STREAM},

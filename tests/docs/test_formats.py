@@ -19,7 +19,7 @@ from trimq.broker.store.queue.queue_snapshot import read_snapshot
 from trimq.broker.store.recovery.failed_sync_marker import FailedSyncMarker
 from trimq.broker.store.running_flags import Flag
 from trimq.broker.testing import configuration as configuration_of
-from trimq.protocol import checkpoint_layout, index_layout, lenient_json, queue_unit
+from trimq.protocol import checkpoint_layout, index_layout, lenient_json, queue_unit, timer_layout
 from trimq.protocol.body import SetMessageRequestModeRequestBody
 from trimq.protocol.command import Encoding, RemotingCommand
 from trimq.protocol.frame import encode
@@ -36,6 +36,7 @@ from trimq.protocol.message_trace import (
     encode_trace,
 )
 from trimq.protocol.property_text import join_properties
+from trimq.protocol.recall_handle import encode_handle
 from trimq.protocol.record import encode_record, pack_host
 from trimq.protocol.topic_rules import TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
 from trimq.protocol.transaction import decode_half, make_half, op_body, op_offsets
@@ -231,6 +232,18 @@ async def test_consumer_filters(tmp_path: Path) -> None:
 
 def test_consumer_offsets() -> None:
     assert lenient_json.loads(EXAMPLES["consumer-offset"])["offsetTable"] == {"Orders@billing": {"0": 12, "1": 9}}
+
+
+def test_timer() -> None:
+    sent, out = 1_700_000_000_000, timer_layout.out_time(1_700_000_010_500, 1000)
+    assert out == 1_700_000_010_000
+    assert (out // 1000 % timer_layout.SLOTS, out // 1000 % timer_layout.SLOTS * 32) == (512_010, 16_384_320)
+    unit = timer_layout.TimerUnit(-1, 1, sent, out, 4096, 272, tags_code("Orders"))
+    assert timer_layout.pack_unit(unit) == example("timer-unit")
+    assert timer_layout.SLOT.pack(out // 1000, 0, 0, 1, 0) == example("timer-slot")
+    checkpoint = timer_layout.TimerCheckpoint(sent, 52, 1, 1, timestamp=1_700_000_001_500, counter=1)
+    assert timer_layout.encode_checkpoint(checkpoint, padded=False) == example("timer-check")
+    assert encode_handle("Orders", "broker-a", out, "ID1") == EXAMPLES["timer-handle"].strip()
 
 
 async def test_message_request_modes() -> None:

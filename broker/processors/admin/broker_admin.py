@@ -5,6 +5,7 @@ from typing import Final
 from trimq.broker.config import BrokerConfig, MessageStoreConfig
 from trimq.broker.services.schedule import ScheduleMessageService
 from trimq.broker.services.stats import BrokerStats
+from trimq.broker.services.timer import TimerMessageService
 from trimq.broker.store.disk.disk import Disk, DiskSpace
 from trimq.broker.store.message_store import MessageStore
 from trimq.protocol.body import encode_json
@@ -30,6 +31,7 @@ class BrokerAdminProcessor:
         *,
         configuration: Configuration,
         schedule: ScheduleMessageService,
+        timer: TimerMessageService,
         stats: BrokerStats,
         store: MessageStore,
         disk: Disk,
@@ -37,6 +39,7 @@ class BrokerAdminProcessor:
     ) -> None:
         self._configuration = configuration
         self._schedule = schedule
+        self._timer = timer
         self._stats = stats
         self._store = store
         self._disk = disk
@@ -61,12 +64,8 @@ class BrokerAdminProcessor:
             "startAcceptSendRequestTimeStamp": str(
                 self._configuration.section(BrokerConfig).start_accept_send_request_time_stamp
             ),
-            "timerReadBehind": "0",
-            "timerOffsetBehind": "0",
-            "timerCongestNum": "0",
-            "timerEnqueueTps": "0.0",
-            "timerDequeueTps": "0.0",
         }
+        info |= self._timer.runtime_info()
         return command.reply(body=encode_json({"table": info}))
 
     def _delays_info(self) -> dict[str, str]:

@@ -44,13 +44,15 @@ from trimq.protocol.property_names import (
     PROPERTY_DELAY,
     PROPERTY_MSG_REGION,
     PROPERTY_POP_CK,
+    PROPERTY_TIMER_OUT_MS,
     PROPERTY_TRACE_ON,
     PROPERTY_TRAN_MSG,
     PROPERTY_UNIQ_KEY,
 )
 from trimq.protocol.property_text import closed, decode_properties, join_properties
+from trimq.protocol.recall_handle import encode_handle
 from trimq.protocol.record import MAX_PROPERTIES
-from trimq.protocol.topic_rules import RETRY_PREFIX, TRANS_HALF_TOPIC
+from trimq.protocol.topic_rules import RETRY_PREFIX, TIMER_TOPIC, TRANS_HALF_TOPIC
 from trimq.protocol.transaction import MAX_HALF_PROPERTIES, make_half
 from trimq.protocol.transaction import QUEUE as HALF_QUEUE
 from trimq.remoting.config.configuration import Configuration
@@ -258,6 +260,7 @@ class SendMessageProcessor:
             stored_topic, stored_queue, as_it_came = TRANS_HALF_TOPIC, HALF_QUEUE, None
         else:
             stored_topic, stored_queue = self._checks.place(properties, topic, queue_id)
+        recall = self._recall_handle(properties, topic) if stored_topic == TIMER_TOPIC != topic else None
         text = join_properties(properties) if as_it_came is None else closed(as_it_came) + self._added_text
         if half and len(text.encode()) > MAX_HALF_PROPERTIES:
             raise properties_too_long(len(text))
@@ -277,10 +280,23 @@ class SendMessageProcessor:
             index_keys(properties, tags=self._tags),
             waits_for_store(properties),
         )
-        return self._store(connection, command, message, queue_id, unique)
+        return self._store(connection, command, message, queue_id, unique, recall)
+
+    def _recall_handle(self, properties: dict[str, str], topic: str) -> str | None:
+        """The handle of a timed message; none in a retry topic, as in RocketMQ."""
+        if topic.startswith(RETRY_PREFIX):
+            return None
+        name = self._configuration.section(BrokerConfig).broker_name
+        return encode_handle(topic, name, int(properties[PROPERTY_TIMER_OUT_MS]), properties[PROPERTY_UNIQ_KEY])
 
     def _store(
-        self, connection: Connection, command: RemotingCommand, message: MessageInner, queue_id: int, unique: str
+        self,
+        connection: Connection,
+        command: RemotingCommand,
+        message: MessageInner,
+        queue_id: int,
+        unique: str,
+        recall: str | None,
     ) -> Outcome:
         topic = message.topic
         if command.flag & 2:  # one-way
@@ -289,24 +305,39 @@ class SendMessageProcessor:
                 self._count(topic, 1, result.size)
             return None
 
-        result = self._put_message(message, partial(self._later, connection, command, topic, queue_id, unique))
+        result = self._put_message(message, partial(self._later, connection, command, topic, queue_id, unique, recall))
         if result is None:
             command.drop_buffers()  # the waiting reply needs only the opaque, not the receive buffer
             return DEFERRED
-        return self._answer(command, topic, queue_id, unique, result)
+        return self._answer(command, topic, queue_id, unique, result, recall)
 
-    def _later(self, connection: Connection, command: RemotingCommand, *of: Any) -> None:
+    def _later(
+        self,
+        connection: Connection,
+        command: RemotingCommand,
+        topic: str,
+        queue_id: int,
+        unique: str,
+        recall: str | None,
+        result: PutMessageResult,
+    ) -> None:
         """Reply to a put that had to wait."""
-        connection.complete(self._answer(command, *of))
+        connection.complete(self._answer(command, topic, queue_id, unique, result, recall))
 
     def _answer(
-        self, command: RemotingCommand, topic: str, queue_id: int, unique: str, result: PutMessageResult
+        self,
+        command: RemotingCommand,
+        topic: str,
+        queue_id: int,
+        unique: str,
+        result: PutMessageResult,
+        recall: str | None = None,
     ) -> bytes | RemotingCommand:
         status = result.status
         if status > PutMessageStatus.SLAVE_NOT_AVAILABLE:
             return command.reply(refusal_code(status), result.remark or status.name, self._ext)
         self._count(topic, 1, result.size)
-        if not status and not command.encoding:
+        if not status and not command.encoding and recall is None:
             text = unique.encode()
             if text.isalnum() and self._templated:
                 header = self._template % (
@@ -324,6 +355,8 @@ class SendMessageProcessor:
             "queueOffset": str(result.queue_offset),
             "transactionId": unique,
         }
+        if recall is not None:
+            ext["recallHandle"] = recall
         return command.reply(STORED[status], None, ext)
 
     def _message_id(self, physical_offset: int) -> str:

@@ -11,6 +11,7 @@ from trimq.broker.config import BrokerConfig, MessageStoreConfig
 from trimq.broker.processors.send.message_properties import delay_level, park
 from trimq.broker.services.groups import SubscriptionGroupManager
 from trimq.broker.services.rebalance_lock import RebalanceLockManager
+from trimq.broker.services.timer import TimerMessageService
 from trimq.broker.services.topics import TopicConfigManager
 from trimq.protocol import sysflag
 from trimq.protocol.body import PERM_READ, PERM_WRITE, TopicConfig
@@ -22,14 +23,22 @@ from trimq.protocol.property_names import (
     NOT_IN_A_BATCH,
     PROPERTY_DELAY,
     PROPERTY_INNER_NUM,
-    PROPERTY_TIMER_DELAY_MS,
-    PROPERTY_TIMER_DELAY_SEC,
-    PROPERTY_TIMER_DELIVER_MS,
+    PROPERTY_REAL_QID,
+    PROPERTY_REAL_TOPIC,
     PROPERTY_TIMER_OUT_MS,
     PROPERTY_TRAN_MSG,
 )
 from trimq.protocol.record import MAX_PROPERTIES
-from trimq.protocol.topic_rules import MAX_TOPIC_LENGTH, NO_SEND_TOPICS, RETRY_PREFIX, dlq_topic, topic_problem
+from trimq.protocol.timer_layout import out_time
+from trimq.protocol.timer_message import TIMER_NAMES, TimerTextError, deliver_time, is_delete_mark
+from trimq.protocol.topic_rules import (
+    MAX_TOPIC_LENGTH,
+    NO_SEND_TOPICS,
+    RETRY_PREFIX,
+    TIMER_TOPIC,
+    dlq_topic,
+    topic_problem,
+)
 from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.runtime.clock import Clock
 
@@ -39,7 +48,6 @@ SendHeader: TypeAlias = SendMessageRequestHeader | SendMessageRequestHeaderV2
 
 V3_4_9: Final = 121
 """The first version whose clients send the number of permitted retries."""
-TIMER_NAMES: Final = (PROPERTY_TIMER_DELAY_SEC, PROPERTY_TIMER_DELAY_MS, PROPERTY_TIMER_DELIVER_MS)
 UNIT_TOPIC: Final = 1
 UNIT_RETRY: Final = 2
 
@@ -54,6 +62,7 @@ class SendChecks:
         topics: TopicConfigManager,
         groups: SubscriptionGroupManager,
         locks: RebalanceLockManager,
+        timer: TimerMessageService,
         clock: Clock,
         pending_halves: Callable[[], int] = int,
     ) -> None:
@@ -63,6 +72,7 @@ class SendChecks:
         self._topics = topics
         self._groups = groups
         self._locks = locks
+        self._timer = timer
         self._clock = clock
 
     def started(self) -> None:
@@ -199,9 +209,10 @@ class SendChecks:
         return self._topics.create_on_send_back(dlq_topic(group), 1, PERM_READ | PERM_WRITE)
 
     def place(self, properties: dict[str, str], topic: str, queue_id: int) -> tuple[str, int]:
-        """The topic and queue that store a message: its own, or those of the schedule topic if it has a delay level.
+        """The topic and queue that store a message: its own, or those where a delayed or timed message waits.
 
-        Raises SYSTEM_ERROR for the properties of timers, which this broker does not support.
+        Raises SYSTEM_ERROR for a timed message if the timer is off or has too many messages for that time, and
+        MESSAGE_ILLEGAL if its time is too far away or no number.
         """
         level = delay_level(properties)
         if level > 0:
@@ -209,14 +220,52 @@ class SendChecks:
                 properties.pop(name, None)
             highest = len(self._configuration.section(MessageStoreConfig).delay_levels_ms) - 1
             return park(properties, topic, queue_id, min(level, highest))
-        if PROPERTY_TIMER_OUT_MS not in properties:
-            for name in TIMER_NAMES:
-                if name in properties:
-                    raise RemotingError(
-                        ResponseCode.SYSTEM_ERROR,
-                        f"the property {name} needs a timer, and timers are not supported: use a delay level (DELAY)",
-                    )
+        if topic != TIMER_TOPIC and not properties.keys().isdisjoint(TIMER_NAMES):
+            return self._place_timed(properties, topic, queue_id)
         return topic, queue_id
+
+    def _place_timed(self, properties: dict[str, str], topic: str, queue_id: int) -> tuple[str, int]:
+        """A message with a time (RocketMQ's HookUtils.transformTimerMessage). One that is due goes to its own topic."""
+        now = self._clock.wall_ms()
+        try:
+            time = deliver_time(properties, now)
+        except TimerTextError as error:
+            raise RemotingError(ResponseCode.MESSAGE_ILLEGAL, str(error)) from None
+        if time is None:
+            return topic, queue_id
+        timer, config = self._timer, self._configuration.section(MessageStoreConfig)
+        if not timer.enabled:
+            raise RemotingError(
+                ResponseCode.SYSTEM_ERROR,
+                "timed messages are off on this broker (timerWheelEnable=false): use a delay level (DELAY)",
+            )
+        if time <= now:
+            if is_delete_mark(properties):
+                raise RemotingError(ResponseCode.MESSAGE_ILLEGAL, "the message to be recalled is already due")
+            return topic, queue_id
+        if time - now > config.timer_max_delay_sec * 1000:
+            raise RemotingError(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"the message is to be delivered in {time - now} ms, the longest delay is"
+                f" {config.timer_max_delay_sec * 1000} ms (timerMaxDelaySec)",
+            )
+        out = out_time(time, timer.precision)
+        if not is_delete_mark(properties):
+            self._check_congestion(timer.count_at(out), config.timer_congest_num_each_slot)
+        properties[PROPERTY_TIMER_OUT_MS] = str(out)
+        properties[PROPERTY_REAL_TOPIC] = topic
+        properties[PROPERTY_REAL_QID] = str(queue_id)
+        return TIMER_TOPIC, 0
+
+    @staticmethod
+    def _check_congestion(count: int, limit: int) -> None:
+        """Refuse all above twice the limit, and between the two the more, the closer it is to the upper one."""
+        if count > limit and (count >= 2 * limit or random.random() < (count - limit) / limit):  # noqa: S311 - spreads load
+            raise RemotingError(
+                ResponseCode.SYSTEM_ERROR,
+                f"{count} messages wait for the same time; above {limit} (timerCongestNumEachSlot) some are refused,"
+                f" above {2 * limit} all: choose another time, or send it again",
+            )
 
 
 def random_queue(config: TopicConfig) -> int:

@@ -73,6 +73,10 @@ class MessageFinder:
         """As ``look``, waiting for the device."""
         return await self._drive(self._message(phy))
 
+    def look_own(self, phy: int) -> memoryview | None:
+        """The record at a log offset, if this process has put it and it is in memory: a view, valid until an await."""
+        return self._in_memory_record(phy) if phy >= self._log.files.own_from else None
+
     def _message(self, phy: int) -> Reads:
         data = _if_whole((yield from self._record(phy)))
         return data if data and (yield from self._is_placed(data, phy)) else b""

@@ -116,6 +116,21 @@ async def test_held_pulls_and_the_probe(broker: BrokerController, client: WireCl
         page = await scrape(broker)
 
 
+async def test_timed_messages(broker: BrokerController, client: WireClient) -> None:
+    for delay in ("60000", "70000"):
+        await client.send("T", properties={"TIMER_DELAY_MS": delay})
+    while broker.context.timer.behind_messages:
+        await trio.lowlevel.checkpoint()
+    page = await scrape(broker)
+    here = {"cluster": "DefaultCluster", "node_type": "broker", "node_id": "broker-a"}
+    assert page.value("rocketmq_timer_dequeue_lag", **here) == 2
+    assert page.value("rocketmq_timer_enqueue_lag", **here) == 0
+    assert page.value("rocketmq_timer_dequeue_latency", **here) == 0
+    assert page.value("trimq_timer_delivered_total") == 0
+    assert page.value("trimq_timer_recalled_total") == 0
+    assert page.value("trimq_timer_lost_total", reason="dropped") == 0
+
+
 async def test_whether_the_native_extension_runs(broker: BrokerController, fail_native: Callable[[str], None]) -> None:
     page = await scrape(broker)
     assert page.value("trimq_native_on", runs=NATIVE.status) == NATIVE.is_on

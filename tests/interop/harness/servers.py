@@ -18,7 +18,7 @@ from tests.ports import broker_port, free_port
 Peer = Literal["trimq", "apache"]
 
 #: Features that TriMQ's broker refuses for now. Removing a name makes the tests expect the feature instead.
-NOT_YET = frozenset({"timer_messages", "pop", "replication"})
+NOT_YET = frozenset({"pop", "replication"})
 
 #: Small files, so that they roll over during the tests, and delay levels of seconds. Both peers use the same sizes, so
 #: that they can take turns on one store directory.

@@ -1,0 +1,1 @@
+"""The timer's data: the wheel, its log, its checkpoint, and their recovery."""

@@ -1,0 +1,263 @@
+"""Brings the timer's data into agreement with its checkpoint and with the commit log, at every start.
+
+Wheel and log go back to the checkpoint: units of messages that it does not know are cut off, and the queue is read on
+from its offset. So are units whose records are gone, because a power cut truncated the commit log, whatever was stored
+there later. Where wheel or log cannot be used the other one serves, and in the last resort the timer's queue, from its
+beginning; what was delivered according to the checkpoint is left out then. RocketMQ (TimerMessageStore.recover) checks
+the last unit only, and keeps units behind its checkpoint.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Final, NamedTuple
+
+import structlog
+import trio
+
+from trimq.broker.store.disk.durable_files import read_whole
+from trimq.broker.store.timer.timer_store import TimerStore
+from trimq.broker.store.timer.wheel import OTHER_PRECISION
+from trimq.protocol import record
+from trimq.protocol.timer_layout import (
+    NO_POSITION,
+    UNIT_SIZE,
+    Slot,
+    TimerCheckpoint,
+    TimerUnit,
+    decode_checkpoint,
+)
+from trimq.protocol.topic_rules import TIMER_TOPIC
+
+_log = structlog.get_logger(__name__)
+
+_TOPIC: Final = TIMER_TOPIC.encode()
+_SLOTS_OF_SLICE: Final = 2000
+
+
+class LogState(NamedTuple):
+    """The commit log and the timer's queue after their own recovery."""
+
+    min_phy: int
+    max_phy: int
+    min_offset: int
+    max_offset: int
+
+
+ReadRecord = Callable[[int], Awaitable[bytes]]
+"""(commit log offset) -> the record, b"" if there is none."""
+
+
+class TimerRecovery:
+    """One recovery. Nothing else touches the timer's data while it runs."""
+
+    def __init__(self, timers: TimerStore, state: LogState, read: ReadRecord, now_ms: int) -> None:
+        self._timers = timers
+        self._wheel = timers.wheel
+        self._log = timers.log
+        self._state = state
+        self._read = read
+        self._now = now_ms - now_ms % timers.precision
+
+    async def run(self) -> None:
+        """Recover. Raises StoreLoadError if a file of the log has another size than configured, OSError."""
+        timers, disk, state = self._timers, self._timers.disk, self._state
+        await disk.run(self._log.load)
+        checkpoint = await self._checkpoint()
+        if checkpoint is None:
+            if self._log.starts:
+                self._note("there is a timer log without a checkpoint")
+            await self._start_over(None)
+        elif not self._has_log(checkpoint):
+            self._note(f"the timer log does not reach the checkpoint's position {checkpoint.log_position}")
+            await self._start_over(checkpoint)
+        else:
+            await self._recover(checkpoint)
+        timers.next_offset = min(max(timers.next_offset, state.min_offset), state.max_offset)
+        # A time in the future is that of a clock that was ahead.
+        timers.move_read_time(min(timers.read_time, self._now))
+        if timers.notes:
+            _log.warning("timer_recovered", notes=timers.notes, next_offset=timers.next_offset)
+
+    def _note(self, text: str) -> None:
+        self._timers.notes.append(text)
+
+    async def _checkpoint(self) -> TimerCheckpoint | None:
+        timers = self._timers
+        data = await timers.disk.run(read_whole, timers.disk, timers.checkpoint_path)
+        if data is None:
+            return None
+        try:
+            checkpoint = decode_checkpoint(data)
+        except ValueError as error:
+            self._note(f"{timers.checkpoint_path}: {error}")
+            return None
+        return checkpoint if checkpoint.read_time else None  # RocketMQ creates it full of zeros
+
+    def _has_log(self, checkpoint: TimerCheckpoint) -> bool:
+        position = checkpoint.log_position
+        if position == 0:
+            return True
+        return bool(self._log.starts) and self._log.begin <= position <= self._log.files_end
+
+    async def _start_over(self, checkpoint: TimerCheckpoint | None) -> None:
+        """Start with an empty wheel, and read the timer's queue from its beginning."""
+        timers = self._timers
+        if self._log.starts or await timers.disk.run(timers.disk.stat, self._wheel.path) is not None:
+            self._wheel.reset()
+            await timers.disk.run(self._log.truncate, 0)
+        timers.next_offset = self._state.min_offset
+        timers.read_time = self._now
+        if checkpoint is not None:
+            timers.exists = True
+            timers.found_until, timers.found_read_time = checkpoint.queue_offset, checkpoint.read_time
+        timers.exists = timers.exists or bool(timers.notes)
+
+    # -- a log that the checkpoint belongs to
+
+    async def _recover(self, checkpoint: TimerCheckpoint) -> None:
+        timers, precision = self._timers, self._timers.precision
+        timers.exists = True
+        timers.checkpoint = checkpoint
+        timers.read_time = checkpoint.read_time - checkpoint.read_time % precision
+        timers.next_offset = checkpoint.queue_offset
+        replay_from = checkpoint.log_position
+        end = await self._known_end(checkpoint)
+        end = await self._end_with_records(end, checkpoint)
+        problem = await timers.disk.run(self._wheel.load, timers.read_time)
+        if not problem and not await self._cut_slots(end):
+            problem = "a chain of units is broken"
+            self._wheel.reset()
+        if problem:
+            if self._log.starts:
+                self._note(f"the wheel was made again from the timer log: {problem}")
+            replay_from = self._log.begin
+        same = problem != OTHER_PRECISION and await self._replay(replay_from, end)
+        if end < self._log.files_end:
+            # The wheel first: the chains that were followed to repair it are erased afterwards.
+            pages = self._wheel.snapshot()
+            if pages:
+                await timers.disk.run(self._wheel.write, pages)
+            await timers.disk.run(self._log.truncate, end)
+        self._log.wrote(end)
+        if not same:
+            await self._convert(end)
+        await self._fill_floor()
+        timers.changed = bool(timers.notes)
+
+    async def _known_end(self, checkpoint: TimerCheckpoint) -> int:
+        """The end of the units that belong to the checkpoint.
+
+        RocketMQ notes its log position before it syncs the log, so that units of messages before its queue offset
+        follow.
+        """
+        known = at = checkpoint.log_position
+        while at < self._log.files_end:
+            units, at = await self._log.units_from(at, self._log.files_end)
+            for position, unit in units:
+                offset = await self._queue_offset(unit)
+                follows = position == self._log.next_position(known)
+                if not follows or offset is None or offset >= checkpoint.queue_offset:
+                    return known
+                known = position + UNIT_SIZE
+            if not units:
+                return known
+        return known
+
+    async def _end_with_records(self, end: int, checkpoint: TimerCheckpoint) -> int:
+        """``end`` without units whose records are gone. Then the queue is read from behind the last that is there."""
+        cut = False
+        position = end
+        while (position := self._log.before(position)) != NO_POSITION:
+            unit = await self._log.unit(position)
+            if unit is not None and unit.offset < self._state.min_phy:
+                if cut:
+                    self._timers.next_offset = self._state.min_offset
+                break
+            offset = None if unit is None else await self._queue_offset(unit)
+            if offset is not None:
+                if cut:
+                    self._timers.next_offset = offset + 1
+                break
+            cut, end = True, position
+        else:
+            if cut:
+                self._timers.next_offset = self._state.min_offset
+        if cut:
+            self._note(f"units from {end} on referred to records that are gone")
+        elif checkpoint.queue_offset > self._state.max_offset:
+            self._note("the timer's queue is shorter than the checkpoint knows it")
+        return end
+
+    async def _queue_offset(self, unit: TimerUnit) -> int | None:
+        """The queue offset of the unit's record; None if that is not a record of the timer's topic."""
+        if not self._state.min_phy <= unit.offset <= self._state.max_phy - unit.size:
+            return None
+        data = await self._read(unit.offset)
+        if len(data) != unit.size:
+            return None
+        head = record.decode_head(data)
+        return head.queue_offset if bytes(data[head.topic_at : head.topic_end]) == _TOPIC else None
+
+    async def _cut_slots(self, end: int) -> bool:
+        """Take units from ``end`` on out of the slots. False if a slot's chain is broken."""
+        for number, slot in enumerate(list(self._wheel.all_slots())):
+            if not number % _SLOTS_OF_SLICE:
+                await trio.lowlevel.checkpoint()
+            last, count = slot.last, slot.messages
+            while last >= end:
+                unit = await self._log.unit(last)
+                if unit is None or unit.time // self._timers.precision * self._timers.precision != slot.time:
+                    return False
+                last, count = unit.previous, count - (-1 if unit.deletes else 1)
+            if last == NO_POSITION:
+                self._wheel.clear(slot.time)
+            elif last != slot.last:
+                self._wheel.set(Slot(slot.time, slot.first, last, count))
+        return True
+
+    async def _replay(self, position: int, end: int) -> bool:
+        """Put the units of [position, end) into the wheel, as far as they are pending and not in it.
+
+        False if their chains are not those of this wheel's slots.
+        """
+        precision, read_time = self._timers.precision, self._timers.read_time
+        while position < end:
+            units, position = await self._log.units_from(position, end)
+            for at, unit in units:
+                time = unit.time - unit.time % precision
+                if time < read_time:
+                    continue
+                slot = self._wheel.find(time)
+                if slot is not None and at <= slot.last:
+                    continue
+                chained = unit.previous == (NO_POSITION if slot is None else slot.last)
+                if not chained or time >= self._timers.free_until():
+                    return False
+                self._wheel.put(time, at, -1 if unit.deletes else 1)
+        return True
+
+    async def _convert(self, end: int) -> None:
+        """Write the pending units again, for the slots of this wheel: the precision has changed."""
+        timers = self._timers
+        self._note("the pending timers were written again with another precision")
+        self._wheel.reset()
+        position = self._log.begin
+        while position < end:
+            units, position = await self._log.units_from(position, end)
+            pending = [unit for _, unit in units if unit.time >= timers.read_time]
+            # From the read time on, where the whole window fits into the wheel.
+            added = [
+                timers.timer(unit.time, timers.read_time, unit.offset, unit.size, unit.topic_hash, unit.magic)
+                for unit in pending
+            ]
+            await timers.add(added, timers.next_offset)
+
+    async def _fill_floor(self) -> None:
+        """The floor of the pending units, from the first unit of each slot."""
+        firsts = sorted((slot.first, slot.time) for slot in self._wheel.all_slots())
+        for number, (position, time) in enumerate(firsts):
+            if not number % _SLOTS_OF_SLICE:
+                await trio.lowlevel.checkpoint()
+            if self._timers.floor.would_add(time):
+                unit = await self._log.unit(position)
+                if unit is not None:
+                    self._timers.floor.add(time, unit.offset, position)

@@ -1,0 +1,307 @@
+"""TimerStore: pending timed messages (the data of RocketMQ's TimerMessageStore; its task is in services/timer.py).
+
+``next_offset`` and ``read_time`` are the two ends: messages of the timer's queue before the one are in wheel and log,
+or delivered; slots before the other are delivered. A checkpoint records both after everything below them is durable:
+the delivered copies in the commit log, the units, the slots. A start goes back to the last checkpoint, so a crash
+delivers again what was delivered since, and loses nothing. Nothing of this exists on disk before the first timed
+message.
+"""
+
+import os
+from array import array
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, NamedTuple
+
+import structlog
+import trio
+
+from trimq.broker.store.disk.disk import Disk
+from trimq.broker.store.disk.durable_files import make_durable_directory, write_durably
+from trimq.broker.store.timer.log import TimerLog
+from trimq.broker.store.timer.pending import PendingFloor
+from trimq.broker.store.timer.wheel import TimerWheel
+from trimq.protocol.timer_layout import (
+    MAGIC_DELETE,
+    MAGIC_ROLL,
+    NO_POSITION,
+    SLOTS,
+    UNIT_SIZE,
+    Slot,
+    TimerCheckpoint,
+    TimerUnit,
+    encode_checkpoint,
+    pack_unit,
+    place_in_window,
+    roll_window,
+)
+
+_log = structlog.get_logger(__name__)
+
+_UNITS_OF_SLICE: Final = 500
+
+
+class NewTimer(NamedTuple):
+    """A message of the timer's queue that waits for the slot ``time``."""
+
+    time: int
+    magic: int
+    write_time: int
+    offset: int
+    size: int
+    topic_hash: int
+
+
+class DueTimers:
+    """The units of a slot in log order: arrays, because a slot may have a million."""
+
+    def __init__(self) -> None:
+        self.offsets = array("q")
+        self.sizes = array("i")
+        self.magics = array("b")
+        self.write_times = array("q")
+
+    def append(self, offset: int, size: int, magic: int, write_time: int) -> None:
+        """Add a message by the fields of its unit."""
+        self.offsets.append(offset)
+        self.sizes.append(size)
+        self.magics.append(magic)
+        self.write_times.append(write_time)
+
+    def reverse(self) -> None:
+        """Bring the units into log order."""
+        for column in (self.offsets, self.sizes, self.magics, self.write_times):
+            column.reverse()
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+
+class TimerStore:
+    """The timer's data. One task calls ``add``, ``due`` and ``delivered``; another may call ``save``."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        root: str,
+        *,
+        precision: int,
+        log_file_size: int,
+        window: int,
+        slots: int = SLOTS,
+    ) -> None:
+        """``window``: the configured number of slots after which a message is stored again."""
+        self.disk = disk
+        self.precision = precision
+        self.window = roll_window(slots, window)
+        self.checkpoint_path = f"{root}/config/timercheck"
+        self.wheel = TimerWheel(disk, f"{root}/timerwheel", precision, slots)
+        self.log = TimerLog(disk, f"{root}/timerlog", log_file_size)
+        self.floor = PendingFloor(precision)
+        self.checkpoint = TimerCheckpoint()
+        self.next_offset = 0
+        self.read_time = 0
+        self.found_until = 0
+        """Messages of the queue before this offset that were due before ``found_read_time`` are delivered already.
+
+        Set if wheel and log were lost, so that the queue is read again from its beginning.
+        """
+        self.found_read_time = 0
+        self.exists = False
+        """The files exist, or will with the next checkpoint."""
+        self.notes: list[str] = []
+        """What recovery had to repair."""
+        self.changed = False
+        """There is something that the last checkpoint does not have, other than the read time."""
+        self._broken = False
+        self._saving = trio.Lock()
+
+    # -- adding
+
+    def free_until(self) -> int:
+        """The time from which on the wheel has no free slots: there it still holds slots that are not delivered."""
+        return self.read_time + (self.wheel.slots - 1) * self.precision
+
+    def timer(self, due: int, now: int, offset: int, size: int, topic_hash: int, magic: int) -> NewTimer:
+        """The timer of a message that is due at ``due``, which may have to roll. ``now`` is a time of the wheel."""
+        time, rolls = place_in_window(due, now, self.window, self.precision)
+        # Rounded down, as RocketMQ's wheel does: only a message of another precision is between two slots.
+        time -= time % self.precision
+        return NewTimer(time, magic | MAGIC_ROLL if rolls else magic, now, offset, size, topic_hash)
+
+    async def add(self, timers: Sequence[NewTimer], next_offset: int) -> None:
+        """Add messages, and move ``next_offset``. Raises OSError: then nothing has changed.
+
+        Their times are in [read_time, free_until).
+        """
+        if timers:
+            positions = self.log.place(len(timers))
+            last: dict[int, int] = {}
+            units = []
+            for timer, position in zip(timers, positions, strict=True):
+                previous = last.get(timer.time)
+                if previous is None:
+                    slot = self.wheel.find(timer.time)
+                    previous = NO_POSITION if slot is None else slot.last
+                last[timer.time] = position
+                time, magic, write_time, offset, size, topic_hash = timer
+                units.append(pack_unit(TimerUnit(previous, magic, write_time, time, offset, size, topic_hash)))
+            await self.disk.run(self.log.write, self.log.pieces(positions, units))
+            # From here on without an await: a checkpoint finds log, wheel and queue offset together.
+            self.log.wrote(positions[-1] + UNIT_SIZE)
+            for timer, position in zip(timers, positions, strict=True):
+                self.wheel.put(timer.time, position, -1 if timer.magic & MAGIC_DELETE else 1)
+                self.floor.add(timer.time, timer.offset, position)
+        self.next_offset = next_offset
+        self.exists = self.changed = True
+
+    # -- what is due
+
+    async def due(self, slot: Slot) -> DueTimers:
+        """The units of a slot, in log order."""
+        found = DueTimers()
+        position = slot.last
+        while position != NO_POSITION:
+            unit = await self.log.unit(position)
+            if unit is None or unit.time // self.precision != slot.time // self.precision or unit.previous >= position:
+                _log.error("timer_chain_broken", time=slot.time, position=position)
+                return await self._scan(slot)
+            found.append(unit.offset, unit.size, unit.magic, unit.write_time)
+            position = unit.previous
+            if not len(found) % _UNITS_OF_SLICE:
+                await trio.lowlevel.checkpoint()
+        found.reverse()
+        return found
+
+    async def _scan(self, slot: Slot) -> DueTimers:
+        """As ``due`` for a damaged chain: all units of the log that belong to the slot."""
+        found = DueTimers()
+        position = self.log.begin
+        while position < self.log.end:
+            units, position = await self.log.units_from(position, self.log.end)
+            for _, unit in units:
+                if unit.time // self.precision == slot.time // self.precision:
+                    found.append(unit.offset, unit.size, unit.magic, unit.write_time)
+        return found
+
+    def delivered(self, time: int) -> None:
+        """The slot of a time, and all before it, are delivered: the copies are in the commit log."""
+        self.wheel.clear(time)
+        self.changed = True
+        self.move_read_time(time + self.precision)
+
+    def move_read_time(self, time: int) -> None:
+        """No slot before ``time`` has a message any more. Also back, when the wall clock was set back."""
+        self.read_time = time
+        if self.wheel.is_empty:
+            self.floor.clear()
+        else:
+            self.floor.passed(time)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no unit is pending."""
+        return self.wheel.is_empty
+
+    async def counts(self) -> dict[int, int]:
+        """The pending messages by the hash of their topic. Reads the log."""
+        found: dict[int, int] = {}
+        position = self.log.end if self.floor.position is None else self.floor.position
+        while position < self.log.end:
+            units, position = await self.log.units_from(position, self.log.end)
+            for _, unit in units:
+                if unit.time >= self.read_time:
+                    found[unit.topic_hash] = found.get(unit.topic_hash, 0) + (-1 if unit.deletes else 1)
+        return found
+
+    async def count_between(self, start: int, end: int) -> int:
+        """The pending messages whose records are between two commit log offsets. Reads the log."""
+        found = 0
+        position = self.log.end if self.floor.position is None else self.floor.position
+        while position < self.log.end:
+            units, position = await self.log.units_from(position, self.log.end)
+            for _, unit in units:
+                if unit.offset >= end:
+                    return found
+                found += unit.offset >= start and unit.time >= self.read_time
+        return found
+
+    def lowest_offset(self) -> int | None:
+        """The commit log offset from which on pending timers need the log; None if none is pending."""
+        return self.floor.offset
+
+    # -- checkpoints
+
+    async def save(self, sync_commit_log: Callable[[], Awaitable[bool]], now_ms: int, *, last: bool = False) -> bool:
+        """Write a checkpoint if there is something new. Returns False if that failed.
+
+        ``last``: the last one of this process, which also records the read time if nothing else has changed.
+
+        ``sync_commit_log`` makes durable what is in the commit log. After a failed sync there are no checkpoints until
+        the restart, which then starts with the last one.
+        """
+        async with self._saving:
+            if self._broken:
+                return False
+            if not self.exists or not (self.changed or (last and self.read_time != self.checkpoint.read_time)):
+                return True
+            # One turn of the loop: these belong together.
+            checkpoint = TimerCheckpoint(
+                read_time=self.read_time,
+                log_position=self.log.end,
+                queue_offset=self.next_offset,
+                master_queue_offset=self.next_offset,
+                timestamp=now_ms,
+                counter=self.checkpoint.counter + 1,
+            )
+            pages = self.wheel.snapshot()
+            self.changed = False
+            needed = self.floor.position
+            # The delivered copies first: a slot may be cleared on disk only when they are there.
+            if not await sync_commit_log():
+                self._take_back(pages)
+                return False
+            try:
+                await self.disk.run(self.log.sync)
+            except OSError as error:
+                self._broken = True
+                _log.error("timer_log_sync_failed", error=str(error))
+                return False
+            try:
+                await self.disk.run(self._write, checkpoint, pages)
+            except OSError as error:
+                self._take_back(pages)
+                _log.error("timer_checkpoint_failed", error=str(error))
+                return False
+            self.checkpoint = checkpoint
+            await self._delete_old_files(checkpoint.log_position if needed is None else needed)
+            return True
+
+    @property
+    def is_broken(self) -> bool:
+        """True after a failed sync of the timer log."""
+        return self._broken
+
+    def _take_back(self, pages: dict[int, bytes]) -> None:
+        self.wheel.take_back(pages)
+        self.changed = True
+
+    def _write(self, checkpoint: TimerCheckpoint, pages: dict[int, bytes]) -> None:
+        """Blocks. The wheel before the checkpoint: its slots may be newer than that, but not older."""
+        self.wheel.write(pages)
+        self.write_checkpoint(checkpoint)
+
+    def write_checkpoint(self, checkpoint: TimerCheckpoint) -> None:
+        """Replace timercheck. Blocks. Raises OSError."""
+        make_durable_directory(self.disk, os.path.dirname(self.checkpoint_path))
+        write_durably(self.disk, self.checkpoint_path, encode_checkpoint(checkpoint))
+
+    async def _delete_old_files(self, position: int) -> None:
+        if len(self.log.starts) > 1 and self.log.starts[1] <= position:
+            try:
+                await self.disk.run(self.log.delete_before, position)
+            except OSError as error:
+                _log.error("timer_log_not_deleted", error=str(error))
+
+    def close(self) -> None:
+        """Close the files."""
+        self.log.close()

@@ -1,0 +1,206 @@
+"""The timer wheel: which units of the timer log are due when (RocketMQ's TimerWheel).
+
+The wheel is in memory as pages, of which only those in use exist, and goes to its file in changed pages: first the
+log is synced, then these pages, then the checkpoint. So the file never refers to units that are not on disk, and a
+power cut leaves each slot as it was at some moment between two checkpoints. RocketMQ leaves delivered slots in the
+wheel; here they are cleared, so that the read time may go back when the wall clock is set back.
+"""
+
+import os
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from trimq.broker.store.disk.disk import Disk
+from trimq.protocol.timer_layout import EMPTY_SLOT, SLOT, SLOT_SIZE, SLOTS, Slot
+
+_PAGE: Final = 4096
+_SLOTS_OF_PAGE: Final = _PAGE // SLOT_SIZE
+_ZEROS: Final = bytes(_PAGE)
+_READ: Final = 256 * _PAGE
+_FAR: Final = 1.8
+"""A time that differs from the read time by this factor was computed with another precision."""
+OTHER_PRECISION: Final = "its slots were written with another precision"
+
+_unpack: Final = SLOT.unpack_from
+_pack_into: Final = SLOT.pack_into
+_NO_SLOT: Final = (0, 0, 0, 0, 0)
+
+
+class TimerWheel:
+    """The slots. Times are multiples of ``precision``; one wheel covers ``slots`` of them."""
+
+    def __init__(self, disk: Disk, path: str, precision: int, slots: int = SLOTS) -> None:
+        self._disk = disk
+        self.path = path
+        self.precision = precision
+        self.slots = slots
+        self._size = slots * SLOT_SIZE
+        self._pages: dict[int, bytearray] = {}
+        """The pages that are not empty, by their number in the file."""
+        self._dirty: set[int] = set()
+        self.count = 0
+        """The sum of the counts of all slots: pending messages, less their delete marks."""
+
+    # -- slots
+
+    def find(self, time: int) -> Slot | None:
+        """The slot of a time; None if it is empty."""
+        number, first, last, count, _ = self._read(time)
+        return Slot(time, first, last, count) if number and number == time // self.precision else None
+
+    def put(self, time: int, position: int, count: int) -> None:
+        """Add a unit at ``position`` to the slot of a time; ``count`` is 1, or -1 for a delete mark."""
+        number, first, _, total, _ = self._read(time)
+        if number != time // self.precision:
+            first, total = position, 0
+        self._write(time, first, position, total + count)
+        self.count += count
+
+    def set(self, slot: Slot) -> None:
+        """Replace the slot of a time that is not empty."""
+        before = self.find(slot.time)
+        self._write(*slot)
+        self.count += slot.messages - (before.messages if before is not None else 0)
+
+    def clear(self, time: int) -> None:
+        """Empty the slot of a time."""
+        slot = self.find(time)
+        if slot is None:
+            return
+        number, at = self._place(time)
+        page = self._pages[number]
+        page[at : at + SLOT_SIZE] = EMPTY_SLOT
+        if page == _ZEROS:
+            del self._pages[number]
+        self._dirty.add(number)
+        self.count -= slot.messages
+
+    def next_time(self, begin: int, end: int) -> int:
+        """The time of the first slot in [begin, end) that is not empty; ``end`` if there is none."""
+        time, step = begin, self.precision
+        while time < end:
+            index = time // step % self.slots
+            if index // _SLOTS_OF_PAGE not in self._pages:
+                in_page = min(_SLOTS_OF_PAGE - index % _SLOTS_OF_PAGE, self.slots - index)
+                time += in_page * step
+            elif self._read(time)[0] == time // step:
+                return time
+            else:
+                time += step
+        return end
+
+    def all_slots(self) -> Iterator[Slot]:
+        """All slots that are not empty."""
+        for number in sorted(self._pages):
+            for found, first, last, count, _ in SLOT.iter_unpack(self._pages[number]):
+                if found:
+                    yield Slot(found * self.precision, first, last, count)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether all slots are empty."""
+        return not self._pages
+
+    def _place(self, time: int) -> tuple[int, int]:
+        """The page of a time, and the position in it."""
+        number, slot = divmod(time // self.precision % self.slots, _SLOTS_OF_PAGE)
+        return number, slot * SLOT_SIZE
+
+    def _read(self, time: int) -> tuple[int, ...]:
+        number, at = self._place(time)
+        page = self._pages.get(number)
+        return _NO_SLOT if page is None else _unpack(page, at)
+
+    def _write(self, time: int, first: int, last: int, count: int) -> None:
+        number, at = self._place(time)
+        page = self._pages.get(number)
+        if page is None:
+            page = self._pages[number] = bytearray(_PAGE)
+        _pack_into(page, at, time // self.precision, first, last, count, 0)
+        self._dirty.add(number)
+
+    # -- file
+
+    def load(self, read_time: int) -> str:
+        """Read the file. Blocks. Returns why it cannot be used, or "". Slots before ``read_time`` are left out.
+
+        The wheel is empty if it cannot be used.
+        """
+        info = self._disk.stat(self.path)
+        if info is None:
+            return "there is no wheel"
+        if info.size != self._size:
+            return f"{self.path} has {info.size} bytes, not {self._size}"
+        problem = self._load(read_time)
+        if problem:
+            self.reset()
+        return problem
+
+    def _load(self, read_time: int) -> str:
+        fd = self._disk.open(self.path, writable=False)
+        try:
+            at = 0
+            while (at := self._disk.next_data(fd, at) // _PAGE * _PAGE) < self._size:
+                data = self._disk.pread(fd, min(_READ, self._size - at), at)
+                for begin in range(0, len(data), _PAGE):
+                    page = bytearray(data[begin : begin + _PAGE].ljust(_PAGE, b"\0"))
+                    if page != _ZEROS and (problem := self._take(page, (at + begin) // _PAGE, read_time)):
+                        return problem
+                at += len(data)
+        finally:
+            self._disk.close(fd)
+        return ""
+
+    def _take(self, page: bytearray, number: int, read_time: int) -> str:
+        """Take a page without its old slots. Returns what is wrong with it, or ""."""
+        for slot, (found, first, last, count, _) in enumerate(SLOT.iter_unpack(bytes(page))):
+            if not found:
+                continue
+            time = found * self.precision
+            if not read_time / _FAR < time < read_time * _FAR:
+                return OTHER_PRECISION
+            if found % self.slots != number * _SLOTS_OF_PAGE + slot:
+                return f"slot {slot} of page {number} has the time of another one"
+            if time < read_time:  # delivered; RocketMQ leaves it in the file
+                page[slot * SLOT_SIZE : (slot + 1) * SLOT_SIZE] = EMPTY_SLOT
+            elif not 0 <= first <= last:
+                return f"slot {slot} of page {number} has the positions {first} and {last}"
+            else:
+                self.count += count
+        if page != _ZEROS:
+            self._pages[number] = page
+        return ""
+
+    def reset(self) -> None:
+        """Empty all slots. The next snapshot replaces all pages of the file."""
+        self._pages.clear()
+        self._dirty = set(range(-(-self._size // _PAGE))) if self._disk.stat(self.path) is not None else set()
+        self.count = 0
+
+    def snapshot(self) -> dict[int, bytes]:
+        """The pages that have changed since the last snapshot, by their number."""
+        pages = {number: bytes(self._pages.get(number, _ZEROS)) for number in self._dirty}
+        self._dirty = set()
+        return pages
+
+    def take_back(self, pages: Iterable[int]) -> None:
+        """The pages of a snapshot could not be written: they are part of the next one."""
+        self._dirty.update(pages)
+
+    def write(self, pages: dict[int, bytes]) -> None:
+        """Write the pages of a snapshot and sync them. Blocks. Raises OSError."""
+        disk = self._disk
+        info = disk.stat(self.path)
+        if info is not None and info.size != self._size:  # ``load`` has refused it
+            disk.delete(self.path)
+            info = None
+        fd = disk.create(self.path, self._size) if info is None else disk.open(self.path)
+        try:
+            for number, data in sorted(pages.items()):
+                at = number * _PAGE
+                disk.pwrite(fd, data[: self._size - at], at)
+            disk.data_sync(fd)
+        finally:
+            disk.close(fd)
+        if info is None:
+            disk.sync_directory(os.path.dirname(self.path))

@@ -1,0 +1,490 @@
+"""The timer's task on a simulated disk: order, restarts, outages, refusals, lost records."""
+
+import errno
+from typing import Any
+
+import pytest
+import trio
+
+from tests.broker.services.timer_rig import NOW, Rig
+from tests.store.builders import message
+from tests.store.simdisk import Loss
+from trimq.broker.health import timer_notes
+from trimq.broker.services import timer_put
+from trimq.broker.services.pending_timers import PendingTimers
+from trimq.broker.store.types import PutMessageResult, PutMessageStatus
+from trimq.protocol.timer_layout import SLOTS
+from trimq.protocol.topic_rules import TIMER_TOPIC
+
+HOUR = 3600
+DAY = 24 * HOUR
+BUSY = PutMessageResult(PutMessageStatus.OS_PAGE_CACHE_BUSY, remark="busy")
+AWAY = PutMessageResult(PutMessageStatus.SERVICE_NOT_AVAILABLE, remark="away")
+ILLEGAL = PutMessageResult(PutMessageStatus.MESSAGE_ILLEGAL, remark="illegal")
+UNKNOWN = PutMessageResult(PutMessageStatus.UNKNOWN_ERROR, remark="?")
+
+pytestmark = pytest.mark.usefixtures("autojump_clock")
+
+
+async def test_messages_of_a_slot_come_in_the_order_of_their_sends() -> None:
+    rig = Rig()
+    async with rig.running():
+        for number in range(300):
+            await rig.send(b"%d" % number, 5_000 + number % 3 * 1000)
+        await rig.advance(4.999)
+        assert await rig.bodies() == []
+        await rig.advance(0.001)
+        assert await rig.bodies() == [b"%d" % number for number in range(0, 300, 3)]
+        await rig.advance(10)
+        assert await rig.bodies() == [b"%d" % n for start in range(3) for n in range(start, 300, 3)]
+        for one in await rig.delivered():
+            assert one.store_timestamp >= int(one.properties["TIMER_OUT_MS"]) + 1000
+            assert one.store_host == ("10.9.9.9", 10911)
+
+
+async def test_a_message_that_is_due_when_the_timer_finds_it() -> None:
+    """It never is in the wheel, and its TIMER_ENQUEUE_MS says so, as in RocketMQ."""
+    rig = Rig(timerStopEnqueue="true")
+    async with rig.running():
+        await rig.send(b"late", 3_000)
+        await rig.advance(10)
+        rig.configuration.apply("timerStopEnqueue", "false", "test")
+        await rig.advance(1)
+        (found,) = await rig.delivered()
+        assert found.properties["TIMER_ENQUEUE_MS"] == str(2**63 - 1)
+        assert rig.service.metrics.counts == {}
+        assert rig.timers.is_empty
+
+
+async def test_a_message_beyond_the_window_rolls() -> None:
+    rig = Rig(timerRollWindowSlot="10")
+    async with rig.running():
+        await rig.send(b"far", 42_000)
+        for _ in range(41):
+            await rig.advance(1)
+        await rig.advance(0.999)
+        assert await rig.bodies() == []
+        await rig.advance(0.001)
+        (found,) = await rig.delivered()
+        rolled = await rig.delivered(TIMER_TOPIC)
+        assert len(rolled) > 2
+        assert found.properties["TIMER_ROLL_TIMES"] == str(len(rolled) - 1)
+        assert {one.properties["TIMER_OUT_MS"] for one in rolled} == {found.properties["TIMER_OUT_MS"]}
+        assert rig.service.metrics.counts["Orders"].count == 0
+
+
+# -- starts
+
+
+@pytest.mark.parametrize("ending", [None, *Loss])
+async def test_a_start_after_slots_became_due(ending: Loss | None) -> None:
+    rig = Rig(flushDiskType="SYNC_FLUSH")
+    async with rig.running(ending=ending):
+        for number in range(20):
+            await rig.send(b"%d" % number, 3_000 + number * 500)
+        await rig.advance(6)
+        await rig.advance(1.5)
+        before = await rig.bodies()
+        assert before
+    rig.clock.advance(60)
+    async with rig.running():
+        assert sorted(set(await rig.bodies()), key=int) == [b"%d" % number for number in range(20)]
+        if ending is None:
+            assert len(await rig.bodies()) == 20
+        await rig.advance(5)
+    async with rig.running():
+        await rig.advance(60)
+        if ending is None:
+            assert len(await rig.bodies()) == 20
+        assert all(one.store_timestamp >= int(one.properties["TIMER_OUT_MS"]) for one in await rig.delivered())
+
+
+@pytest.mark.parametrize(("precision", "outage"), [(1000, 8 * DAY), (100, 3 * DAY), (1000, 40 * DAY)])
+@pytest.mark.parametrize("ending", [None, Loss.ALL])
+async def test_an_outage_loses_nothing(precision: int, outage: int, ending: Loss | None) -> None:
+    """The retention is a day: all log files are older than that when the broker comes back.
+
+    Some messages are in the wheel, and some are only in the timer's queue.
+    """
+    rig = Rig(
+        slots=SLOTS,
+        timerPrecisionMs=precision,
+        fileReservedTime=24,
+        deleteWhen="0;1;2;3;4;5;6;7;8;9;10;11;12;13;14;15;16;17;18;19;20;21;22;23",
+        flushDiskType="SYNC_FLUSH",
+    )
+    bodies = [b"%03d" % number + bytes(b"x" * 1500) for number in range(200)]
+    async with rig.running(ending=ending):
+        for number, body in enumerate(bodies):
+            if number == 120:
+                rig.configuration.apply("timerStopEnqueue", "true", "test")
+            await rig.send(body, 10_000 + number % 50 * 4_000_000)  # up to 54 hours
+        await rig.advance(2)
+        await rig.advance(2)
+        assert rig.service.behind_messages >= 80
+        assert len(rig.store.files.files) > 3
+    rig.configuration.apply("timerStopEnqueue", "false", "test")
+    rig.clock.advance(outage)
+    async with rig.running():
+        await rig.send(b"new", 6 * DAY * 1000 if precision == 1000 else 20 * HOUR * 1000)
+        await rig.store.delete_expired_now()
+        await rig.advance(61)
+        assert sorted(await rig.bodies()) == sorted(bodies)
+        await rig.store._clean.look()
+        assert rig.store.min_phy_offset > 0  # now the old files could go
+        assert rig.service.puts.deleted == 0
+
+
+async def test_a_pending_message_outlives_the_retention() -> None:
+    """The cleaner deletes files of the log by age: not those from the first pending message on."""
+    rig = Rig(slots=16_384, fileReservedTime=1, deleteWhen=";".join(map(str, range(24))))
+    async with rig.running():
+        for number in range(30):
+            await rig.store_one(message(b"old %d" % number + b"x" * 3000, "Other"))
+        await rig.send(b"pending", 5_400_000)
+        for number in range(60):
+            await rig.store_one(message(b"new %d" % number + b"x" * 3000, "Other"))
+        assert len(rig.store.files.files) == 5
+        await rig.advance(HOUR * 1.4)
+        await rig.store._clean.look()
+        assert rig.store.min_phy_offset == 64 * 1024
+        assert rig.store.log_holds.files_held == 3
+        await rig.advance(HOUR * 0.2)
+        assert await rig.bodies() == [b"pending"]
+        await rig.store._clean.look()
+        assert rig.store.min_phy_offset == 4 * 64 * 1024
+
+
+async def test_overdue_slots_come_before_messages_that_need_their_places() -> None:
+    """After 14 days the place of an overdue slot is that of a new message's slot."""
+    rig = Rig(slots=256)
+    async with rig.running(ending=Loss.ALL):
+        await rig.send(b"overdue", 20_000)
+        await rig.advance(2)
+        await rig.advance(2)
+    rig.clock.advance(256)
+    rig.configuration.apply("timerStopDequeue", "true", "test")
+    async with rig.running():
+        await rig.send(b"new", 20_000)  # the same place, one turn later
+        await rig.advance(1)
+        assert rig.service.behind_messages == 1  # it waits in the queue
+        assert await rig.bodies() == []
+        rig.configuration.apply("timerStopDequeue", "false", "test")
+        await rig.advance(1)
+        assert await rig.bodies() == [b"overdue"]
+        await rig.advance(20)
+        assert await rig.bodies() == [b"overdue", b"new"]
+
+
+async def test_a_wheel_that_was_lost_with_its_log() -> None:
+    """The queue is read again; what was delivered according to the checkpoint does not come again."""
+    rig = Rig()
+    async with rig.running():
+        for number in range(10):
+            await rig.send(b"%d" % number, 2_000 + number * 10_000)
+        await rig.advance(35)
+        assert len(await rig.bodies()) == 4
+    for name in rig.disk.list("/store/timerlog"):
+        rig.disk.delete(f"/store/timerlog/{name}")
+    async with rig.running():
+        await rig.advance(30)
+        assert len(await rig.bodies()) == 7
+        await rig.advance(60)
+        assert sorted(await rig.bodies()) == [b"%d" % number for number in range(10)]
+
+
+async def test_counts_that_do_not_fit_are_made_again() -> None:
+    rig = Rig()
+    async with rig.running(ending=Loss.ALL):
+        await rig.send(b"1", 60_000)
+        await rig.send(b"2", 60_000, "Payments")
+        await rig.advance(1)
+        await rig.advance(1)
+        await rig.send(b"3", 60_000)
+        await rig.settled()
+    async with rig.running():
+        total = rig.timers.wheel.count
+        counts = {topic: one.count for topic, one in rig.service.metrics.counts.items()}
+        assert sum(counts.values()) == total
+    rig.disk.delete("/store/config/timermetrics")
+    for name in rig.disk.list("/store/config"):
+        if name.startswith("timermetrics"):
+            rig.disk.delete(f"/store/config/{name}")
+    async with rig.running():
+        assert rig.service.metrics.counts == {}
+
+
+async def test_a_file_of_counts_that_cannot_be_read() -> None:
+    rig = Rig()
+    async with rig.running():
+        await rig.send(b"1", 60_000)
+        await rig.advance(1)
+    for name in ("timermetrics", "timermetrics.bak"):
+        if rig.disk.stat(f"/store/config/{name}") is not None:
+            rig.disk.delete(f"/store/config/{name}")
+        fd = rig.disk.create(f"/store/config/{name}", 0)
+        rig.disk.pwrite(fd, b'{"timingCount": 7}', 0)
+        rig.disk.close(fd)
+    async with rig.running():
+        await rig.advance(60)
+        assert await rig.bodies() == [b"1"]
+
+
+# -- clocks
+
+
+async def test_a_clock_that_is_set_back() -> None:
+    """Messages sent by the corrected clock come by it, and none that is delivered comes again."""
+    rig = Rig()
+    async with rig.running():
+        rig.clock.set_wall_ms(NOW + HOUR * 1000)
+        await rig.send(b"ahead", 2_000)
+        await rig.advance(3)
+        assert await rig.bodies() == [b"ahead"]
+        rig.clock.set_wall_ms(NOW)
+        await rig.send(b"now", 5_000)
+        await rig.advance(4.9)
+        await rig.advance(0.2)
+        assert await rig.bodies() == [b"ahead", b"now"]
+        for _ in range(4):
+            await rig.advance(HOUR / 3)
+        assert await rig.bodies() == [b"ahead", b"now"]
+    async with rig.running():
+        await rig.advance(HOUR)
+        assert await rig.bodies() == [b"ahead", b"now"]
+
+
+async def test_a_clock_that_is_set_ahead() -> None:
+    rig = Rig()
+    async with rig.running():
+        await rig.send(b"x", HOUR * 1000)
+        await rig.settled()
+        rig.clock.set_wall_ms(NOW + HOUR * 1000)
+        await rig.advance(1)
+        assert await rig.bodies() == [b"x"]
+
+
+# -- refusals
+
+
+async def test_one_failed_put_does_not_repeat_the_others() -> None:
+    rig = Rig()
+    async with rig.running():
+        for number in range(6):
+            await rig.send(b"%d" % number, 2_000)
+        await rig.send(b"next", 3_000)
+        rig.refuse = {b"2": [BUSY, BUSY], b"4": [BUSY]}
+        await rig.advance(2)
+        assert await rig.bodies() == [b"0", b"1", b"3", b"5"]
+        await rig.advance(0.1)
+        assert await rig.bodies() == [b"0", b"1", b"3", b"5", b"4"]
+        await rig.advance(0.2)
+        assert await rig.bodies() == [b"0", b"1", b"3", b"5", b"4", b"2"]
+        assert sorted(rig.put) == [b"0", b"1", b"2", b"2", b"2", b"3", b"4", b"4", b"5"]
+        await rig.advance(1)
+        assert (await rig.bodies())[6:] == [b"next"]
+
+
+async def test_a_store_that_takes_nothing_is_asked_once_a_pause() -> None:
+    rig = Rig()
+    async with rig.running():
+        for number in range(50):
+            await rig.send(b"%02d" % number, 2_000)
+        rig.refuse = {b"00": [AWAY] * 4}
+        await rig.advance(2)
+        assert rig.put == [b"00"]
+        for seconds in (0.1, 0.2, 0.4):
+            await rig.advance(seconds)
+        assert rig.put == [b"00"] * 4
+        await rig.advance(0.8)
+        assert await rig.bodies() == [b"%02d" % number for number in range(50)]
+
+
+async def test_a_message_that_no_store_takes_is_dropped() -> None:
+    rig = Rig()
+    async with rig.running():
+        for name in (b"a", b"b", b"c"):
+            await rig.send(name, 2_000)
+        rig.refuse = {b"b": [ILLEGAL]}
+        await rig.advance(3)
+        assert await rig.bodies() == [b"a", b"c"]
+        assert rig.service.puts.dropped == 1
+        assert rig.service.metrics.counts["Orders"].count == 0
+
+
+@pytest.mark.parametrize("skip", [True, False])
+async def test_unknown_errors(*, skip: bool) -> None:
+    rig = Rig(timerSkipUnknownError=str(skip).lower())
+    async with rig.running():
+        for name in (b"a", b"b"):
+            await rig.send(name, 2_000)
+        rig.refuse = {b"a": [UNKNOWN]}
+        await rig.advance(3)
+        await rig.advance(1)
+        assert sorted(await rig.bodies()) == ([b"b"] if skip else [b"a", b"b"])
+
+
+async def test_a_stop_during_refusals_delivers_after_the_start() -> None:
+    rig = Rig()
+    async with rig.running():
+        for name in (b"a", b"b"):
+            await rig.send(name, 2_000)
+        rig.refuse = {b"a": [AWAY] * 99}
+        await rig.advance(2)
+        with trio.fail_after(60):
+            await rig.service.stop()
+    rig.refuse = {}
+    async with rig.running():
+        assert await rig.bodies() == [b"a", b"b"]
+
+
+async def test_a_stop_does_not_wait_for_a_slot_that_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig()
+    monkeypatch.setattr(timer_put, "_STOP_SECONDS", 0.0)
+    monkeypatch.setattr(timer_put, "_SLICE_SECONDS", 0.0)
+    async with rig.running():
+        for number in range(50):
+            await rig.send(b"%02d" % number, 2_000)
+        put = rig.store.put_message
+
+        def stop_after_ten(inner: Any, done: Any) -> Any:
+            if len(rig.put) == 10:
+                rig.service.puts.stop()
+            return put(inner, done)
+
+        rig.store.put_message = stop_after_ten
+        await rig.advance(2)
+        assert rig.timers.wheel.count == 50
+    async with rig.running():
+        assert sorted(set(await rig.bodies())) == [b"%02d" % number for number in range(50)]
+        assert len(await rig.bodies()) < 70
+
+
+@pytest.mark.parametrize("method", ["create", "pwrite"])
+async def test_a_disk_that_takes_no_units(method: str) -> None:
+    """The message stays in the queue and enters the wheel later."""
+    rig = Rig()
+    async with rig.running():
+        await rig.send(b"x", 5_000)
+        await rig.settled()
+        assert rig.timers.wheel.count == 1
+        for number in range(90):  # into the next file
+            await rig.send(b"%d" % number, 5_000)
+        await rig.settled()
+        rig.disk.fail(method, errno.ENOSPC)
+        await rig.send(b"y", 5_000)
+        if method == "pwrite":
+            assert rig.service.behind_messages == 1
+        await rig.advance(0.1)
+        assert rig.service.behind_messages == 0
+        await rig.advance(6)
+        assert (await rig.bodies())[-1] == b"y"
+
+
+async def test_an_error_that_is_not_expected(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig()
+    async with rig.running():
+        await rig.send(b"x", 2_000)
+        await rig.settled()
+        find = rig.timers.wheel.find
+        failures = [RuntimeError("?")]
+
+        def fail(time: int) -> Any:
+            if failures:
+                raise failures.pop()
+            return find(time)
+
+        monkeypatch.setattr(rig.timers.wheel, "find", fail)
+        await rig.advance(2)
+        assert await rig.bodies() == []
+        await rig.advance(0.2)
+        assert await rig.bodies() == [b"x"]
+
+
+# -- records
+
+
+async def test_a_message_of_maximum_size() -> None:
+    """The longest body and the longest properties, which leave no room for the timer's own."""
+    rig = Rig(maxMessageSize=40_000, timerRollWindowSlot="10")
+    async with rig.running():
+        body = b"b" * 20_000
+        own = {"TIMER_OUT_MS": str(NOW + 41_000), "REAL_TOPIC": "Orders", "REAL_QID": "0"}
+        text = "".join(f"{name}\x01{value}\x02" for name, value in own.items())
+        text += "long\x01" + "x" * (32_767 - len(text) - 6) + "\x02"
+        await rig.store_one(message(body, TIMER_TOPIC, properties=text.encode()))
+        await rig.advance(42)
+        (found,) = await rig.delivered()
+        assert found.body == body
+        assert len(found.properties["long"]) > 32_000
+
+
+async def test_records_that_were_deleted_are_counted_and_do_not_stop_the_timer() -> None:
+    rig = Rig()
+    async with rig.running():
+        for number in range(60):
+            await rig.send(b"%d" % number + b"x" * 3000, 2_000 + number % 2 * 1000)
+        await rig.settled()
+        await rig.store._clean.look()
+        assert await rig.store.log_holds.lowest() == 0
+        first = rig.store.files.files[0]
+        lost = await PendingTimers(rig.timers).count(first.start, first.end)
+        assert lost == 10
+        rig.disk.delete(first.path)
+        rig.store.files.remove_first().close()
+        await rig.advance(4)
+        assert rig.service.puts.deleted == lost
+        assert len(await rig.bodies()) == 60 - lost
+        (note,) = timer_notes(rig.service)
+        assert (note.code, f"{lost} timed messages" in note.text) == ("timed_messages_lost", True)
+
+
+async def test_a_timer_without_checkpoints_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise OSError(errno.EIO, "broken")
+
+    rig = Rig()
+    async with rig.running():
+        await rig.send(b"x", 5_000)
+        assert list(timer_notes(rig.service)) == []
+        monkeypatch.setattr(rig.timers.log, "sync", fail)
+        await rig.advance(1)
+        (note,) = timer_notes(rig.service)
+        assert note.code == "timer_broken"
+        await rig.advance(5)
+        assert await rig.bodies() == [b"x"]
+
+
+async def test_a_queue_whose_first_messages_were_deleted() -> None:
+    rig = Rig(timerStopEnqueue="true")
+    async with rig.running():
+        for number in range(60):
+            await rig.send(b"%d" % number + b"x" * 3000, 20_000)
+        await rig.settled()
+        rig.disk.delete(rig.store.files.files[0].path)
+        rig.store.files.remove_first().close()
+        await rig.store._clean._follow()
+        lost = rig.store.min_offset(TIMER_TOPIC, 0)
+        assert lost > 0
+        rig.configuration.apply("timerStopEnqueue", "false", "test")
+        await rig.advance(30)
+        assert len(await rig.bodies()) == 60 - lost
+        assert rig.service.puts.deleted == lost
+
+
+async def test_records_that_come_from_the_device() -> None:
+    rig = Rig()
+    async with rig.running():
+        for number in range(40):
+            await rig.send(b"%d" % number + b"x" * 3000, 2_000)
+        await rig.send(b"marked", 2_000)
+        await rig.send(b"mark", 2_000, TIMER_DEL_UNIQKEY="marked")
+        await rig.advance(0.5)
+        for file in rig.store.files.files:
+            file.in_memory_from = file.size
+        rig.disk.cold = True
+        await rig.advance(2)
+        await trio.sleep(1)
+        rig.disk.cold = False
+        assert len(await rig.bodies()) == 40
+        assert rig.service.puts.cancelled == 1
