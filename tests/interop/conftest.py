@@ -65,6 +65,23 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield running
 
 
+#: Brokers that check half messages after two seconds instead of half a minute, with timers of 100 ms instead of 1 s.
+IN_HASTE = {
+    "transactionCheckInterval": "500",
+    "transactionTimeOut": "1500",
+    "transactionOpBatchInterval": "200",
+    "timerPrecisionMs": "100",
+    "enablePropertyFilter": "false",
+}
+
+
+@pytest.fixture(scope="session")
+def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Two masters with short intervals, which a test may kill and start again."""
+    with running_cluster(tmp_path_factory.mktemp("hasty"), brokers=2, properties=IN_HASTE) as running:
+        yield running
+
+
 @pytest.fixture(scope="session", params=JAVA_CLIENTS, ids="-".join)
 def java(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[JavaClient]:
     """The Java client; the tests of one version and encoding share a JVM."""
