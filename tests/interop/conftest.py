@@ -18,6 +18,9 @@ TEST_TIMEOUT = 150
 #: Both generations of the Java client, each with both header encodings.
 JAVA_CLIENTS = [("5.5.0", "JSON"), ("5.5.0", "ROCKETMQ"), ("4.9.8", "JSON"), ("4.9.8", "ROCKETMQ")]
 
+#: Those with the features that only client 5.5.0 has.
+LATEST_JAVA = [client for client in JAVA_CLIENTS if client[0] == "5.5.0"]
+
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Print the measured figures, and how many of mqadmin's commands the run has used."""
