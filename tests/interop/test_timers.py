@@ -16,6 +16,7 @@ from tests.interop.harness.waiting import wait_until
 TIMER_CHECK_POINT = 60
 TIMER_METRICS = 61
 DAYS = 24 * 3600
+LARGEST = 4 * 1024 * 1024
 
 #: The properties that client 5.5.0 sets; client 4.9.8 has no methods for them, but can set them all the same.
 PROPERTIES = {"delay_ms": "TIMER_DELAY_MS", "delay_sec": "TIMER_DELAY_SEC", "deliver_ms": "TIMER_DELIVER_MS"}
@@ -50,7 +51,7 @@ def test_every_way_to_give_a_time(cluster: Cluster, java: JavaClient) -> None:
         timed(java, "past", deliver_ms=begin - 1),
         message("plain"),
     ]
-    with java.producer(cluster) as producer, java.consumer(cluster, unique("G"), {topic: "*"}) as consumer:
+    with java.producer(cluster) as producer, java.consumer(cluster, unique("G"), {topic: "*"}, orderly=True) as consumer:
         sent = dict(zip(bodies(specs), producer.send(topic, specs), strict=True))
         got = consumer.received(5)
         found = wait_until(lambda: producer.query_key(topic, "second"), "the delivered message by its key")
@@ -71,7 +72,7 @@ def test_a_tenth_of_a_second(hasty: Cluster, java: JavaClient) -> None:
     topic = hasty.create_topic(unique("Tenth"), queues=1)
     delays = list(range(1_950, 0, -390))
     specs = [timed(java, str(delay), delay_ms=delay) for delay in delays]
-    with java.producer(hasty) as producer, java.consumer(hasty, unique("G"), {topic: "*"}) as consumer:
+    with java.producer(hasty) as producer, java.consumer(hasty, unique("G"), {topic: "*"}, orderly=True) as consumer:
         producer.send_to(("broker-a", 0), topic, specs)
         got = consumer.received(len(specs))
     assert bodies(got) == [str(delay) for delay in reversed(delays)]
@@ -82,7 +83,7 @@ def test_a_tenth_of_a_second(hasty: Cluster, java: JavaClient) -> None:
 @pytest.mark.parametrize("java", LATEST_JAVA, indirect=True, ids="-".join)
 def test_recall(cluster: Cluster, java: JavaClient) -> None:
     topic, other = cluster.create_topic(unique("Recall"), queues=1), cluster.create_topic(unique("Recall"), queues=1)
-    with java.producer(cluster) as producer, java.consumer(cluster, unique("G"), {topic: "*"}) as consumer:
+    with java.producer(cluster) as producer, java.consumer(cluster, unique("G"), {topic: "*"}, orderly=True) as consumer:
         before, recalled, after, last = producer.send(
             topic, [timed(java, body, delay_ms=3_000) for body in ("before", "recalled", "after")]
             + [timed(java, "last", delay_ms=4_500)]
@@ -108,7 +109,7 @@ def test_across_a_kill(hasty: Cluster, java: JavaClient) -> None:
     topic, broker = hasty.create_topic(unique("KilledTimer"), queues=1), hasty.broker
     with (
         java.producer(hasty, retries=0) as producer,
-        java.consumer(hasty, unique("G"), {topic: "*"}) as consumer,
+        java.consumer(hasty, unique("G"), {topic: "*"}, orderly=True) as consumer,
     ):
         specs = [timed(java, f"{delay}-{number}", delay_ms=delay) for delay in (700, 9_000) for number in range(20)]
         begin = now()
@@ -142,10 +143,12 @@ def test_times_that_are_refused(cluster: Cluster, latest_java: JavaClient) -> No
 
 
 def test_a_large_timed_message(cluster: Cluster, latest_java: JavaClient) -> None:
-    topic, size = cluster.create_topic(unique("LargeTimer"), queues=1), 4 * 1024 * 1024
+    """Apache's broker loses a timed message whose record is larger than the largest body."""
+    topic = cluster.create_topic(unique("LargeTimer"), queues=1)
+    size = LARGEST if cluster.broker.peer == "trimq" else LARGEST - 1024
     with (
         latest_java.producer(cluster, compress_over=100_000_000) as producer,
-        latest_java.consumer(cluster, unique("G"), {topic: "*"}) as consumer,
+        latest_java.consumer(cluster, unique("G"), {topic: "*"}, orderly=True) as consumer,
     ):
         producer.send(topic, [message("large", size=size), message("large", size=size, delay_sec=1)])
         at_once, later = consumer.received(2)
@@ -162,7 +165,7 @@ def test_pending_messages_are_counted(cluster: Cluster, latest_java: JavaClient)
 
     with (
         latest_java.producer(cluster) as producer,
-        latest_java.consumer(cluster, unique("G"), {topic: "*"}) as consumer,
+        latest_java.consumer(cluster, unique("G"), {topic: "*"}, orderly=True) as consumer,
     ):
         producer.send(topic, [message("soon", delay_sec=2), *(message("late", delay_sec=3600) for _ in range(3))])
         wait_until(lambda: pending() == 4, "all messages in the timer's statistics")
