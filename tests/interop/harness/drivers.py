@@ -274,6 +274,13 @@ class JavaClient(LineDriver):
             self.call("lite.close", name=name)
 
 
+    def admin(self, cluster: Cluster, method: str, *arguments: object) -> Any:
+        """Call a method of the administration client for which mqadmin has no command."""
+        return self.call(
+            "admin.call", name=unique("admin"), namesrv=cluster.namesrv, method=method, arguments=list(arguments)
+        )
+
+
 #: A driver shares two cores with a broker: little memory, no long background compilation, and clients that rebalance
 #: every second instead of every 20.
 JAVA_OPTIONS = (

@@ -40,6 +40,7 @@ public final class Driver {
         new PushConsumers().addTo(operations);
         new LiteConsumers().addTo(operations);
         new Flood().addTo(operations);
+        new Admins().addTo(operations);
         operations.put("versions", args -> versions());
     }
 
