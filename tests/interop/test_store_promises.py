@@ -28,7 +28,9 @@ OP = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 TIMER = "rmq_sys_wheel_timer"
 FAR = 3600
 
+#: Apache's broker counts a check also when no producer is there to be asked, and stops slowly: no half is given up.
 PROPERTIES = {
+    "transactionCheckMax": "1000000",
     "mappedFileSizeCommitLog": str(LOG_FILE),
     "transactionCheckInterval": "500",
     "transactionTimeOut": "1500",
