@@ -47,7 +47,6 @@ class Promises:
     group: str
     wanted: set[str] = field(default_factory=set)
     never: set[str] = field(default_factory=set)
-    checked: set[str] = field(default_factory=set)
     far: dict[str, str] = field(default_factory=dict)
 
     def records(self, topic: str) -> list[Stored]:
@@ -156,8 +155,15 @@ def keep(cluster: Cluster, java: JavaClient, promises: Promises, turn: int, *, o
         wait_until_resolved(cluster)
         asked: list[Record] = producer.checks()
     check_kept(promises, promises.wanted, once=once)
-    expected = {f"{what}-{turn - 1}" for what in ("adopted", "dropped")} if turn else set()
-    assert set(bodies(asked)) == expected
+    open_before = {f"{what}-{turn - 1}" for what in ("adopted", "dropped")} if turn else set()
+    if once:
+        assert set(bodies(asked)) == open_before
+    else:
+        # After a kill a broker's position in the half topic is an older one, so that it finds earlier copies of halves
+        # that were checked: only their last copies are in op records. Those that ended without a check never return.
+        assert open_before <= set(bodies(asked)) <= {
+            f"{what}-{past}" for what in ("adopted", "dropped") for past in range(turn)
+        }
 
 
 def promise(cluster: Cluster, java: JavaClient, promises: Promises, turn: int) -> None:
