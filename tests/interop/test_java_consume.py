@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 
-import pytest
-
 from tests.interop.harness import probe
 from tests.interop.harness.drivers import (
     JavaClient,

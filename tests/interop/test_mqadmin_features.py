@@ -8,7 +8,7 @@ import pytest
 
 from tests.interop.conftest import LATEST_JAVA
 from tests.interop.harness import probe
-from tests.interop.harness.drivers import Admin, JavaClient, PartnerError, bodies, message, messages, unique
+from tests.interop.harness.drivers import Admin, JavaClient, bodies, message, messages, unique
 from tests.interop.harness.servers import Cluster
 from tests.interop.harness.waiting import wait_until
 from tests.interop.test_mqadmin import FAILURE, rows, settings

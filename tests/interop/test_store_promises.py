@@ -161,9 +161,11 @@ def keep(cluster: Cluster, java: JavaClient, promises: Promises, turn: int, *, o
     else:
         # After a kill a broker's position in the half topic is an older one, so that it finds earlier copies of halves
         # that were checked: only their last copies are in op records. Those that ended without a check never return.
-        assert open_before <= set(bodies(asked)) <= {
-            f"{what}-{past}" for what in ("adopted", "dropped") for past in range(turn)
-        }
+        assert (
+            open_before
+            <= set(bodies(asked))
+            <= {f"{what}-{past}" for what in ("adopted", "dropped") for past in range(turn)}
+        )
 
 
 def promise(cluster: Cluster, java: JavaClient, promises: Promises, turn: int) -> None:

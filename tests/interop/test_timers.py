@@ -51,7 +51,10 @@ def test_every_way_to_give_a_time(cluster: Cluster, java: JavaClient) -> None:
         timed(java, "past", deliver_ms=begin - 1),
         message("plain"),
     ]
-    with java.producer(cluster) as producer, java.consumer(cluster, unique("G"), {topic: "*"}, orderly=True) as consumer:
+    with (
+        java.producer(cluster) as producer,
+        java.consumer(cluster, unique("G"), {topic: "*"}, orderly=True) as consumer,
+    ):
         sent = dict(zip(bodies(specs), producer.send(topic, specs), strict=True))
         got = consumer.received(5)
         found = wait_until(lambda: producer.query_key(topic, "second"), "the delivered message by its key")
@@ -83,10 +86,14 @@ def test_a_tenth_of_a_second(hasty: Cluster, java: JavaClient) -> None:
 @pytest.mark.parametrize("java", LATEST_JAVA, indirect=True, ids="-".join)
 def test_recall(cluster: Cluster, java: JavaClient) -> None:
     topic, other = cluster.create_topic(unique("Recall"), queues=1), cluster.create_topic(unique("Recall"), queues=1)
-    with java.producer(cluster) as producer, java.consumer(cluster, unique("G"), {topic: "*"}, orderly=True) as consumer:
+    with (
+        java.producer(cluster) as producer,
+        java.consumer(cluster, unique("G"), {topic: "*"}, orderly=True) as consumer,
+    ):
         before, recalled, after, last = producer.send(
-            topic, [timed(java, body, delay_ms=3_000) for body in ("before", "recalled", "after")]
-            + [timed(java, "last", delay_ms=4_500)]
+            topic,
+            [timed(java, body, delay_ms=3_000) for body in ("before", "recalled", "after")]
+            + [timed(java, "last", delay_ms=4_500)],
         )
         handle = recalled["recallHandle"]
         assert producer.recall(topic, handle) == recalled["msgId"]

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from tests.interop.harness import probe
-from tests.interop.harness.drivers import JavaClient, Producer, Record, bodies, message, unique
+from tests.interop.harness.drivers import JavaClient, Record, bodies, message, unique
 from tests.interop.harness.log_image import Record as Stored
 from tests.interop.harness.log_image import split
 from tests.interop.harness.servers import Cluster
@@ -74,9 +74,7 @@ def check_delivered(cluster: Cluster, received: list[Record], expected: Iterable
 
 def test_outcomes_and_checks(hasty: Cluster, java: JavaClient) -> None:
     topic, group = hasty.create_topic(unique("Transaction")), unique("PG")
-    specs = [
-        half(f"{outcome}-{asked}-{number}", outcome, asked) for number in range(4) for outcome, asked in OUTCOMES
-    ]
+    specs = [half(f"{outcome}-{asked}-{number}", outcome, asked) for number in range(4) for outcome, asked in OUTCOMES]
     with (
         java.producer(hasty, group, transactional=True, retries=0) as producer,
         java.consumer(hasty, unique("G"), {topic: "*"}) as consumer,
@@ -122,9 +120,7 @@ def test_across_a_kill(hasty: Cluster, java: JavaClient) -> None:
         java.producer(hasty, transactional=True, retries=0, timeout=2_000, heartbeat=500) as producer,
         java.consumer(hasty, unique("G"), {topic: "*"}) as consumer,
     ):
-        sending = java.begin(
-            "producer.transaction", name=producer.name, topic=topic, messages=specs, go_on=True
-        )
+        sending = java.begin("producer.transaction", name=producer.name, topic=topic, messages=specs, go_on=True)
         wait_until(lambda: len(consumer.so_far()) >= 10, "the first committed messages")
         broker.kill()
         broker.start()
@@ -189,6 +185,7 @@ def test_a_half_that_nobody_decides_is_given_up_and_resumed(hasty: Cluster, late
             record = wait_until(lambda: given_up(broker, sent["msgId"]), "a half that is given up", 60)
             checks = [int(one["properties"]["TRANSACTION_CHECK_TIMES"]) for one in producer.checks()]
             assert checks == list(range(1, 16))
+            assert record is not None
             assert record.properties["TRANSACTION_CHECK_TIMES"] == "15"
             assert (record.properties["REAL_TOPIC"], record.body) == (topic, b"nobody")
             producer.ask("decide")

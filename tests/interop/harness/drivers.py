@@ -273,7 +273,6 @@ class JavaClient(LineDriver):
         finally:
             self.call("lite.close", name=name)
 
-
     def admin(self, cluster: Cluster, method: str, *arguments: object) -> Any:
         """Call a method of the administration client for which mqadmin has no command."""
         return self.call(
