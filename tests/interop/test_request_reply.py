@@ -49,7 +49,7 @@ def test_over_two_brokers(hasty: Cluster, java: JavaClient) -> None:
 
 def test_a_requester_that_is_gone(hasty: Cluster, java: JavaClient) -> None:
     topic = hasty.create_topic(unique("Gone"))
-    who = {"CORRELATION_ID": "1", "REPLY_TO_CLIENT": "127.0.0.1@nobody", "TTL": "3000"}
+    who = {"CORRELATION_ID": "1", "REPLY_TO_CLIENT": "127.0.0.1@gone", "TTL": "3000"}
     with (
         java.consumer(hasty, unique("G"), {topic: "*"}, reply=True) as consumer,
         java.producer(hasty) as producer,
@@ -57,10 +57,10 @@ def test_a_requester_that_is_gone(hasty: Cluster, java: JavaClient) -> None:
         producer.send(topic, [message("question", properties=who)])
         (failure, *_) = wait_until(consumer.failures, "the refusal of the reply")
     assert failure["codes"][0] == 1
-    assert "channel of <127.0.0.1@nobody> not found" in failure["causes"][-1]
+    assert "channel of <127.0.0.1@gone> not found" in failure["causes"][-1]
 
 
-def test_nobody_replies(hasty: Cluster, latest_java: JavaClient) -> None:
+def test_no_reply(hasty: Cluster, latest_java: JavaClient) -> None:
     topic = hasty.create_topic(unique("Unanswered"))
     with latest_java.producer(hasty) as producer, pytest.raises(PartnerError) as failed:
         producer.ask("request", topic=topic, messages=[message("question")], wait=1_500)

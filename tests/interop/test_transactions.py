@@ -173,13 +173,13 @@ def given_up(broker: Wire, key: str) -> Stored | None:
     return next((record for record in found if record.properties["UNIQ_KEY"] == key), None)
 
 
-def test_a_half_that_nobody_decides_is_given_up_and_resumed(hasty: Cluster, latest_java: JavaClient) -> None:
+def test_a_half_that_stays_undecided_is_given_up_and_resumed(hasty: Cluster, latest_java: JavaClient) -> None:
     topic = hasty.create_topic(unique("GivenUp"))
     with (
         latest_java.consumer(hasty, unique("G"), {topic: "*"}) as consumer,
         latest_java.producer(hasty, transactional=True, undecided=True) as producer,
     ):
-        (sent,) = producer.transaction(topic, [half("nobody", "unknown", "commit")])
+        (sent,) = producer.transaction(topic, [half("forgotten", "unknown", "commit")])
         master = next(one for one in hasty.brokers if one.name == sent["broker"])
         with connected("127.0.0.1", master.port) as broker:
             record = wait_until(lambda: given_up(broker, sent["msgId"]), "a half that is given up", 60)
@@ -187,9 +187,9 @@ def test_a_half_that_nobody_decides_is_given_up_and_resumed(hasty: Cluster, late
             assert checks == list(range(1, 16))
             assert record is not None
             assert record.properties["TRANSACTION_CHECK_TIMES"] == "15"
-            assert (record.properties["REAL_TOPIC"], record.body) == (topic, b"nobody")
+            assert (record.properties["REAL_TOPIC"], record.body) == (topic, b"forgotten")
             producer.ask("decide")
             offset_id = f"7F000001{master.port:08X}{record.phy:016X}"
             broker.ask(RESUME_CHECK, {"topic": topic, "msgId": offset_id})
             (got,) = consumer.received(1)
-    assert (got["body"], got["msgId"]) == ("nobody", sent["msgId"])
+    assert (got["body"], got["msgId"]) == ("forgotten", sent["msgId"])
