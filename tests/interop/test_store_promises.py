@@ -75,8 +75,7 @@ def timed(turn: int, promises: Promises, producer: Producer) -> None:
 
 
 def sent_key(promises: Promises, body: str) -> str:
-    (record,) = [one for one in promises.records(TIMER) if one.body.decode() == body]
-    return record.properties["UNIQ_KEY"]
+    return next(one.properties["UNIQ_KEY"] for one in promises.records(TIMER) if one.body.decode() == body)
 
 
 def transactions(turn: int, promises: Promises, producer: Producer) -> None:
@@ -109,19 +108,26 @@ def check_kept(promises: Promises, wanted: set[str], *, once: bool) -> None:
             assert record.stored >= int(record.properties["TIMER_OUT_MS"]), record.body
 
 
-CHAINS: dict[str, tuple[str, list[tuple[Peer, Exit]]]] = {
-    "clean": ("1000", [("apache", "clean"), ("trimq", "clean"), ("apache", "clean"), ("trimq", "clean")]),
-    "killed": ("100", [("apache", "kill"), ("trimq", "kill"), ("apache", "kill"), ("trimq", "clean")]),
+#: The turns, and the timer's settings: with a window of 2 s those for the next turn are stored again on their way.
+CHAINS: dict[str, tuple[dict[str, str], list[tuple[Peer, Exit]]]] = {
+    "clean": (
+        {"timerPrecisionMs": "1000"},
+        [("apache", "clean"), ("trimq", "clean"), ("apache", "clean"), ("trimq", "clean")],
+    ),
+    "killed": (
+        {"timerPrecisionMs": "100", "timerRollWindowSlot": "20"},
+        [("apache", "kill"), ("trimq", "kill"), ("apache", "kill"), ("trimq", "clean")],
+    ),
 }
 
 
 @pytest.mark.timeout(300, func_only=True)
 @pytest.mark.parametrize("chain", CHAINS)
 def test_the_other_broker_keeps_what_was_promised(chain: str, tmp_path: Path, latest_java: JavaClient) -> None:
-    precision, turns = CHAINS[chain]
+    settings, turns = CHAINS[chain]
     promises = Promises(tmp_path / "store", unique("Promises"), unique("PG"))
     for turn, (peer, ending) in enumerate(turns):
-        properties = {**PROPERTIES, "timerPrecisionMs": precision}
+        properties = {**PROPERTIES, **settings}
         with broker_on_store(peer, tmp_path / f"{turn}-{peer}", promises.store, properties) as cluster:
             if turn == 0:
                 cluster.create_topic(promises.topic, queues=2)
@@ -133,13 +139,11 @@ def test_the_other_broker_keeps_what_was_promised(chain: str, tmp_path: Path, la
             else:
                 cluster.broker.stop()
             assert (promises.store / "abort").exists() == (ending == "kill")
-    assert Counter(record.body.decode().split("-")[0] for record in promises.records(TIMER)).keys() >= {
-        "soon",
-        "next",
-        "recalled",
-        "far",
-        "0",
-    }
+    timers = promises.records(TIMER)
+    kinds = {record.body.decode().partition("-")[0] for record in timers}
+    assert kinds == {"soon", "next", "recalled", "far", "0"}
+    rolled = any("TIMER_ROLL_TIMES" in record.properties for record in timers)
+    assert rolled == ("timerRollWindowSlot" in settings)
 
 
 def keep(cluster: Cluster, java: JavaClient, promises: Promises, turn: int, *, once: bool) -> None:
