@@ -18,6 +18,9 @@ TEST_TIMEOUT = 150
 #: Both generations of the Java client, each with both header encodings.
 JAVA_CLIENTS = [("5.5.0", "JSON"), ("5.5.0", "ROCKETMQ"), ("4.9.8", "JSON"), ("4.9.8", "ROCKETMQ")]
 
+#: Those with the features that only client 5.5.0 has.
+LATEST_JAVA = [client for client in JAVA_CLIENTS if client[0] == "5.5.0"]
+
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Print the measured figures, and how many of mqadmin's commands the run has used."""
@@ -62,6 +65,23 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """One name server and one broker shared by most tests, which use separate topics and groups."""
     with running_cluster(tmp_path_factory.mktemp("cluster")) as running:
+        yield running
+
+
+#: Brokers that check half messages after two seconds instead of half a minute, with timers of 100 ms instead of 1 s.
+IN_HASTE = {
+    "transactionCheckInterval": "500",
+    "transactionTimeOut": "1500",
+    "transactionOpBatchInterval": "200",
+    "timerPrecisionMs": "100",
+    "enablePropertyFilter": "false",
+}
+
+
+@pytest.fixture(scope="session")
+def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Two masters with short intervals, which a test may kill and start again."""
+    with running_cluster(tmp_path_factory.mktemp("hasty"), brokers=2, properties=IN_HASTE) as running:
         yield running
 
 

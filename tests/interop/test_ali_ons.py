@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -126,3 +127,45 @@ def test_between_node_and_java(cluster: Cluster, node: LineDriver, producer: str
     assert {"from node", "from java"} < set(bodies(records))
     assert sorted(record["length"] for record in records)[2:] == [20_000, 20_000]
     assert bodies(by_key) == ["from node"]
+
+
+def test_delay_levels_and_timers(cluster: Cluster, node: LineDriver, producer: str) -> None:
+    """The client has delay levels. A timer is a property to it; its own time of delivery means nothing to brokers."""
+    topic, now = cluster.create_topic(unique("NodeDelay"), queues=1), time.time_ns() // 1_000_000
+    with consuming(node, cluster, unique("G"), {topic: "*"}) as consumer:
+        specs = [
+            message("level", delay=4),
+            message("timer", properties={"TIMER_DELIVER_MS": str(now + 5_000)}),
+            message("at once", deliver=now + 3_600_000),
+        ]
+        node.call("producer.send", name=producer, topic=topic, messages=specs)
+        got = received(node, consumer, 3)
+    assert bodies(got) == ["at once", "level", "timer"]
+    assert got[1]["stored"] - got[1]["born"] >= 1_900
+    assert now + 4_000 <= int(got[2]["properties"]["TIMER_OUT_MS"]) <= got[2]["stored"]
+
+
+def test_sql92(cluster: Cluster, node: LineDriver, producer: str) -> None:
+    topic = cluster.create_topic(unique("NodeSql"), queues=1)
+    with consuming(node, cluster, unique("G"), {}, sql={topic: "size > 3 AND colour IS NOT NULL"}) as consumer:
+        specs = [message(f"m{size}", properties={"size": str(size), "colour": "red"}) for size in range(6)]
+        node.call("producer.send", name=producer, topic=topic, messages=[message("bare"), *specs])
+        assert bodies(received(node, consumer, 2)) == ["m4", "m5"]
+
+
+def test_a_half_message_that_java_decides(hasty: Cluster, node: LineDriver, latest_java: JavaClient) -> None:
+    """The client can prepare a message but neither end it nor answer a check; another producer of the group can."""
+    topic, group = hasty.create_topic(unique("NodeHalf")), unique("PG")
+    ends = {"TRAN_MSG": "true", "PGROUP": group}
+    with (
+        opened(node, "producer", hasty, group=group) as from_node,
+        latest_java.producer(hasty, group, transactional=True, heartbeat=500) as from_java,
+        latest_java.consumer(hasty, unique("G"), {topic: "*"}) as consumer,
+    ):
+        specs = [message(f"{when}", properties={**ends, "whenAsked": when}) for when in ("commit", "rollback")]
+        sent = node.call("producer.send", name=from_node, topic=topic, messages=specs)
+        from_java.send(topic, [message("plain")])
+        got = consumer.received(2, wait=60)
+        wait_until(lambda: set(bodies(from_java.checks())) == {"commit", "rollback"}, "both checks", 60)
+    assert {one["status"] for one in sent} == {"SEND_OK"}
+    assert sorted(bodies(got)) == ["commit", "plain"]

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 
-import pytest
-
 from tests.interop.harness import probe
 from tests.interop.harness.drivers import (
     JavaClient,
-    PartnerError,
     bodies,
     message,
     messages,
@@ -102,17 +99,6 @@ def test_tags(cluster: Cluster, java: JavaClient) -> None:
         green = [record for record in one.received(14) if record["body"] != "end"]
     assert sorted(bodies(red_and_blue)) == sorted(spec["body"] for spec in specs if spec["tags"] != "Green")
     assert sorted(bodies(green)) == sorted(spec["body"] for spec in specs if spec["tags"] == "Green")
-
-
-def test_sql_filter_is_refused(cluster: Cluster, java: JavaClient) -> None:
-    """Property filters are off in the original's default configuration too."""
-    topic = cluster.create_topic(unique("Sql"))
-    with (
-        pytest.raises(PartnerError) as refused,
-        java.consumer(cluster, unique("G"), sql={topic: "a > 1"}),
-    ):
-        pass
-    assert 1 in refused.value.codes
 
 
 def test_retry_until_it_works(cluster: Cluster, java: JavaClient) -> None:

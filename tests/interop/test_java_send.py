@@ -7,6 +7,7 @@ from collections import defaultdict
 
 import pytest
 
+from tests.interop.conftest import LATEST_JAVA
 from tests.interop.harness.drivers import (
     JavaClient,
     PartnerError,
@@ -17,7 +18,6 @@ from tests.interop.harness.drivers import (
     unique,
 )
 from tests.interop.harness.servers import Cluster
-from tests.interop.harness.waiting import wait_until
 
 OFFSET_ID = re.compile(r"^[0-9A-F]{32}$")
 LARGE = 300 * 1024
@@ -106,6 +106,31 @@ def test_batch(cluster: Cluster, java: JavaClient) -> None:
     assert bodies(by_key) == ["b7"]
 
 
+@pytest.mark.parametrize("java", LATEST_JAVA, indirect=True, ids="-".join)
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_automatic_batches(cluster: Cluster, java: JavaClient, mode: str) -> None:
+    """The client gathers single sends into batches; the messages of a batch have one time of birth."""
+    topic = cluster.create_topic(unique("AutoBatch"))
+    count = 200 if mode == "async" else 4
+    specs = [message(f"m{number}", tags="T", keys=f"autokey{number}") for number in range(count)]
+    with (
+        java.producer(cluster, auto_batch=True, batch_delay=100) as producer,
+        java.consumer(cluster, unique("G"), {topic: "*"}) as consumer,
+    ):
+        sent = producer.send(topic, specs, mode)
+        got = {record["body"]: record for record in consumer.received(count)}
+        assert bodies(producer.query_key(topic, f"autokey{count - 1}")) == [f"m{count - 1}"]
+    assert dense(sent)
+    assert {one["status"] for one in sent} == {"SEND_OK"}
+    for spec, one in zip(specs, sent, strict=True):
+        record = got[spec["body"]]
+        assert (record["queue"], record["offset"]) == (one["queue"], one["offset"])
+        assert (record["offsetMsgId"], record["msgId"]) == (one["offsetMsgId"], one["msgId"])
+        assert (record["tags"], record["keys"]) == ("T", spec["keys"])
+    if mode == "async":
+        assert len({(record["queue"], record["born"]) for record in got.values()}) < count / 2
+
+
 def test_ordered(cluster: Cluster, java: JavaClient) -> None:
     topic = cluster.create_topic(unique("Ordered"))
     specs = [message(f"{order}-{step}", order=order) for step in range(20) for order in range(6)]
@@ -190,41 +215,6 @@ def test_delay_levels(cluster: Cluster, java: JavaClient) -> None:
     assert got[2]["msgId"] == sent[0]["msgId"]
 
 
-def test_timer_message(cluster: Cluster, java: JavaClient) -> None:
-    topic = cluster.create_topic(unique("Timer"))
-    spec = message("precise", properties={"TIMER_DELAY_SEC": "2"})
-    with java.producer(cluster, retries=0) as producer:
-        if not cluster.supports("timer_messages"):
-            with pytest.raises(PartnerError) as refused:
-                producer.send(topic, [spec])
-            assert refused.value.codes[0] == 1
-            return
-        with java.consumer(cluster, unique("G"), {topic: "*"}) as consumer:
-            producer.send(topic, [spec])
-            (record,) = consumer.received(1)
-    assert 1_000 <= record["stored"] - record["born"] < 8_000
-
-
-def test_transactions(cluster: Cluster, java: JavaClient) -> None:
-    topic = cluster.create_topic(unique("Transaction"))
-    specs = [message(outcome, properties={"outcome": outcome}) for outcome in ("commit", "rollback")]
-    with java.producer(cluster, retries=0, transactional=True) as producer:
-        if not cluster.supports("transactions"):
-            with pytest.raises(PartnerError) as refused:
-                producer.ask("transaction", topic=topic, messages=specs)
-            assert 16 in refused.value.codes
-            return
-        with java.consumer(cluster, unique("G"), {topic: "*"}) as consumer:
-            sent = producer.ask("transaction", topic=topic, messages=specs)
-            assert [one["local"] for one in sent] == ["COMMIT_MESSAGE", "ROLLBACK_MESSAGE"]
-            producer.send(topic, [message("after")])
-            got = consumer.received(2)
-    assert sorted(bodies(got)) == ["after", "commit"]
-    committed = next(record for record in got if record["body"] == "commit")
-    assert committed["sysFlag"] & 12 == 8
-    assert committed["msgId"] == sent[0]["msgId"]
-
-
 def test_request_and_reply(cluster: Cluster, java: JavaClient) -> None:
     topic = cluster.create_topic(unique("Request"))
     with (
@@ -232,12 +222,5 @@ def test_request_and_reply(cluster: Cluster, java: JavaClient) -> None:
         java.producer(cluster, retries=0) as producer,
     ):
         consumer.wait_for_queues(4)
-        if not cluster.supports("request_reply"):
-            with pytest.raises(PartnerError):
-                producer.ask("request", topic=topic, messages=[message("question")], wait=1_000)
-            consumer.received(1)
-            (failure, *_) = wait_until(consumer.failures, "the consumer's reply is refused")
-            assert failure["codes"][0] == 3
-            return
         reply = producer.ask("request", topic=topic, messages=[message("question")], wait=10_000)
     assert reply["body"] == "reply to question"

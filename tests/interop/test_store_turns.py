@@ -42,10 +42,10 @@ PROPERTIES = {
     "messageDelayLevel": "1s 6s 1m 1h",
     "flushConsumerOffsetInterval": "1000",
     "flushDelayOffsetInterval": "1000",
-    "enablePropertyFilter": "false",
+    "transactionCheckInterval": "3600000",
 }
 ONLY = {
-    "apache": {"transactionCheckInterval": "3600000", "timerWheelEnable": "false"},
+    "apache": {"timerWheelEnable": "false"},
     "trimq": {"embeddedNamesrvEnable": "false", "bindAddress": "::", "commitLogReserveStep": "8192"},
 }
 
@@ -193,7 +193,7 @@ def body(story: Story, label: str, number: int) -> bytes:
 
 
 def write(broker: Broker, v4: Wire, v6: Wire, story: Story, label: str, ending: Exit) -> None:
-    """Write messages: single ones over IPv4 and IPv6, batches, delays, retries; on Apache's broker half messages."""
+    """Write messages: single ones over IPv4 and IPv6, batches, delays, retries, half messages."""
     for topic in (SHORT, LONGEST, TRANSACTION):
         probe.create_topic(broker.address, topic, QUEUES)
     sent = []
@@ -211,8 +211,7 @@ def write(broker: Broker, v4: Wire, v6: Wire, story: Story, label: str, ending: 
         if level == 2:
             story.due.append(delayed)
     story.sent += sent
-    if broker.peer == "apache":
-        transactions(v4, story, label)
+    transactions(v4, story, label)
     if broker.peer == "trimq":
         story.retrying = OVERLONG_GROUP
     retry = RETRY + story.retrying

@@ -108,11 +108,7 @@ def test_the_sdk_reads_what_a_lite_consumer_reports(traced: Cluster, java: JavaC
     assert attempts(traces) == [(0, True, 0)]
 
 
-def test_the_sdk_reads_the_ends_of_transactions(
-    traced: Cluster, java: JavaClient, request: pytest.FixtureRequest
-) -> None:
-    if not traced.supports("transactions"):
-        request.applymarker(pytest.mark.xfail(reason="our broker has no transactions yet", strict=True))
+def test_the_sdk_reads_the_ends_of_transactions(traced: Cluster, java: JavaClient) -> None:
     topic, producers = traced.create_topic(unique("Traced"), queues=1), unique("PG")
     outcomes = [
         ({"outcome": "commit"}, {(EndState.COMMIT, False)}),

@@ -32,9 +32,16 @@ def unique(prefix: str) -> str:
     return f"{prefix}_{next(_numbers)}"
 
 
+def _camel(name: str) -> str:
+    return re.sub(r"_(\w)", lambda found: found.group(1).upper(), name)
+
+
 def message(body: str, **parts: object) -> Record:
-    """One message for a driver: tags, keys, delay, properties, size (pads the body), order, flag, wait."""
-    return {"body": body, **parts}
+    """One message for a driver: tags, keys, properties, size (pads the body), order, flag, wait.
+
+    ``delay`` is a delay level; ``delay_ms``, ``delay_sec`` and ``deliver_ms`` need client 5.5.0.
+    """
+    return {"body": body, **{_camel(name): value for name, value in parts.items()}}
 
 
 def messages(count: int, prefix: str = "m", **parts: object) -> list[Record]:
@@ -52,10 +59,6 @@ class PartnerError(Exception):
         super().__init__(f"{error.get('type')}: {error.get('message')}")
         self.type = str(error.get("type"))
         self.codes: list[int] = error.get("codes") or []
-
-
-def _camel(name: str) -> str:
-    return re.sub(r"_(\w)", lambda found: found.group(1).upper(), name)
 
 
 class LineDriver:
@@ -136,6 +139,20 @@ class Producer:
 
     def ask(self, operation: str, **arguments: object) -> Any:
         return self.driver.call(f"producer.{operation}", name=self.name, **arguments)
+
+    def transaction(self, topic: str, specs: Sequence[Record], *, go_on: bool = False) -> list[Record]:
+        """Send messages in one transaction each; with ``go_on`` a message that fails is a record with ``failed``."""
+        sent: list[Record] = self.ask("transaction", topic=topic, messages=specs, go_on=go_on)
+        return sent
+
+    def checks(self) -> list[Record]:
+        """The half messages about which brokers have asked this producer, oldest first."""
+        asked: list[Record] = self.ask("checks")
+        return asked
+
+    def recall(self, topic: str, handle: str) -> str:
+        """Recall a message that is to be delivered later; the unique key of the message."""
+        return str(self.ask("recall", topic=topic, handle=handle))
 
     def query_key(self, topic: str, key: str) -> list[Record]:
         """The messages that the broker finds by a key; the client's "no message" error becomes an empty list."""
@@ -255,6 +272,12 @@ class JavaClient(LineDriver):
             yield LiteConsumer(self, name)
         finally:
             self.call("lite.close", name=name)
+
+    def admin(self, cluster: Cluster, method: str, *arguments: object) -> Any:
+        """Call a method of the administration client for which mqadmin has no command."""
+        return self.call(
+            "admin.call", name=unique("admin"), namesrv=cluster.namesrv, method=method, arguments=list(arguments)
+        )
 
 
 #: A driver shares two cores with a broker: little memory, no long background compilation, and clients that rebalance

@@ -20,6 +20,9 @@ Peer = Literal["trimq", "apache"]
 #: Features that TriMQ's broker refuses for now. Removing a name makes the tests expect the feature instead.
 NOT_YET = frozenset({"pop", "replication"})
 
+#: Features that are off by default in Apache's broker and on in these tests, for both peers.
+SWITCHED_ON = {"recallMessageEnable": "true", "enablePropertyFilter": "true", "traceTopicEnable": "true"}
+
 #: Small files, so that they roll over during the tests, and delay levels of seconds. Both peers use the same sizes, so
 #: that they can take turns on one store directory.
 BROKER_DEFAULTS = {
@@ -31,6 +34,7 @@ BROKER_DEFAULTS = {
     "mappedFileSizeConsumeQueue": str(20 * 1000),
     "maxHashSlotNum": "50000",
     "maxIndexNum": "200000",
+    **SWITCHED_ON,
 }
 
 #: With its defaults Apache's broker refuses requests that waited for 200 ms, which a cold start on two cores can cause.

@@ -36,6 +36,9 @@ function show(message) {
     tags: message.tags,
     keys: message.keys,
     msgId: message.msgId,
+    properties: { ...message.properties },
+    born: Number(message.bornTimestamp),
+    stored: Number(message.storeTimestamp),
     reconsume: message.reconsumeTimes,
   };
 }
@@ -62,12 +65,20 @@ const operations = {
       if (spec.keys) {
         message.keys = spec.keys.split(' ');
       }
+      if (spec.delay) {
+        message.delayTimeLevel = spec.delay;
+      }
+      if (spec.deliver) {
+        message.setStartDeliverTime(spec.deliver);
+      }
+      Object.assign(message.properties, spec.properties || {});
       const sent = await clients.get(request.name).send(message);
       results.push({
         status: sent.sendStatus,
         msgId: sent.msgId,
         queue: Number(sent.messageQueue.queueId),
         offset: Number(sent.queueOffset),
+        offsetMsgId: sent.offsetMsgId,
       });
     }
     return results;
@@ -82,7 +93,9 @@ const operations = {
     });
     consumer.on('error', error => logger.error(error));
     consumer.seen = [];
-    for (const [topic, expression] of Object.entries(request.subscribe)) {
+    const sql = Object.entries(request.sql || {})
+      .map(([ topic, subString ]) => [ topic, { expressionType: 'SQL92', subString } ]);
+    for (const [topic, expression] of [ ...Object.entries(request.subscribe || {}), ...sql ]) {
       consumer.subscribe(topic, expression, async message => {
         consumer.seen.push(show(message));
         return message.reconsumeTimes < (request.failUntil || 0) ? Consumer.ACTION_RETRY : undefined;

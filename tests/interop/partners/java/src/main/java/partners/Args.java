@@ -53,6 +53,10 @@ final class Args {
         return found;
     }
 
+    JsonArray array(String key) {
+        return has(key) ? json.getAsJsonArray(key) : new JsonArray();
+    }
+
     List<Args> objects(String key) {
         List<Args> found = new ArrayList<>();
         if (has(key)) {

@@ -40,6 +40,7 @@ public final class Driver {
         new PushConsumers().addTo(operations);
         new LiteConsumers().addTo(operations);
         new Flood().addTo(operations);
+        new Admins().addTo(operations);
         operations.put("versions", args -> versions());
     }
 
@@ -77,13 +78,15 @@ public final class Driver {
         }
     }
 
-    /** A failure as the tests need it: its class, its text, and the response codes in the client's exceptions. */
+    /** A failure as the tests need it: its class, its text, and the texts and response codes of all its causes. */
     static Map<String, Object> describe(Throwable failure) {
         Map<String, Object> description = new LinkedHashMap<>();
         description.put("type", failure.getClass().getSimpleName());
         description.put("message", String.valueOf(failure.getMessage()));
         List<Integer> codes = new ArrayList<>();
+        List<String> causes = new ArrayList<>();
         for (Throwable at = failure; at != null; at = at.getCause()) {
+            causes.add(String.valueOf(at.getMessage()));
             try {
                 Method code = at.getClass().getMethod("getResponseCode");
                 codes.add((Integer) code.invoke(at));
@@ -92,6 +95,7 @@ public final class Driver {
             }
         }
         description.put("codes", codes);
+        description.put("causes", causes);
         return description;
     }
 

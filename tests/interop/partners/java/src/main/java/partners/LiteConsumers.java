@@ -6,6 +6,7 @@ import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.TimeUnit;
 import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
+import org.apache.rocketmq.client.consumer.MessageSelector;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
@@ -56,6 +57,9 @@ final class LiteConsumers {
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         for (Map.Entry<String, String> one : args.texts("subscribe").entrySet()) {
             consumer.subscribe(one.getKey(), one.getValue());
+        }
+        for (Map.Entry<String, String> one : args.texts("sql").entrySet()) {
+            consumer.subscribe(one.getKey(), MessageSelector.bySql(one.getValue()));
         }
         consumer.start();
         consumers.put(args.text("name"), consumer);

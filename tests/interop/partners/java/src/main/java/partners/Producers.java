@@ -6,13 +6,16 @@ import java.util.Collections;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicBoolean;
 import org.apache.rocketmq.client.QueryResult;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.LocalTransactionState;
 import org.apache.rocketmq.client.producer.MessageQueueSelector;
+import org.apache.rocketmq.client.producer.RequestCallback;
 import org.apache.rocketmq.client.producer.SendCallback;
 import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.client.producer.TransactionListener;
@@ -30,6 +33,7 @@ final class Producers {
 
     private final Map<String, DefaultMQProducer> producers = new ConcurrentHashMap<>();
     private final Map<String, List<Map<String, Object>>> checks = new ConcurrentHashMap<>();
+    private final Map<String, AtomicBoolean> undecided = new ConcurrentHashMap<>();
 
     void addTo(Map<String, Driver.Operation> operations) {
         operations.put("producer.open", this::open);
@@ -37,7 +41,12 @@ final class Producers {
         operations.put("producer.send", this::send);
         operations.put("producer.transaction", this::transaction);
         operations.put("producer.checks", args -> new ArrayList<>(checks.get(args.text("name"))));
+        operations.put("producer.decide", args -> {
+            undecided.get(args.text("name")).set(false);
+            return null;
+        });
         operations.put("producer.request", this::request);
+        operations.put("producer.recall", this::recall);
         operations.put("producer.queues", args ->
             Messages.showQueues(named(args).fetchPublishMessageQueues(args.text("topic"))));
         operations.put("producer.queryKey", this::queryKey);
@@ -61,9 +70,11 @@ final class Producers {
         if (args.flag("transactional")) {
             List<Map<String, Object>> checked = Collections.synchronizedList(new ArrayList<>());
             checks.put(name, checked);
+            AtomicBoolean waits = new AtomicBoolean(args.flag("undecided"));
+            undecided.put(name, waits);
             TransactionMQProducer transactional =
                 new TransactionMQProducer(null, args.text("group"), null, args.flag("trace"), null);
-            transactional.setTransactionListener(new ByProperty(checked));
+            transactional.setTransactionListener(new ByProperty(checked, waits));
             producer = transactional;
         } else {
             producer = new DefaultMQProducer(args.text("group"), args.flag("trace"), null);
@@ -75,12 +86,19 @@ final class Producers {
         producer.setSendMsgTimeout(args.number("timeout", 10_000));
         producer.setVipChannelEnabled(args.flag("vip"));
         producer.setPollNameServerInterval(args.number("poll", 1_000));
+        producer.setHeartbeatBrokerInterval(args.number("heartbeat", 30_000));
         producer.setMaxMessageSize(args.number("largest", 8 * 1024 * 1024));
         producer.setDefaultTopicQueueNums(args.number("queues", 4));
         if (args.has("compressOver")) {
             producer.setCompressMsgBodyOverHowmuch(args.number("compressOver", 4096));
         }
+        if (args.flag("autoBatch")) {
+            Optional.call(producer, "setAutoBatch", boolean.class, true);
+        }
         producer.start();
+        if (args.has("batchDelay")) {
+            Optional.call(producer, "batchMaxDelayMs", int.class, args.number("batchDelay", 10));
+        }
         producers.put(name, producer);
         return producer.buildMQClientId();
     }
@@ -176,22 +194,59 @@ final class Producers {
         TransactionMQProducer producer = (TransactionMQProducer) named(args);
         List<Object> results = new ArrayList<>();
         for (Args spec : args.objects("messages")) {
-            TransactionSendResult result =
-                producer.sendMessageInTransaction(Messages.build(args.text("topic"), spec), null);
-            Map<String, Object> shown = Messages.show(result);
-            shown.put("local", result.getLocalTransactionState().name());
-            results.add(shown);
+            Message message = Messages.build(args.text("topic"), spec);
+            try {
+                TransactionSendResult result = producer.sendMessageInTransaction(message, null);
+                Map<String, Object> shown = Messages.show(result);
+                shown.put("local", result.getLocalTransactionState().name());
+                results.add(shown);
+            } catch (Exception failure) {
+                if (!args.flag("goOn")) {
+                    throw failure;
+                }
+                results.add(Map.of("failed", Driver.describe(failure)));
+            }
         }
         return results;
     }
 
+    /** A request to any queue or to a given one; the reply comes as a return value or, if asked so, by a callback. */
     private Object request(Args args) throws Exception {
+        DefaultMQProducer producer = named(args);
         Message message = Messages.build(args.text("topic"), args.objects("messages").get(0));
-        Message reply = named(args).request(message, args.large("wait", 5_000));
+        MessageQueue fixed = args.has("broker") ? Messages.queue(args) : null;
+        long wait = args.large("wait", 5_000);
+        Message reply;
+        if (!args.flag("callback")) {
+            reply = fixed == null ? producer.request(message, wait) : producer.request(message, fixed, wait);
+        } else {
+            CompletableFuture<Message> answer = new CompletableFuture<>();
+            RequestCallback callback = new RequestCallback() {
+                @Override
+                public void onSuccess(Message found) {
+                    answer.complete(found);
+                }
+
+                @Override
+                public void onException(Throwable failure) {
+                    answer.completeExceptionally(failure);
+                }
+            };
+            if (fixed == null) {
+                producer.request(message, callback, wait);
+            } else {
+                producer.request(message, fixed, callback, wait);
+            }
+            reply = answer.get(wait + 5_000, TimeUnit.MILLISECONDS);
+        }
         Map<String, Object> shown = new LinkedHashMap<>();
         shown.put("body", new String(reply.getBody(), StandardCharsets.UTF_8));
         shown.put("properties", new LinkedHashMap<>(reply.getProperties()));
         return shown;
+    }
+
+    private Object recall(Args args) throws Exception {
+        return Optional.call(named(args), "recallMessage", args.text("topic"), args.text("handle"));
     }
 
     private Object queryKey(Args args) throws Exception {
@@ -222,12 +277,17 @@ final class Producers {
         return shown;
     }
 
-    /** A message's properties select the result of its local transaction and the answer to a later check. */
+    /**
+     * A message's properties select the result of its local transaction and the answer to a later check. A producer that
+     * is undecided answers each check with "unknown", until the test lets it decide.
+     */
     private static final class ByProperty implements TransactionListener {
         private final List<Map<String, Object>> checked;
+        private final AtomicBoolean undecided;
 
-        ByProperty(List<Map<String, Object>> checked) {
+        ByProperty(List<Map<String, Object>> checked, AtomicBoolean undecided) {
             this.checked = checked;
+            this.undecided = undecided;
         }
 
         private static LocalTransactionState state(String outcome) {
@@ -249,7 +309,7 @@ final class Producers {
         @Override
         public LocalTransactionState checkLocalTransaction(MessageExt message) {
             checked.add(Messages.show(message));
-            return state(message.getProperty("whenAsked"));
+            return undecided.get() ? LocalTransactionState.UNKNOW : state(message.getProperty("whenAsked"));
         }
     }
 }

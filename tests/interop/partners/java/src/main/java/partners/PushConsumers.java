@@ -97,6 +97,9 @@ final class PushConsumers {
             consumer.setConsumeThreadMax(args.number("threads", 4));
             consumer.setConsumeMessageBatchMaxSize(args.number("batch", 1));
             consumer.setSuspendCurrentQueueTimeMillis(args.large("suspend", 500));
+            if (args.flag("brokerRebalance")) {
+                Optional.call(consumer, "setClientRebalance", boolean.class, false);
+            }
             setModel(consumer, args.text("model", "CLUSTERING"));
             for (Map.Entry<String, String> one : args.texts("subscribe").entrySet()) {
                 consumer.subscribe(one.getKey(), one.getValue());
