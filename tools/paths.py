@@ -36,8 +36,6 @@ _OTHER_TEXTS = frozenset({"protocol/message_trace.py"})
 _KIND_BITS: Final = {4, 8, 12}
 _MOVES: Final = {"rolled", "start_at", "__init__", "_skip", "catch_up"}
 """Functions that move the dispatch position but dispatch no record."""
-_OTHER_TEXTS: Final = {"protocol/message_trace.py"}
-"""Modules that parse another text with the separators of properties, in the body of a message."""
 
 Sent = list[tuple[int, dict[str, Any], bytes, Encoding]]
 
