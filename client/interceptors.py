@@ -94,6 +94,21 @@ class EndTransactionContext:
     error: BaseException | None = None
 
 
+@dataclass(slots=True, eq=False)
+class RecallContext:
+    """The recall of a timed message. ``error`` is None if the broker has accepted it.
+
+    >>> RecallContext("orders", "Orders", "7F01", "broker-a").error is None
+    True
+    """
+
+    group: str
+    topic: str
+    message_id: str
+    broker_name: str
+    error: BaseException | None = None
+
+
 class Interceptor:
     """Base class of interceptors: override the hooks that you need.
 
@@ -111,6 +126,9 @@ class Interceptor:
 
     def after_end_transaction(self, context: EndTransactionContext) -> None:
         """Called after a commit, rollback or "unknown" was sent to the broker, or could not be sent."""
+
+    def after_recall(self, context: RecallContext) -> None:
+        """Called after a recall was sent to the broker, or could not be sent."""
 
     def received(self, context: ReceiveContext) -> None:
         """Called after a pull that returned messages."""

@@ -9,7 +9,7 @@ from trimq.client.compression import Compression
 from trimq.client.core import Client, ClientOptions, Push
 from trimq.client.errors import NotStoredError, PerhapsStoredError, RocketMQError, UsageError
 from trimq.client.in_flight_limit import InFlightLimit
-from trimq.client.interceptors import Interceptor, SendContext, call_all
+from trimq.client.interceptors import Interceptor, RecallContext, SendContext, call_all
 from trimq.client.member import GroupMember
 from trimq.client.message import Message, MessageQueue, ReceivedMessage, SendOutcome, SendReceipt
 from trimq.client.request_reply import Requests, deliver_reply, reply_message
@@ -355,10 +355,17 @@ class Producer(GroupMember):
             message = decode_handle(handle)
         except RecallHandleError as error:
             raise UsageError(str(error)) from None
-        address = await self.client.master(await self._route(message.topic), message.broker_name)
+        context = RecallContext(self.group, message.topic, message.unique_key, message.broker_name)
         header = RecallMessageRequestHeader(topic=message.topic, recall_handle=handle, producer_group=self.group)
-        reply = await self.client.request(address, RequestCode.RECALL_MESSAGE, header, timeout=self._send_timeout)
-        return reply.header(RecallMessageResponseHeader).msg_id
+        try:
+            address = await self.client.master(await self._route(message.topic), message.broker_name)
+            reply = await self.client.request(address, RequestCode.RECALL_MESSAGE, header, timeout=self._send_timeout)
+            return reply.header(RecallMessageResponseHeader).msg_id
+        except BaseException as error:
+            context.error = error
+            raise
+        finally:
+            call_all([hook.after_recall for hook in self._interceptors], context)
 
     # -- request and reply -----------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from trimq.client.core import Client, wall_ms
-from trimq.client.interceptors import EndTransactionContext, Interceptor, ProcessContext, SendContext
+from trimq.client.interceptors import EndTransactionContext, Interceptor, ProcessContext, RecallContext, SendContext
 from trimq.client.message import Message, ReceivedMessage, SendReceipt, SendStatus
 from trimq.client.trace.dispatcher import TraceDispatcher
 from trimq.protocol.command import RemotingCommand
@@ -23,6 +23,7 @@ from trimq.protocol.message_trace import (
     EndTransactionTrace,
     MessageType,
     PubTrace,
+    RecallTrace,
     SubAfterTrace,
     SubBeforeTrace,
 )
@@ -143,6 +144,15 @@ class TraceHooks(Interceptor):
                 state=_STATES.get(context.state, EndState.UNKNOWN),
                 from_transaction_check=context.checked,
             )
+        )
+
+    def after_recall(self, context: RecallContext) -> None:
+        """Traces a recall (RocketMQ's DefaultRecallMessageTraceHook, which only a system property switches on)."""
+        region, wanted = self._broker(context.broker_name)
+        if not wanted or context.topic == self._dispatcher.topic:
+            return
+        self._dispatcher.append(
+            RecallTrace(wall_ms(), region, context.group, context.topic, context.message_id, context.error is None)
         )
 
     # -- consumers -------------------------------------------------------------------------------------------------

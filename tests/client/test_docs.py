@@ -43,7 +43,7 @@ INNER = {
     "begin", "ready", "read_arrived", "with_space", "fetch_route",
     "invoke", "request", "oneway", "ask_name_server", "master", "join", "leave", "heartbeat", "has_greeted",
     "take", "wire_properties", "wire_text", "before_send", "after_send", "received", "before_process", "after_process",
-    "after_end_transaction",
+    "after_end_transaction", "after_recall",
 }  # fmt: skip
 
 

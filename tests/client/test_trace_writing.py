@@ -40,6 +40,7 @@ from trimq.protocol.message_trace import (
     decode_traces,
 )
 from trimq.protocol.property_text import decode_properties, encode_properties
+from trimq.protocol.recall_handle import encode_handle
 from trimq.protocol.record import encode_record, pack_host
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(30)]
@@ -210,6 +211,31 @@ async def test_a_batch_whose_reply_has_no_address(broker: Traced) -> None:
     async with Producer("orders", namesrv=broker.address, enable_msg_trace=True) as producer:
         await producer.send_batch([Message("T", b"a")])
     assert [(trace.store_host, trace.offset_message_id) for trace in pubs(broker)] == [("", "none")]
+
+
+async def test_recalls(broker: Traced) -> None:
+    broker.answers[RequestCode.RECALL_MESSAGE] = lambda command: command.reply(header={"msgId": "7F01"})
+    handle = encode_handle("T", "a", 1_700_000_000_000, "7F01")
+    async with Producer("orders", namesrv=broker.address, enable_msg_trace=True) as producer:
+        broker.fields = {"MSG_REGION": "north"}
+        receipt = await producer.send(Message("T", b"x"))
+        assert await producer.recall(handle) == "7F01"
+        broker.answers[RequestCode.RECALL_MESSAGE] = lambda command: command.reply(
+            ResponseCode.ILLEGAL_OPERATION, "it is due already"
+        )
+        with pytest.raises(UsageError, match="due already"):
+            await producer.recall(handle)
+        broker.fields = {"TRACE_ON": "false"}
+        await producer.send(Message("T", b"x"))
+        with pytest.raises(UsageError, match="due already"):
+            await producer.recall(handle)
+    sent, *recalls = broker.traces
+    assert sent.message_id == receipt.message_id
+    assert [trace for trace in recalls if isinstance(trace, RecallTrace)] == recalls
+    assert [trace[1:] for trace in recalls] == [
+        ("north", "orders", "T", "7F01", True),
+        ("north", "orders", "T", "7F01", False),
+    ]
 
 
 async def test_messages_that_linger(broker: Traced) -> None:

@@ -19,6 +19,7 @@ from trimq.protocol.message_trace import (
     MessageTrace,
     MessageType,
     PubTrace,
+    RecallTrace,
     SubAfterTrace,
     SubBeforeTrace,
 )
@@ -26,6 +27,7 @@ from trimq.protocol.message_trace import (
 PROPERTIES = {
     "traceTopicEnable": "true",
     "enablePropertyFilter": "true",
+    "recallMessageEnable": "true",
     "transactionTimeOut": "1000",
     "transactionCheckInterval": "1000",
 }
@@ -138,6 +140,18 @@ def test_the_sdk_reads_the_ends_of_transactions(traced: Cluster, java: JavaClien
 def end_of(trace: MessageTrace) -> tuple[EndState, bool] | None:
     """How a transaction ended, and whether the broker asked."""
     return (trace.state, trace.from_transaction_check) if isinstance(trace, EndTransactionTrace) else None
+
+
+def test_the_sdk_reads_recalls(traced: Cluster, latest_java: JavaClient) -> None:
+    topic, producers = traced.create_topic(unique("Traced"), queues=1), unique("PG")
+    with latest_java.producer(traced, producers, trace=True) as producer:
+        [sent] = producer.send(topic, [message("later", delayMs=60_000)])
+        producer.ask("recall", topic=topic, handle=sent["recallHandle"])
+        first, recall = [view.trace for view in traces_of(traced, sent["msgId"], 2).views]
+    assert isinstance(first, PubTrace)
+    assert first.message_type is MessageType.DELAY
+    assert isinstance(recall, RecallTrace)
+    assert recall[1:] == ("DefaultRegion", producers, topic, sent["msgId"], True)
 
 
 def test_apaches_mqadmin_reads_what_the_sdk_reports(traced: Cluster, tmp_path: Path) -> None:

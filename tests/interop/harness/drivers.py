@@ -291,6 +291,8 @@ JAVA_OPTIONS = (
     "-Drocketmq.client.rebalance.minInterval=200",
     "-Drocketmq.client.rebalance.lockInterval=1000",
     "-Drocketmq.client.logLevel=WARN",
+    # Clients of 5.5.0 that trace report recalls too.
+    "-Dcom.rocketmq.recall.default.trace.enable=true",
 )
 
 
