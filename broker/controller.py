@@ -296,6 +296,8 @@ class BrokerController:
         transactions = TransactionalMessageService(
             configuration=configuration, store=store, offsets=offsets, disk=disk, clock=clock, store_host=packed
         )
+        # Before they are read: that may take longer than the time until the first cleaning of the log.
+        store.hold_log(HeldHalves(store, transactions.halves))
         await self._load(store, topics, (topics, groups, offsets, schedule, modes, filters, transactions))
         await read_back(transactions, store, offsets)
         # Listen only after the state files were read: an unreadable file ends the start before a client can connect.
@@ -420,7 +422,6 @@ class BrokerController:
         if context.store.timers is not None:
             context.store.hold_log(PendingTimers(context.store.timers))
             context.store.hold_log(QueuedMessages(TIMED_MESSAGES, context.store, context.timer.positions))
-        context.store.hold_log(HeldHalves(context.store, context.transactions.halves))
         context.store.hear_awaited(holds.awaited, holds.notify_arriving)
         context.store.add_topic_listener(SCHEDULE_TOPIC, context.schedule.message_arriving)
         context.store.add_topic_listener(TRANS_HALF_TOPIC, context.transactions.half_arriving)

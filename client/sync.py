@@ -190,11 +190,14 @@ class TransactionProducer(_Opened[trimq.client.transaction.TransactionProducer])
     def __init__(self, group: str, check: "trimq.client.transaction.Check", **settings: Any) -> None:
         super().__init__(lambda: trimq.client.transaction.TransactionProducer(group, check, **settings))
 
-    def transaction(self, message: Message) -> "AbstractContextManager[trimq.client.transaction.Transaction]":
+    def transaction(
+        self, message: Message, *, check_immunity_time_in_seconds: int | None = None
+    ) -> "AbstractContextManager[trimq.client.transaction.Transaction]":
         """See trimq.client.TransactionProducer.transaction."""
         if self._stack is None:
             raise ClosedError("this TransactionProducer is not open: use it inside its with block")
-        return self._portal.wrap_async_context_manager(self._target.transaction(message))
+        block = self._target.transaction(message, check_immunity_time_in_seconds=check_immunity_time_in_seconds)
+        return self._portal.wrap_async_context_manager(block)
 
 
 class _Delivery:

@@ -9,11 +9,11 @@ import pytest
 
 from tests.client.scripted import ScriptedBroker, scripted_broker
 from tests.client.test_scripted import SEND, stored
-from trimq.client import Message, ReceivedMessage, TransactionProducer, TransactionState
+from trimq.client import Message, ReceivedMessage, TransactionProducer, TransactionState, UsageError
 from trimq.protocol.codes import RequestCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.frame import encode
-from trimq.protocol.property_text import encode_properties
+from trimq.protocol.property_text import decode_properties, encode_properties
 from trimq.protocol.record import encode_record, pack_host
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(30)]
@@ -122,3 +122,27 @@ async def test_the_end_of_a_block_is_reported_unasked(state: TransactionState) -
     assert (fields["tranStateTableOffset"], fields["producerGroup"]) == ("5", "g")
     assert "PGROUP\x01g\x02" in send.ext_fields()["i"]
     assert int(send.ext_fields()["f"]) & 4  # prepared: not visible to consumers yet
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(None, None), (0, "0"), (300, "300")])
+async def test_the_immunity_is_sent_with_the_message(seconds: int | None, expected: str | None) -> None:
+    # guards long blocks: without the property the broker asks after its transactionTimeOut
+    async with scripted_broker() as broker, TransactionProducer("g", unknown, namesrv=broker.address) as producer:
+        broker.answers[SEND] = stored_with_id
+        async with producer.transaction(Message("T", b"x"), check_immunity_time_in_seconds=seconds):
+            pass
+        [send] = await broker.until(SEND, 1)
+    properties = decode_properties(send.ext_fields()["i"])
+    assert properties.get("CHECK_IMMUNITY_TIME_IN_SECONDS") == expected
+
+
+async def test_a_negative_immunity_is_a_usage_error() -> None:
+    async with scripted_broker() as broker, TransactionProducer("g", unknown, namesrv=broker.address) as producer:
+        with pytest.raises(UsageError, match="at least 0"):
+            async with producer.transaction(Message("T", b"x"), check_immunity_time_in_seconds=-1):
+                pytest.fail("not prepared, and yet begun")
+        assert SEND not in broker.counts
+
+
+def unknown(_message: ReceivedMessage) -> TransactionState:
+    return TransactionState.UNKNOWN

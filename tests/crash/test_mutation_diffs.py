@@ -17,7 +17,7 @@ from tests.crash.mutations import (
     try_mutation,
 )
 
-AREAS = ("client", "durability", "gate", "native", "pipeline", "recovery", "services", "sql92")
+AREAS = ("client", "durability", "gate", "native", "pipeline", "recovery", "services", "sql92", "transactions")
 MUTATIONS = all_mutations()
 
 

@@ -33,6 +33,9 @@ class State(IntEnum):
     """Ended before this start, or deleted with its log file."""
 
 
+_STATES: Final = tuple(State)
+
+
 class HalfQueue:
     """The states of the halves from ``first`` on, and where those are that were stored again.
 
@@ -82,7 +85,7 @@ class HalfQueue:
         if offset < self.first:
             return State.ENDED
         at = offset - self._base
-        return State(self._states[at] & ~_DONE) if at < len(self._states) else None
+        return _STATES[self._states[at] & ~_DONE] if at < len(self._states) else None
 
     def set(self, offset: int, state: State) -> None:
         """Change the state of a half that is not done. It has to be in the table."""

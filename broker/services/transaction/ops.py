@@ -184,4 +184,6 @@ def _offsets(end: End) -> tuple[int, ...]:
 
 
 def _length(end: End) -> int:
-    return sum(len(str(offset)) + 1 for offset in _offsets(end))
+    """The characters that an end takes in the body."""
+    offset, origin = end
+    return len(f"{offset},") if offset == origin else len(f"{origin},{offset},")

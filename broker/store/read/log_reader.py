@@ -26,16 +26,15 @@ async def read_log(log: CommitLog, start: int, visit: Visit) -> None:
     until = time.perf_counter() + _SLICE
     while True:
         for _ in range(_CLOCK_EVERY):
-            if walk.position >= log.max_offset:
-                return
-            found = walk.step()
+            # Compared before each step: at the end of the log a step would search the rest of the file for a record.
+            found = walk.step() if walk.position < log.max_offset else None
             if found is None:
                 return
             if isinstance(found, LogRecord):
                 file = files.find(found.phy)
-                if file is not None:
-                    at = found.phy - file.start
-                    visit(found.topic, found.sys_flag, file.view[at : at + found.size])
+                assert file is not None  # the step has just read it
+                at = found.phy - file.start
+                visit(found.topic, found.sys_flag, file.view[at : at + found.size])
         if time.perf_counter() >= until:
             await trio.lowlevel.checkpoint()
             until = time.perf_counter() + _SLICE
