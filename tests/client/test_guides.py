@@ -19,7 +19,6 @@ from trimq.broker.testing_threads import broker_in_thread
 
 GUIDES = Path(__file__).parents[2] / "docs" / "sdk"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-NEEDS = {"transactions": "request_reply"}
 
 
 def blocks(guide: Path) -> Iterator[str]:
@@ -30,9 +29,7 @@ def blocks(guide: Path) -> Iterator[str]:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("guide", sorted(path.stem for path in GUIDES.glob("*.md") if path.stem != "README"))
-async def test_examples(servers: Servers, guide: str, request: pytest.FixtureRequest) -> None:
-    if guide in NEEDS:
-        servers.expect(request, NEEDS[guide])
+async def test_examples(servers: Servers, guide: str) -> None:
     path = GUIDES / f"{guide}.md"
     names: dict[str, Any] = {"namesrv": servers.namesrv, "__name__": "guide"}
     count = 0
