@@ -112,11 +112,11 @@ def check_kept(promises: Promises, wanted: set[str], *, once: bool) -> None:
 CHAINS: dict[str, tuple[dict[str, str], list[tuple[Peer, Exit]]]] = {
     "clean": (
         {"timerPrecisionMs": "1000"},
-        [("apache", "clean"), ("trimq", "clean"), ("apache", "clean"), ("trimq", "clean")],
+        [("trimq", "clean"), ("apache", "clean"), ("trimq", "clean")],
     ),
     "killed": (
         {"timerPrecisionMs": "100", "timerRollWindowSlot": "35"},
-        [("apache", "kill"), ("trimq", "kill"), ("apache", "kill"), ("trimq", "clean")],
+        [("apache", "kill"), ("trimq", "kill"), ("apache", "kill")],
     ),
 }
 
