@@ -102,7 +102,8 @@ def check_kept(promises: Promises, wanted: set[str], *, once: bool) -> None:
     assert not promises.never & set(counts)
     assert set(counts) <= promises.wanted
     if once:
-        assert {body: count for body, count in counts.items() if count > 1} == {}
+        # Apache's broker asks again about a half that has ended, until its op record is written.
+        assert {body for body, count in counts.items() if count > 1 and not body.startswith("adopted")} == set()
     for record in promises.records(promises.topic):
         if "TIMER_OUT_MS" in record.properties:
             assert record.stored >= int(record.properties["TIMER_OUT_MS"]), record.body
