@@ -63,7 +63,7 @@ def timed(turn: int, promises: Promises, producer: Producer) -> None:
     """
     specs = [message(f"soon-{turn}-{number}", delay_ms=1_200) for number in range(5)]
     specs += [message(f"next-{turn}-{number}", delay_ms=4_000) for number in range(5)]
-    specs += [message(f"recalled-{turn}", delay_ms=4_000), message(f"far-{turn}", delay_sec=FAR)]
+    specs += [message(f"recalled-{turn}", delay_ms=3_000), message(f"far-{turn}", delay_sec=FAR)]
     sent = dict(zip(bodies(specs), producer.send(promises.topic, specs), strict=True))
     promises.wanted |= {body for body in sent if body.startswith(("soon", "next"))}
     promises.never |= {f"recalled-{turn}", f"far-{turn}"}
@@ -102,21 +102,22 @@ def check_kept(promises: Promises, wanted: set[str], *, once: bool) -> None:
     assert not promises.never & set(counts)
     assert set(counts) <= promises.wanted
     if once:
-        assert {body: count for body, count in counts.items() if count > 1} == {}
+        # Apache's broker asks again about a half that has ended, until its op record is written.
+        assert {body for body, count in counts.items() if count > 1 and not body.startswith("adopted")} == set()
     for record in promises.records(promises.topic):
         if "TIMER_OUT_MS" in record.properties:
             assert record.stored >= int(record.properties["TIMER_OUT_MS"]), record.body
 
 
-#: The turns, and the timer's settings: with a window of 2 s those for the next turn are stored again on their way.
+#: The turns, and the timer's settings: with a window of 3.5 s the later ones are stored again on their way.
 CHAINS: dict[str, tuple[dict[str, str], list[tuple[Peer, Exit]]]] = {
     "clean": (
         {"timerPrecisionMs": "1000"},
-        [("apache", "clean"), ("trimq", "clean"), ("apache", "clean"), ("trimq", "clean")],
+        [("trimq", "clean"), ("apache", "clean"), ("trimq", "clean")],
     ),
     "killed": (
-        {"timerPrecisionMs": "100", "timerRollWindowSlot": "20"},
-        [("apache", "kill"), ("trimq", "kill"), ("apache", "kill"), ("trimq", "clean")],
+        {"timerPrecisionMs": "100", "timerRollWindowSlot": "35"},
+        [("apache", "kill"), ("trimq", "kill"), ("apache", "kill")],
     ),
 }
 

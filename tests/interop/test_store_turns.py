@@ -42,7 +42,9 @@ PROPERTIES = {
     "messageDelayLevel": "1s 6s 1m 1h",
     "flushConsumerOffsetInterval": "1000",
     "flushDelayOffsetInterval": "1000",
+    # Half messages stay open until a turn ends them. Apache's broker also checks them when it stops.
     "transactionCheckInterval": "3600000",
+    "transactionTimeOut": "3600000",
 }
 ONLY = {
     "apache": {"timerWheelEnable": "false"},
