@@ -1,9 +1,11 @@
 """QueuedMessages: the messages of queues that a service has not read yet, as far as the cleaner has to know them."""
 
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Protocol
+from typing import Final, Protocol
 
 from trimq.protocol.queue_unit import FILLER_SIZE
+
+_UNITS: Final = 64
 
 QueuePosition = tuple[str, int, int]
 """(topic, queue id, offset of the first message that is still to be read)."""
@@ -46,34 +48,50 @@ class QueuedMessages:
         """The lowest log offset of a pending message that is still in the log; None if there is none."""
         found = None
         for topic, queue_id, offset in self._positions():
-            first = await self._first_from(topic, queue_id, offset, self._store.min_phy_offset)
-            at = await self._log_offset(topic, queue_id, first)
+            _, at = await self._first_from(topic, queue_id, offset, self._store.min_phy_offset)
             if at is not None and (found is None or at < found):
                 found = at
         return found
 
     async def count(self, start: int, end: int) -> int:
-        """The number of pending messages whose records are in the log between ``start`` and ``end``."""
+        """The number of pending messages whose records are in the log between ``start`` and ``end``.
+
+        A place in a queue whose message was lost before counts as well.
+        """
         total = 0
         for topic, queue_id, offset in self._positions():
-            first = await self._first_from(topic, queue_id, offset, start)
-            total += await self._first_from(topic, queue_id, first, end) - first
+            first, _ = await self._first_from(topic, queue_id, offset, start)
+            last, _ = await self._first_from(topic, queue_id, first, end)
+            total += last - first
         return total
 
-    async def _first_from(self, topic: str, queue_id: int, offset: int, log_offset: int) -> int:
-        """The offset of the first message not below ``offset`` whose record is not below ``log_offset``."""
+    async def _first_from(self, topic: str, queue_id: int, offset: int, log_offset: int) -> tuple[int, int | None]:
+        """The first message not below ``offset`` whose record is not below ``log_offset``: its offset and log offset.
+
+        The end of the queue and None if there is none.
+        """
         low = max(offset, self._store.min_offset(topic, queue_id))
         high = max(low, self._store.max_offset(topic, queue_id))
+        found: tuple[int, int | None] = high, None
         while low < high:
             middle = (low + high) // 2
-            at = await self._log_offset(topic, queue_id, middle)
-            # A unit that cannot be read has no message: deleted with its file meanwhile, or a filler at the front.
-            if at is None or at < log_offset:
-                low = middle + 1
-            else:
+            message = await self._message(topic, queue_id, middle, high)
+            if message is None:
                 high = middle
-        return low
+            elif message[1] < log_offset:
+                low = message[0] + 1
+            else:
+                found, high = message, middle
+        return found
 
-    async def _log_offset(self, topic: str, queue_id: int, offset: int) -> int | None:
-        units = await self._store.queue_units(topic, queue_id, offset, 1)
-        return units[0][0] if units and units[0][1] != FILLER_SIZE else None
+    async def _message(self, topic: str, queue_id: int, offset: int, end: int) -> tuple[int, int] | None:
+        """The first message of [offset, end): its offset and log offset. Fillers are no messages."""
+        while offset < end:
+            units = await self._store.queue_units(topic, queue_id, offset, min(_UNITS, end - offset))
+            if not units:
+                return None
+            for log_offset, size, _ in units:
+                if size != FILLER_SIZE:
+                    return offset, log_offset
+                offset += 1
+        return None

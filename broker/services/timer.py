@@ -192,7 +192,7 @@ class TimerMessageService:
         if self._ended is not None:
             await self._ended.wait()
         if self._timers is not None:
-            await self._timers.save(self._store.flush_log, self._clock.wall_ms(), last=True)
+            await self._timers.save(self._store.flush, self._clock.wall_ms(), last=True)
             await self.metrics.persist()
 
     def message_arriving(
@@ -234,7 +234,7 @@ class TimerMessageService:
             await self._work.wait()
             self._work = trio.Event()
             await self._clock.sleep(self._config.timer_flush_interval_ms / 1000)
-            if not await timers.save(self._store.flush_log, self._clock.wall_ms()) and not timers.is_broken:
+            if not await timers.save(self._store.flush, self._clock.wall_ms()) and not timers.is_broken:
                 self._work.set()
 
     async def _compare_counts(self, timers: TimerStore) -> None:

@@ -377,10 +377,6 @@ class MessageStore(InMemoryCalls):
             path.sync.durations, path.lock.waits, path.lock.held_ms() / 1000, len(path.lock), path.lock.busy
         )
 
-    async def flush_log(self) -> bool:
-        """Make durable what is in the log now. False if that failed."""
-        return await self.write_path.sync.flush()
-
     @property
     def min_phy_offset(self) -> int:
         """Start of the log."""
@@ -403,7 +399,8 @@ class MessageStore(InMemoryCalls):
 
     async def flush(self) -> bool:
         """Make everything that is in the log now durable. Returns False if the device refused."""
-        return await self.write_path.sync.flush()
+        path = self.write_path
+        return await path.durability.commit_buffers() and await path.sync.flush()
 
     @property
     def dispatched_offset(self) -> int:

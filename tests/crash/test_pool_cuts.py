@@ -33,7 +33,7 @@ def _pool(monkeypatch: pytest.MonkeyPatch) -> None:
     async def pull_all(store: MessageStore, topic: str, queue_id: int, *, holes: bool) -> list[StoredMessage]:
         # A message can be read only after its commit, which would otherwise come a moment later.
         if isinstance(store.write_path.durability, CommitRealTimeService):
-            await store.write_path.durability.commit()
+            await store.write_path.durability.commit_buffers()
         return await pull(store, topic, queue_id, holes=holes)
 
     monkeypatch.setattr(promises, "pull_all", pull_all)

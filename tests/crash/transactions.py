@@ -144,9 +144,11 @@ class Transactions:
         units = await self.store.queue_units(TRANS_HALF_TOPIC, QUEUE, offset, 1)
         data = await self.store.look_message_cold(units[0][0]) if units else b""
         try:
-            return decode_half(data) if len(data) else None
+            half = decode_half(data) if len(data) else None
         except (NotAHalfError, RecordError):
             return None
+        # The unit of a damaged record is a filler, which leads to another one.
+        return half if half is not None and half.offset == offset else None
 
     async def put(self, put: Any) -> PutMessageResult:
         """Store a message and wait for the result."""

@@ -244,12 +244,12 @@ async def test_with_the_pool_what_is_in_no_file_cannot_be_read() -> None:
         await sender.done(keyed(b"x", "k0"))
         durability = store.write_path.durability
         assert isinstance(durability, CommitRealTimeService)
-        assert await durability.commit()
+        assert await durability.commit_buffers()
         at = store.max_phy_offset
         sender.put(keyed(b"y", "k1"), Answers())
         assert sender.taken == 1
         assert (store.max_phy_offset, store.max_offset(TOPIC, 0), store.look_message(at)) == (at, 1, b"")
-        assert await durability.commit()
+        assert await durability.commit_buffers()
         assert store.max_phy_offset > at
         assert store.max_offset(TOPIC, 0) == 2
         assert b"y" in bytes(store.look_message(at) or b"")

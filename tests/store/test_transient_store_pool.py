@@ -51,7 +51,7 @@ def committing(store: MessageStore) -> CommitRealTimeService:
 
 async def commit(store: MessageStore) -> None:
     """Commit everything into the files and make it readable."""
-    assert await committing(store).commit()
+    assert await committing(store).commit_buffers()
     await trio.testing.wait_all_tasks_blocked()
 
 
@@ -101,7 +101,7 @@ async def test_what_comes_during_a_commit_waits_for_the_next_one(autojump_clock:
         await put(store, b"one")
         disk.held = True
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(committing(store).commit)
+            nursery.start_soon(committing(store).commit_buffers)
             await trio.testing.wait_all_tasks_blocked()
             await put(store, b"two")
             disk.held = False
@@ -295,7 +295,7 @@ async def test_a_commit_that_fails_makes_the_store_read_only(autojump_clock: tri
     async with opened(disk, pool_settings()) as store:
         await fill(store, 3)
         disk.fail("pwrite", errno.EIO)
-        assert not await committing(store).commit()
+        assert not await committing(store).commit_buffers()
         assert not store.is_writable
         assert "read-only" in store.flags.reason
         answers = Answers()

@@ -20,6 +20,6 @@ class HeldHalves(QueuedMessages):
 
     async def count(self, start: int, end: int) -> int:
         """The number of pending halves between two log offsets; those between them that are ended do not count."""
-        first = await self._first_from(TRANS_HALF_TOPIC, QUEUE, self._halves.first, start)
-        last = await self._first_from(TRANS_HALF_TOPIC, QUEUE, first, end)
+        first, _ = await self._first_from(TRANS_HALF_TOPIC, QUEUE, self._halves.first, start)
+        last, _ = await self._first_from(TRANS_HALF_TOPIC, QUEUE, first, end)
         return self._halves.count_pending(first, last)

@@ -107,7 +107,7 @@ class CommitRealTimeService(IntervalService):
         """Commit everything and end the tasks. Returns False if the device refused."""
         self._real_time.stop()
         self._end()
-        return await self.commit()
+        return await self.commit_buffers()
 
     def _enough(self) -> bool:
         waiting = self._log.max_offset - self.committed_offset
@@ -115,9 +115,9 @@ class CommitRealTimeService(IntervalService):
         return waiting > 0 and (waiting >= self._least or not isinstance(file, PooledMappedFile) or file.is_full)
 
     async def _work(self) -> None:
-        await self.commit()
+        await self.commit_buffers()
 
-    async def commit(self) -> bool:
+    async def commit_buffers(self) -> bool:
         """Write the present content of the buffers into the files. Returns False if that failed."""
         async with self._lock:
             # A copy: the log may add a file, and expiry may remove one, during the writes.

@@ -53,6 +53,10 @@ class Durability(Protocol):
         """Nothing can be appended until the write buffers are committed to their files."""
         ...
 
+    async def commit_buffers(self) -> bool:
+        """Write the present content of the write buffers into the files. Returns False if the device refused."""
+        ...
+
     async def run(self) -> None:
         """Run the services until ``stop``."""
         ...
@@ -98,6 +102,10 @@ class AsyncFlush:
 
     def commit_soon(self) -> None:
         """There are no write buffers."""
+
+    async def commit_buffers(self) -> bool:
+        """There are no write buffers."""
+        return True
 
     async def run(self) -> None:
         """Flush at intervals."""

@@ -115,6 +115,10 @@ class GroupCommitService:
     def commit_soon(self) -> None:
         """See Durability: there are no write buffers."""
 
+    async def commit_buffers(self) -> bool:
+        """See Durability: there are no write buffers."""
+        return True
+
     async def run(self) -> None:
         """Sync and answer until ``stop``; puts that are pending then are still synced."""
         async with trio.open_nursery() as nursery:
