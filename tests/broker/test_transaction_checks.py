@@ -524,3 +524,35 @@ async def test_old_pending_halves_do_not_keep_a_large_table(life: Life, monkeypa
     assert (times(check), bodies([check])) == ("1", [b"old"])
     assert (await life.end(old, producerGroup="away")).code == OK
     assert await life.bodies() == [b"old"]
+
+
+async def _sparse(life: Life, monkeypatch: pytest.MonkeyPatch, **properties: str) -> None:
+    """A table of halves of which only the first one is pending; its group has no producer."""
+    monkeypatch.setattr(check_module, "_SPARSE_AT", 8)
+    await life.prepare(b"old", properties={"PGROUP": "away"} | properties)
+    for number in range(20):
+        await life.end(await life.prepare(b"%d" % number), ROLLBACK)
+    await life.advance(7)
+    await life.broker.context.store.flush()
+    await life.advance(1)
+
+
+async def test_a_half_within_its_immunity_is_not_stored_again_for_room(
+    life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await _sparse(life, monkeypatch, CHECK_IMMUNITY_TIME_IN_SECONDS="60")
+    await life.round()
+    assert (len(life.transactions.halves), life.counters.moved) == (21, 0)
+
+
+async def test_a_table_that_cannot_be_made_dense_now_is_made_dense_later(
+    life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await _sparse(life, monkeypatch)
+    flags = life.broker.context.store.flags
+    flags.set(Flag.DISK_FULL, "the disk is full")
+    await life.round()
+    assert (len(life.transactions.halves), life.counters.moved) == (21, 0)
+    flags.clear(Flag.DISK_FULL)
+    await life.round()
+    assert life.counters.moved == 1

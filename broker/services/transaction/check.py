@@ -188,12 +188,12 @@ class TransactionalMessageCheckService:
             bname=self._broker_name,
         )
         record = check_body(half, body, message, place)
-        while (connection := self._member(half, times)) is not None:
-            request = RemotingCommand.request(RequestCode.CHECK_TRANSACTION_STATE, header, record, oneway=True)
-            if connection.send_oneway(request):
-                self._transactions.counters.checks += 1
-                return True
-        return False
+        request = RemotingCommand.request(RequestCode.CHECK_TRANSACTION_STATE, header, record, oneway=True)
+        connection = self._member(half, times)
+        if connection is None or not connection.send_oneway(request):
+            return False
+        self._transactions.counters.checks += 1
+        return True
 
     def _member(self, half: Half, times: int) -> Connection | None:
         """The producer that gets the next check of a half: each check goes to the member after that of the last one."""
