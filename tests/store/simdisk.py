@@ -498,6 +498,8 @@ class SimDisk:
     # -- the rest
 
     async def run(self, fn: Callable[[*_Ts], _T], *args: *_Ts) -> _T:
+        # As a thread: a task that is cancelled already does not begin, and one that began is not cancelled.
+        await trio.lowlevel.checkpoint_if_cancelled()
         await trio.lowlevel.cancel_shielded_checkpoint()
         return fn(*args)
 
