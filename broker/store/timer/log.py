@@ -5,8 +5,10 @@ bytes that are not synced yet are never relied on after a restart, so a write th
 """
 
 import os
+import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 from trimq.broker.store.disk.disk import Disk
@@ -34,8 +36,21 @@ class Piece(NamedTuple):
     data: bytes
 
 
+class _OpenFile:
+    """A file that is open, and the number of calls that use its descriptor."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.users = 0
+        self.is_gone = False
+        """Not in the table any more: the last user closes it."""
+
+
 class TimerLog:
-    """The files of the log. ``end`` is the position of the next unit."""
+    """The files of the log. ``end`` is the position of the next unit.
+
+    Threads write, sync, read and delete at the same time; a descriptor that a call uses stays open.
+    """
 
     def __init__(self, disk: Disk, directory: str, file_size: int) -> None:
         self._disk = disk
@@ -44,7 +59,9 @@ class TimerLog:
         self.starts: list[int] = []
         """The starts of the files, which follow each other."""
         self.end = 0
-        self._fds: OrderedDict[int, int] = OrderedDict()
+        self._open: OrderedDict[int, _OpenFile] = OrderedDict()
+        self._lock = threading.Lock()
+        """Of ``_open``. No call that may block is made under it."""
         self._unsynced: set[int] = set()
         self._new_names = False
         self._window_at = 0
@@ -97,8 +114,9 @@ class TimerLog:
         """Write pieces; ``end`` stays. Blocks. Raises OSError; the same positions can then be written again."""
         for position, data in pieces:
             start = position - position % self.file_size
-            self._disk.pwrite(self._fd(start, create=True), data, position - start)
-            self._unsynced.add(start)
+            with self._opened(start, create=True) as fd:
+                self._disk.pwrite(fd, data, position - start)
+                self._unsynced.add(start)
 
     def wrote(self, end: int) -> None:
         """The units up to ``end`` have been written."""
@@ -107,32 +125,77 @@ class TimerLog:
 
     def sync(self) -> None:
         """Make durable what was written. Blocks. Raises OSError: then nothing may be relied on any more."""
-        while self._unsynced:
-            start = min(self._unsynced)
-            self._disk.data_sync(self._fd(start))
-            self._unsynced.discard(start)
+        for start in sorted(self._unsynced):
+            with self._opened(start) as fd:
+                # Before the sync: a write during it is for the next one.
+                self._unsynced.discard(start)
+                try:
+                    self._disk.data_sync(fd)
+                except OSError:
+                    self._unsynced.add(start)
+                    raise
         if self._new_names:
-            self._disk.sync_directory(self.directory)
             self._new_names = False
-
-    def _fd(self, start: int, *, create: bool = False) -> int:
-        fd = self._fds.get(start)
-        if fd is None:
-            path = os.path.join(self.directory, offset_name(start))
-            if create and start not in self.starts[-2:]:
-                make_durable_directory(self._disk, self.directory)
-                fd = self._disk.create(path, self.file_size)
+            try:
+                self._disk.sync_directory(self.directory)
+            except OSError:
                 self._new_names = True
-                self.starts.append(start)
-            else:
-                fd = self._disk.open(path)
-            self._fds[start] = fd
-            # Unsynced files stay open: a write error is reported to the descriptors that were open when it occurred.
-            for other in list(self._fds):
-                if len(self._fds) > _OPEN_FILES and other not in self._unsynced and other != start:
-                    self._disk.close(self._fds.pop(other))
-        self._fds.move_to_end(start)
+                raise
+
+    def _hold(self, start: int) -> _OpenFile | None:
+        """The file as it is open, which has to be released; None if it is not."""
+        with self._lock:
+            file = self._open.get(start)
+            if file is not None:
+                file.users += 1
+                self._open.move_to_end(start)
+            return file
+
+    def _release(self, file: _OpenFile) -> None:
+        with self._lock:
+            file.users -= 1
+            unused = file.is_gone and not file.users
+        if unused:
+            self._disk.close(file.fd)
+
+    @contextmanager
+    def _opened(self, start: int, *, create: bool = False) -> Iterator[int]:
+        """The descriptor of a file. Opens it, which blocks."""
+        file = self._hold(start)
+        if file is None:
+            file = self._keep(start, self._open_file(start, create=create))
+        try:
+            yield file.fd
+        finally:
+            self._release(file)
+
+    def _open_file(self, start: int, *, create: bool) -> int:
+        path = os.path.join(self.directory, offset_name(start))
+        if not create or start in self.starts[-2:]:
+            return self._disk.open(path)
+        make_durable_directory(self._disk, self.directory)
+        fd = self._disk.create(path, self.file_size)
+        self._new_names = True
+        self.starts.append(start)
         return fd
+
+    def _keep(self, start: int, fd: int) -> _OpenFile:
+        """Hold a file that was opened now, and close others that are not used."""
+        closing = []
+        with self._lock:
+            file = self._open.get(start)
+            if file is None:
+                file = self._open[start] = _OpenFile(fd)
+            else:  # another thread has opened it meanwhile
+                closing.append(fd)
+            file.users += 1
+            # Unsynced files stay open: a write error is reported to the descriptors that were open when it occurred.
+            for other, its in list(self._open.items()):
+                if len(self._open) > _OPEN_FILES and other not in self._unsynced and not its.users:
+                    closing.append(self._open.pop(other).fd)
+        for unused in closing:
+            self._disk.close(unused)
+        return file
 
     def truncate(self, end: int) -> None:
         """End the log at ``end``: later files are deleted, what follows in the last one is erased. Blocks."""
@@ -144,15 +207,15 @@ class TimerLog:
         self._window = b""
 
     def _erase(self, start: int, at: int) -> None:
-        fd = self._fd(start)
-        while (at := max(at, self._disk.next_data(fd, at))) < self.file_size:
-            data = self._disk.pread(fd, min(_SCAN, self.file_size - at), at)
-            if any(data):
-                self._disk.pwrite(fd, bytes(len(data)), at)
-            elif not any(self._disk.pread(fd, UNIT_SIZE, min(at + len(data), self.file_size))):
-                break  # units are written one after the other: nothing follows
-            at += len(data)
-        self._disk.data_sync(fd)
+        with self._opened(start) as fd:
+            while (at := max(at, self._disk.next_data(fd, at))) < self.file_size:
+                data = self._disk.pread(fd, min(_SCAN, self.file_size - at), at)
+                if any(data):
+                    self._disk.pwrite(fd, bytes(len(data)), at)
+                elif not any(self._disk.pread(fd, UNIT_SIZE, min(at + len(data), self.file_size))):
+                    break  # units are written one after the other: nothing follows
+                at += len(data)
+            self._disk.data_sync(fd)
 
     def delete_before(self, position: int) -> int:
         """Delete the files all of whose units are before ``position``, never the last. Blocks. Returns their number."""
@@ -163,9 +226,13 @@ class TimerLog:
         return deleted
 
     def _delete(self, start: int) -> None:
-        fd = self._fds.pop(start, None)
-        if fd is not None:
-            self._disk.close(fd)
+        with self._lock:
+            file = self._open.pop(start, None)
+            if file is not None:
+                file.is_gone = True
+                file.users += 1
+        if file is not None:
+            self._release(file)
         self._unsynced.discard(start)
         self._disk.delete(os.path.join(self.directory, offset_name(start)))
         # Each deletion is durable before the next one: a power cut must not leave a gap between the files.
@@ -173,8 +240,8 @@ class TimerLog:
 
     def close(self) -> None:
         """Close the files."""
-        while self._fds:
-            self._disk.close(self._fds.popitem()[1])
+        while self._open:
+            self._disk.close(self._open.popitem()[1].fd)
 
     # -- reading
 
@@ -192,12 +259,25 @@ class TimerLog:
             return b""
         begin = max(start, position + length - max(length, _WINDOW))
         end = min(position + length, start + self.file_size)
-        fd = self._fd(start)
-        data = self._disk.pread_cached(fd, end - begin, begin - start)
+        data = self._read_cached(start, end - begin, begin - start)
         if data is None:
-            data = await self._disk.run(self._disk.pread, fd, end - begin, begin - start)
+            data = await self._disk.run(self._read_cold, start, end - begin, begin - start)
         self._window_at, self._window = begin, data
         return data[position - begin :]
+
+    def _read_cached(self, start: int, length: int, at: int) -> bytes | None:
+        file = self._hold(start)
+        if file is None:
+            return None
+        try:
+            return self._disk.pread_cached(file.fd, length, at)
+        finally:
+            self._release(file)
+
+    def _read_cold(self, start: int, length: int, at: int) -> bytes:
+        """Blocks. Raises OSError."""
+        with self._opened(start) as fd:
+            return self._disk.pread(fd, length, at)
 
     async def units_from(self, position: int, end: int) -> tuple[list[tuple[int, TimerUnit]], int]:
         """One step of a scan: units (with their positions) from ``position`` on, and where the next step begins.
@@ -209,7 +289,7 @@ class TimerLog:
         if position >= end or start not in self.starts:
             return [], max(end, position)
         length = min(_SCAN, end - position, start + self.file_size - position)
-        data = await self._disk.run(self._disk.pread, self._fd(start), length, position - start)
+        data = await self._disk.run(self._read_cold, start, length, position - start)
         units = [
             (position + at, unit) for at in range(0, length, UNIT_SIZE) if (unit := unpack_unit(data, at)) is not None
         ]

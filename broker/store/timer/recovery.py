@@ -102,7 +102,7 @@ class TimerRecovery:
         """Start with an empty wheel, and read the timer's queue from its beginning."""
         timers = self._timers
         if self._log.starts or await timers.disk.run(timers.disk.stat, self._wheel.path) is not None:
-            self._wheel.reset()
+            await timers.disk.run(self._wheel.reset)
             await timers.disk.run(self._log.truncate, 0)
         timers.next_offset = self._state.min_offset
         timers.read_time = self._now
@@ -125,7 +125,7 @@ class TimerRecovery:
         problem = await timers.disk.run(self._wheel.load, timers.read_time)
         if not problem and not await self._cut_slots(end):
             problem = "a chain of units is broken"
-            self._wheel.reset()
+            await timers.disk.run(self._wheel.reset)
         if problem:
             if self._log.starts:
                 self._note(f"the wheel was made again from the timer log: {problem}")
@@ -239,7 +239,7 @@ class TimerRecovery:
         """Write the pending units again, for the slots of this wheel: the precision has changed."""
         timers = self._timers
         self._note("the pending timers were written again with another precision")
-        self._wheel.reset()
+        await timers.disk.run(self._wheel.reset)
         position = self._log.begin
         while position < end:
             units, position = await self._log.units_from(position, end)

@@ -256,34 +256,37 @@ class TimerStore:
             pages = self.wheel.snapshot()
             self.changed = False
             needed = self.floor.position
-            # The delivered copies first: a slot may be cleared on disk only when they are there.
-            if not await sync_commit_log():
-                self._take_back(pages)
-                return False
+            written = False
             try:
-                await self.disk.run(self.log.sync)
-            except OSError as error:
-                self._broken = True
-                _log.error("timer_log_sync_failed", error=str(error))
-                return False
-            try:
+                # The delivered copies first: a slot may be cleared on disk only when they are there.
+                if not await sync_commit_log() or not await self._sync_log():
+                    return False
                 await self.disk.run(self._write, checkpoint, pages)
+                written = True
             except OSError as error:
-                self._take_back(pages)
                 _log.error("timer_checkpoint_failed", error=str(error))
                 return False
+            finally:
+                if not written:  # also if the caller is cancelled: the next checkpoint has them
+                    self.wheel.take_back(pages)
+                    self.changed = True
             self.checkpoint = checkpoint
             await self._delete_old_files(checkpoint.log_position if needed is None else needed)
             return True
+
+    async def _sync_log(self) -> bool:
+        try:
+            await self.disk.run(self.log.sync)
+        except OSError as error:
+            self._broken = True
+            _log.error("timer_log_sync_failed", error=str(error))
+            return False
+        return True
 
     @property
     def is_broken(self) -> bool:
         """True after a failed sync of the timer log."""
         return self._broken
-
-    def _take_back(self, pages: dict[int, bytes]) -> None:
-        self.wheel.take_back(pages)
-        self.changed = True
 
     def _write(self, checkpoint: TimerCheckpoint, pages: dict[int, bytes]) -> None:
         """Blocks. The wheel before the checkpoint: its slots may be newer than that, but not older."""

@@ -172,7 +172,7 @@ class TimerWheel:
         return ""
 
     def reset(self) -> None:
-        """Empty all slots. The next snapshot replaces all pages of the file."""
+        """Empty all slots. The next snapshot replaces all pages of the file. Blocks."""
         self._pages.clear()
         self._dirty = set(range(-(-self._size // _PAGE))) if self._disk.stat(self.path) is not None else set()
         self.count = 0

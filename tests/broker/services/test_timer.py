@@ -99,6 +99,30 @@ async def test_a_start_after_slots_became_due(ending: Loss | None) -> None:
         assert all(one.store_timestamp >= int(one.properties["TIMER_OUT_MS"]) for one in await rig.delivered())
 
 
+async def test_a_stop_during_a_checkpoint() -> None:
+    """It waits for the commit log's sync, as it does in most stops of a broker that is busy."""
+    rig = Rig()
+    async with rig.running():
+        await rig.send(b"x", 60_000)
+        await rig.settled()
+        flush, under_way = rig.store.flush, trio.Event()
+
+        async def takes_long() -> bool:
+            under_way.set()
+            with trio.CancelScope(shield=True):  # a sync in a thread
+                await trio.sleep(0.05)
+            return await flush()
+
+        rig.store.flush = takes_long  # type: ignore[method-assign]
+        rig.clock.advance(1)
+        await under_way.wait()
+        rig.store.flush = flush  # type: ignore[method-assign]
+    async with rig.running():
+        assert rig.service.pending == 1
+        await rig.advance(61)
+        assert await rig.bodies() == [b"x"]
+
+
 @pytest.mark.parametrize(("precision", "outage"), [(1000, 8 * DAY), (100, 3 * DAY), (1000, 40 * DAY)])
 @pytest.mark.parametrize("ending", [None, Loss.ALL])
 async def test_an_outage_loses_nothing(precision: int, outage: int, ending: Loss | None) -> None:
