@@ -1,12 +1,14 @@
 """The checkpoint's six numbers: how RocketMQ would recover a store on which this broker was killed."""
 
 import errno
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import trio
 import trio.testing
 
-from tests.store.simdisk import SimDisk
+from tests.store.simdisk import Loss, SimDisk
 from tests.store.slowdisk import SlowDisk
 from tests.store.stores import TOPIC, check_all, fill, killed, opened, settings
 from trimq.protocol import checkpoint_layout
@@ -181,3 +183,36 @@ async def test_no_changed_bit_is_believed() -> None:
         assert store.recovered is not None
         assert not store.recovered.trusted
         await check_all(store, {(TOPIC, 0): 20})
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4, 5, 6, 8, 10, 11])
+async def test_a_checkpoint_that_is_cancelled_leaves_its_syncs_to_the_last_one(number: int) -> None:
+    """A fault of another task cancels the service's checkpoint at any of its calls; the store then stops in order."""
+    disk = SimDisk()
+    run, calls = disk.run, 0
+    scope = trio.CancelScope()
+
+    async def cancelled_at(fn: Callable[..., Any], *args: Any) -> Any:
+        nonlocal calls
+        if trio.lowlevel.current_task() is task:
+            calls += 1
+            if calls == number:
+                scope.cancel()
+        return await run(fn, *args)
+
+    async with opened(disk) as store:
+        await fill(store, 30)
+        await fill(store, 10, topic="Other")
+        assert store.index is not None
+        await store.index.flush_pending()
+        await trio.testing.wait_all_tasks_blocked()
+        task = trio.lowlevel.current_task()
+        disk.run = cancelled_at  # type: ignore[method-assign, assignment]
+        with scope:
+            await store._checkpoints.save()
+        disk.run = run  # type: ignore[method-assign]
+        assert calls >= number
+        assert await store._checkpoints.save()
+        assert _fields(disk).logics_physical_offset > 0
+    async with opened(disk.power_cut(Loss.ALL)) as store:
+        await check_all(store, {(TOPIC, 0): 30, ("Other", 0): 10})

@@ -334,9 +334,10 @@ class IndexService:
         """Make all entries durable. Raises OSError; then no entry can be trusted any more."""
         for file in list(self.files):
             if file.unsynced and not file.closed:
-                # Before the sync: a put during it sets the flag again.
-                file.unsynced = False
-                await self._disk.run(file.sync)
+                # Before the sync: a put during it sets the flag again. Shielded: a sync that is cancelled would count.
+                with trio.CancelScope(shield=True):
+                    file.unsynced = False
+                    await self._disk.run(file.sync)
 
     # -- deletion
 

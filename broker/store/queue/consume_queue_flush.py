@@ -44,30 +44,36 @@ class FlushConsumeQueueService:
         """Write the queues with at least ``least_pages`` of unwritten units. Returns False if a write failed."""
         least = max(1, least_pages * 4096 // UNIT_SIZE)
         async with self.lock:
-            todo: list[ConsumeQueue] = []
-            later: list[ConsumeQueue] = []
-            for queue in self._queues.dirty:
-                if queue.deleted:
-                    continue
-                # A queue without units, from ``create_queues``, has nothing to write: take it out of the list now.
-                due = queue.unwritten() >= least or not queue.next_offset
-                (todo if due else later).append(queue)
-            self._queues.dirty = later
-            complete = True
-            jobs: list[WriteJob] = []
-            size = 0
-            for queue in todo:
-                for job in self._jobs_for(queue):
-                    jobs.append(job)
-                    size += len(job.data)
-                    if len(jobs) >= _JOBS_A_CALL or size >= _BYTES_A_CALL:
-                        complete &= await self._run(jobs)
-                        jobs, size = [], 0
-            if jobs:
-                complete &= await self._run(jobs)
-            for queue in todo:
-                self._settle(queue)
+            # A caller that is cancelled meanwhile must not take queues out of the list without writing them.
+            with trio.CancelScope(shield=True):
+                complete = await self._write_those_with(least)
             return complete
+
+    async def _write_those_with(self, least: int) -> bool:
+        todo: list[ConsumeQueue] = []
+        later: list[ConsumeQueue] = []
+        for queue in self._queues.dirty:
+            if queue.deleted:
+                continue
+            # A queue without units, from ``create_queues``, has nothing to write: take it out of the list now.
+            due = queue.unwritten() >= least or not queue.next_offset
+            (todo if due else later).append(queue)
+        self._queues.dirty = later
+        complete = True
+        jobs: list[WriteJob] = []
+        size = 0
+        for queue in todo:
+            for job in self._jobs_for(queue):
+                jobs.append(job)
+                size += len(job.data)
+                if len(jobs) >= _JOBS_A_CALL or size >= _BYTES_A_CALL:
+                    complete &= await self._run(jobs)
+                    jobs, size = [], 0
+        if jobs:
+            complete &= await self._run(jobs)
+        for queue in todo:
+            self._settle(queue)
+        return complete
 
     def _jobs_for(self, queue: ConsumeQueue) -> Iterator[WriteJob]:
         """The write jobs of a queue. A file is created together with its first unit, never before.
@@ -167,8 +173,9 @@ class FlushConsumeQueueService:
         todo = sorted(self._unsynced_directories)
         self._unsynced_directories.clear()
         try:
-            for begin in range(0, len(todo), _JOBS_A_CALL):
-                await self._disk.run(sync_directories, self._disk, todo[begin : begin + _JOBS_A_CALL])
+            with trio.CancelScope(shield=True):  # all that was taken out of the set
+                for begin in range(0, len(todo), _JOBS_A_CALL):
+                    await self._disk.run(sync_directories, self._disk, todo[begin : begin + _JOBS_A_CALL])
         except OSError as error:
             _log.error("consume_queue_sync_failed", error=str(error))
             reason = f"syncing a consume queue directory failed: {error}; restart the broker to recover"

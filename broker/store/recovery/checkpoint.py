@@ -245,16 +245,20 @@ class CheckpointService:
         return fields
 
     async def _write(self, mark: CheckpointMark, fields: CheckpointFields, *, clean: bool) -> bool:
-        self.checkpoint.fields = fields
-        self.checkpoint.mark = mark
+        checkpoint = self.checkpoint
+        checkpoint.fields, checkpoint.mark = fields, mark
+        written = False
         try:
             # The snapshot first: a clean mark in the checkpoint vouches for it.
             if clean:
                 await write_snapshot(self._queues, mark.position)
-            await self.checkpoint.save()
+            await checkpoint.save()
+            written = True
         except OSError as error:
-            _log.error("checkpoint_failed", path=self.checkpoint.path, error=str(error))
-            # Old or new mark, it is not known which one the file holds: let the next ``save`` write it again.
-            self.checkpoint.mark = None
+            _log.error("checkpoint_failed", path=checkpoint.path, error=str(error))
             return False
+        finally:
+            if not written:
+                # Old or new mark, it is not known which one the file holds: let the next ``save`` write it again.
+                checkpoint.mark = None
         return True
