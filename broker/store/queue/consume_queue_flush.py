@@ -44,6 +44,7 @@ class FlushConsumeQueueService:
         """Write the queues with at least ``least_pages`` of unwritten units. Returns False if a write failed."""
         least = max(1, least_pages * 4096 // UNIT_SIZE)
         async with self.lock:
+            complete = False
             # A caller that is cancelled meanwhile must not take queues out of the list without writing them.
             with trio.CancelScope(shield=True):
                 complete = await self._write_those_with(least)
