@@ -10,7 +10,7 @@ from tests.broker.services.timer_rig import NOW, Rig
 from tests.store.builders import message
 from tests.store.simdisk import Loss
 from trimq.broker.health import timer_notes
-from trimq.broker.services import timer_ahead, timer_put
+from trimq.broker.services import timer, timer_ahead, timer_put
 from trimq.broker.services.pending_timers import PendingTimers
 from trimq.broker.store.types import PutMessageResult, PutMessageStatus
 from trimq.protocol.timer_layout import SLOTS
@@ -361,6 +361,44 @@ async def test_a_mark_that_comes_between_the_end_of_its_slot_and_the_delivery() 
         assert rig.service.metrics.counts["Orders"].count == 0
 
 
+async def test_a_message_and_its_mark_that_are_found_when_both_are_due() -> None:
+    rig = Rig(timerStopEnqueue="true")
+    async with rig.running():
+        await rig.send(b"recalled", 5_000)
+        await rig.send(b"kept", 5_000)
+        await recall(rig, b"recalled", NOW + 4_000)
+        await rig.advance(10)
+        rig.configuration.apply("timerStopEnqueue", "false", "test")
+        await rig.advance(1)
+        assert await rig.bodies() == [b"kept"]
+        assert counted(rig) == 0
+
+
+async def test_a_mark_that_comes_while_its_message_rolls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its place in the queue is before the rolled copy, and both are read when they are due."""
+    monkeypatch.setattr(timer, "_READS", 1)
+    monkeypatch.setattr(timer_ahead, "_MAX_COUNT", 1)
+    rig = Rig(timerRollWindowSlot="10")
+    async with rig.running():
+        await rig.send(b"recalled", 15_000)
+        await rig.advance(5)
+        rig.configuration.apply("timerStopEnqueue", "true", "test")
+        due = rig.timers.due
+
+        async def recall_first(slot: Any) -> Any:
+            await recall(rig, b"recalled", NOW + 14_000)
+            return await due(slot)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(rig.timers, "due", recall_first)
+            await rig.advance(6)
+        assert rig.service.behind_messages == 2
+        await rig.advance(30)
+        rig.configuration.apply("timerStopEnqueue", "false", "test")
+        await rig.advance(1)
+        assert await rig.bodies() == []
+
+
 @pytest.mark.parametrize("flush_ms", [500, 100_000])
 @pytest.mark.parametrize("ended_after", [1, 8, 10, 11, 12, 21, 22, 31, 39, 41, 42, 43])
 @pytest.mark.parametrize("ending", [None, Loss.ALL, Loss.NOTHING])
@@ -406,6 +444,49 @@ async def test_equal_messages_whose_rolls_were_lost_in_part(*, checkpoint: bool)
         assert await rig.bodies() == [b"same"] * 2
 
 
+async def test_a_rolled_copy_that_the_checkpoint_counts_as_rolled() -> None:
+    """Its message is not in the wheel any more: the copy is not taken for a message that has rolled."""
+    rig = Rig(flushDiskType="SYNC_FLUSH", timerRollWindowSlot="10")
+    async with rig.running(ending=Loss.ALL):
+        await rig.send(b"far", 42_000)
+        await rig.advance(2)
+        await rig.advance(2)
+    rig.clock.advance(10)
+    rig.configuration.apply("timerStopEnqueue", "true", "test")
+    async with rig.running(ending=Loss.ALL):
+        assert await rig.timers.save(rig.store.flush, rig.clock.wall_ms())
+        assert (rig.timers.is_empty, rig.service.behind_messages) == (True, 1)
+    rig.configuration.apply("timerStopEnqueue", "false", "test")
+    async with rig.running():
+        for _ in range(45):
+            await rig.advance(1)
+        assert await rig.bodies() == [b"far"]
+
+
+async def test_an_equal_message_that_rolls_after_the_checkpoint() -> None:
+    """The copy of the first, which the checkpoint counts as rolled, is not taken for that of the second."""
+    rig = Rig(flushDiskType="SYNC_FLUSH", timerRollWindowSlot="10")
+    async with rig.running(ending=Loss.ALL):
+        await rig.send(b"same", 21_000)
+        for _ in range(3):
+            await rig.advance(1)
+        await rig.send(b"same", 18_000)
+        await rig.advance(1)
+        rig.configuration.apply("timerStopEnqueue", "true", "test")
+        for _ in range(8):
+            await rig.advance(1)
+        await rig.advance(0.6)
+        assert len(await rig.delivered(TIMER_TOPIC)) == 3
+        assert rig.timers.checkpoint.read_time == NOW + 12_000
+    async with rig.running():
+        for _ in range(5):
+            await rig.advance(1)
+        rig.configuration.apply("timerStopEnqueue", "false", "test")
+        for _ in range(15):
+            await rig.advance(1)
+        assert await rig.bodies() == [b"same"] * 2
+
+
 async def test_more_recalls_and_rolls_ahead_than_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timer_ahead, "MOST_MARKS", 2)
     monkeypatch.setattr(timer_ahead, "MOST_ROLLS", 1)
@@ -427,10 +508,13 @@ async def test_more_recalls_and_rolls_ahead_than_are_remembered(monkeypatch: pyt
         assert await rig.bodies() == [b"2", b"3", b"4", b"5"]
         for _ in range(5):
             await rig.advance(1)
+    monkeypatch.setattr(timer_ahead, "MOST_MARKS", 100)
     async with rig.running():
         for _ in range(40):
             await rig.advance(1)
         assert {b"far 0", b"far 1", b"far 2"} < set(await rig.bodies())
+        rolled = [one.properties.get("TIMER_ROLL_TIMES") for one in await rig.delivered(TIMER_TOPIC)]
+        assert rolled.count("1") == 3 + 2
 
 
 @pytest.mark.parametrize(
