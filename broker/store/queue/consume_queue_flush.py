@@ -44,26 +44,27 @@ class FlushConsumeQueueService:
         """Write the queues with at least ``least_pages`` of unwritten units. Returns False if a write failed."""
         least = max(1, least_pages * 4096 // UNIT_SIZE)
         async with self.lock:
-            complete = False
-            # A caller that is cancelled meanwhile must not take queues out of the list without writing them.
-            with trio.CancelScope(shield=True):
-                complete = await self._write_those_with(least)
+            todo: list[ConsumeQueue] = []
+            later: list[ConsumeQueue] = []
+            for queue in self._queues.dirty:
+                if queue.deleted:
+                    continue
+                # A queue without units, from ``create_queues``, has nothing to write: take it out of the list now.
+                due = queue.unwritten() >= least or not queue.next_offset
+                (todo if due else later).append(queue)
+            self._queues.dirty = later
+            complete = True
+            with trio.CancelScope(shield=True):  # all that was taken out of the list
+                complete &= await self._write_those(todo)
+            for queue in todo:
+                self._settle(queue)
             return complete
 
-    async def _write_those_with(self, least: int) -> bool:
-        todo: list[ConsumeQueue] = []
-        later: list[ConsumeQueue] = []
-        for queue in self._queues.dirty:
-            if queue.deleted:
-                continue
-            # A queue without units, from ``create_queues``, has nothing to write: take it out of the list now.
-            due = queue.unwritten() >= least or not queue.next_offset
-            (todo if due else later).append(queue)
-        self._queues.dirty = later
+    async def _write_those(self, queues: list[ConsumeQueue]) -> bool:
         complete = True
         jobs: list[WriteJob] = []
         size = 0
-        for queue in todo:
+        for queue in queues:
             for job in self._jobs_for(queue):
                 jobs.append(job)
                 size += len(job.data)
@@ -72,8 +73,6 @@ class FlushConsumeQueueService:
                     jobs, size = [], 0
         if jobs:
             complete &= await self._run(jobs)
-        for queue in todo:
-            self._settle(queue)
         return complete
 
     def _jobs_for(self, queue: ConsumeQueue) -> Iterator[WriteJob]:
