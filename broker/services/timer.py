@@ -169,14 +169,15 @@ class TimerMessageService:
 
     async def _move(self, timers: TimerStore, ahead: TimerAhead) -> None:
         # Overdue slots first: a message that enters the wheel now may get the place of an overdue slot.
-        at_start = True
+        due_first = True
         while not self._stopping:
             try:
-                if at_start:
+                if due_first:
                     await ahead.look()
-                more = at_start or await self._enqueue(timers, ahead)
+                more = due_first or await self._enqueue(timers, ahead)
+                due_first = True  # after an error too: a mark that is due now may cancel what the queue has next
                 await self._deliver_due(timers, ahead)
-                at_start = False
+                due_first = False
             except OSError as error:
                 _log.error("timer_files_not_written", error=str(error))
                 await self._pause()
@@ -328,11 +329,11 @@ class TimerMessageService:
                 return
             await ahead.look()
             due = await timers.due(slot)
-            marks = await self.puts.marks(due)
+            marks, rolling = await self.puts.marks(due), await self.puts.marks(due, rolling=True)
             if not await self.puts.deliver(due, self.puts.delete_keys(marks)):
                 return
             ahead.keep(marks)
-            ahead.keep(await self.puts.marks(due, rolling=True))
+            ahead.keep(rolling)
             timers.delivered(first)
             ahead.passed()
             self._work.set()

@@ -131,7 +131,7 @@ class TimerPuts:
     async def deliver(self, due: DueTimers, deleted: frozenset[str]) -> bool:
         """Put all messages of a slot that are not ``deleted``. False if ``stop`` ended that.
 
-        A failed put is tried again with growing pauses; those that succeeded are not.
+        A failed put or read is tried again with growing pauses; those that succeeded are not.
         """
         remaining: Sequence[int] = range(len(due))
         pause = _FIRST_RETRY_MS
@@ -158,7 +158,11 @@ class TimerPuts:
             for at in left:
                 magic = due.magics[at]
                 if not magic & MAGIC_DELETE or magic & MAGIC_ROLL:
-                    await self._deliver_one(due, at, deleted)
+                    try:
+                        await self._deliver_one(due, at, deleted)
+                    except OSError as error:  # the record could not be read
+                        self._failed.append(at)
+                        self._reason = str(error)
                 if self._in_flight >= _IN_FLIGHT:
                     await self._landing(_IN_FLIGHT // 2)
                 if self._refuses_all:

@@ -3,8 +3,8 @@
 ``next_offset`` and ``read_time`` are the two ends: messages of the timer's queue before the one are in wheel and log,
 or delivered; slots before the other are delivered. A checkpoint records both after everything below them is durable:
 the delivered copies in the commit log, the units, the slots. A start goes back to the last checkpoint, so a crash
-delivers again what was delivered since, and loses nothing. Nothing of this exists on disk before the first timed
-message.
+delivers again what was delivered since, and loses nothing. Rolls are not repeated, see services/timer_ahead.py. Nothing
+of this exists on disk before the first timed message.
 """
 
 import os

@@ -444,6 +444,56 @@ async def test_equal_messages_whose_rolls_were_lost_in_part(*, checkpoint: bool)
         assert await rig.bodies() == [b"same"] * 2
 
 
+@pytest.mark.parametrize("reads", range(1, 7))
+async def test_a_record_that_cannot_be_read_once(reads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At any read: it is tried again, and no other message of its slot comes twice or rolls twice."""
+    rig = Rig(timerRollWindowSlot="10")
+    async with rig.running():
+        await rig.send(b"recalled", 30_000)
+        await rig.send(b"kept", 30_000)
+        await rig.send(b"mark", 30_000, UNIQ_KEY="recalled", TIMER_DEL_UNIQKEY="recalled")  # rolls in the same slot
+        await rig.settled()
+        read, left = rig.service.puts._read, [reads]
+
+        async def fail(*place: int) -> Any:
+            left[0] -= 1
+            if not left[0]:
+                raise OSError(errno.EIO, "broken")
+            return await read(*place)
+
+        monkeypatch.setattr(rig.service.puts, "_read", fail)
+        rig.clock.advance(60)
+        for _ in range(5):
+            await rig.advance(0.1)
+        assert left[0] <= 0
+        assert await rig.bodies() == [b"kept"]
+        assert [one.body for one in await rig.delivered(TIMER_TOPIC)].count(b"kept") == 2
+        assert counted(rig) == 0
+
+
+async def test_an_error_between_the_slots_of_a_message_and_its_mark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mark's slot is tried again before the rolled copy of the message is read."""
+    rig = Rig(timerRollWindowSlot="10")
+    async with rig.running():
+        await rig.send(b"recalled", 15_000)
+        await rig.advance(5)
+        await recall(rig, b"recalled", NOW + 14_000)
+        await rig.settled()
+        find, failures = rig.timers.due, [None, OSError(errno.EIO, "broken")]
+
+        async def fail(slot: Any) -> Any:
+            if failures and (error := failures.pop(0)) is not None:
+                raise error
+            return await find(slot)
+
+        monkeypatch.setattr(rig.timers, "due", fail)
+        for _ in range(5):
+            await rig.advance(12 if failures else 0.1)
+        assert not failures
+        assert await rig.bodies() == []
+        assert rig.service.puts.cancelled == 1
+
+
 async def test_a_rolled_copy_that_the_checkpoint_counts_as_rolled() -> None:
     """Its message is not in the wheel any more: the copy is not taken for a message that has rolled."""
     rig = Rig(flushDiskType="SYNC_FLUSH", timerRollWindowSlot="10")
