@@ -290,7 +290,7 @@ class BrokerController:
         offsets = ConsumerOffsetManager(configuration, disk, clock)
         schedule = ScheduleMessageService(configuration, store, disk, clock, packed)
         stats = BrokerStats(clock, broker.broker_cluster_name)
-        timer = TimerMessageService(configuration, store, disk, clock, stats, packed)
+        timer = TimerMessageService(configuration, store, disk, clock, stats, packed, topics.queues_of)
         modes = MessageRequestModeManager(configuration, disk, clock)
         filters = ConsumerFilterManager(configuration, disk, clock)
         transactions = TransactionalMessageService(

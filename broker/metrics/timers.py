@@ -22,7 +22,7 @@ def timer_families(timer: TimerMessageService, labels: dict[str, str]) -> Iterat
     yield counter("trimq_timer_recalled_total", "Timed messages that were recalled, and not delivered.", puts.cancelled)
     yield counters(
         "trimq_timer_lost_total",
-        "Timed messages that could not be delivered: no store can take them, or their records were deleted.",
+        "Timed messages that could not be delivered: no store can take them, or their records cannot be read any more.",
         ("reason",),
         {("dropped",): puts.dropped, ("deleted",): puts.deleted},
     )

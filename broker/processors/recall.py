@@ -89,10 +89,15 @@ class RecallMessageProcessor:
             self._stats.topic_put(message.topic, 1, result.size)
             return command.reply(header=ext | {"msgId": handle.unique_key})
 
-        result = self._store.put_message(message, lambda result: connection.complete(answer(result)))
+        def later(result: PutMessageResult) -> None:
+            reply = answer(result)
+            if not command.is_oneway:
+                connection.complete(reply)
+
+        result = self._store.put_message(message, later)
         if result is None:
             command.drop_buffers()
-            return DEFERRED
+            return None if command.is_oneway else DEFERRED
         return answer(result)
 
     def _checked(self, header: RecallMessageRequestHeader) -> RecallHandle:

@@ -23,7 +23,7 @@ from msgspec import Struct
 from trimq.broker.config import BrokerConfig, MessageStoreConfig
 from trimq.broker.services.queued_messages import QueuePosition
 from trimq.broker.services.state_file import StateFile, StateFileError, encode_pieces, load_data_version, unknown_fields
-from trimq.broker.services.stored_again import real_place, stored_again
+from trimq.broker.services.stored_again import place_of, stored_again
 from trimq.broker.store.disk.disk import Disk
 from trimq.broker.store.log.puts import MessageInner
 from trimq.broker.store.types import (
@@ -366,10 +366,10 @@ class ScheduleMessageService:
         """The message for its real topic; None, with an event in the log, if it has none that can be delivered to."""
         text = bytes(view[head.properties_at : head.properties_end])
         properties = decode_properties(text.decode("utf-8", "replace"))
-        place = real_place(properties)
-        if place is None:
+        place = place_of(properties)
+        if isinstance(place, str):
             topic = properties.get(PROPERTY_REAL_TOPIC, "")[: topic_rules.MAX_RETRY_TOPIC_LENGTH]
-            _log.error("delayed_message_dropped", topic=topic, commit_log_offset=head.physical_offset)
+            _log.error("delayed_message_dropped", topic=topic, commit_log_offset=head.physical_offset, reason=place)
             return None
         tags = self._store.indexes_tags
         return stored_again(view, head, properties, place, text, store_host=self._store_host, indexes_tags=tags)

@@ -1,29 +1,40 @@
 """Messages that the broker stores again: those of a delay level or of the timer, for their real topics."""
 
+from collections.abc import Callable
+
 from trimq.broker.store.log.puts import MessageInner
 from trimq.protocol import hashing, record
 from trimq.protocol.message_keys import index_keys
 from trimq.protocol.property_names import PROPERTY_REAL_QID, PROPERTY_REAL_TOPIC, PROPERTY_TAGS
-from trimq.protocol.topic_rules import NO_SEND_TOPICS, topic_problem
+from trimq.protocol.real_place import RealPlace, real_place
+
+QueuesOf = Callable[[str], int | None]
 
 
-def real_place(properties: dict[str, str]) -> tuple[str, int] | None:
-    """The real topic and queue of a message; None if it has none that a client may send to.
+def place_of(properties: dict[str, str], queues_of: QueuesOf | None = None) -> RealPlace | str:
+    """The real topic and queue of a message, or why it has none that a client may send to: a text for the log.
 
-    This broker stores no such message; RocketMQ lets a client write to the topics where they wait.
+    ``queues_of`` returns how many queues a topic has, None for a topic that does not exist: then nobody can read the
+    message. A queue that is none, or that the topic has no more, becomes queue 0. This broker stores no message for
+    another place; RocketMQ lets a client write to the topics where they wait.
     """
-    topic = properties.get(PROPERTY_REAL_TOPIC, "")
-    if topic in NO_SEND_TOPICS or topic_problem(topic) is not None:
-        return None
-    text = properties.get(PROPERTY_REAL_QID, "0")
-    return topic, int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
+    topic = properties.get(PROPERTY_REAL_TOPIC)
+    place = real_place(topic, properties.get(PROPERTY_REAL_QID))
+    if isinstance(place, str):
+        place = real_place(topic, None)
+    if isinstance(place, str) or queues_of is None:
+        return place
+    queues = queues_of(place.topic)
+    if queues is None:
+        return f"the topic {place.topic} does not exist"
+    return place if place.queue_id < queues else RealPlace(place.topic, 0)
 
 
 def stored_again(
     view: memoryview,
     head: record.RecordHead,
     properties: dict[str, str],
-    place: tuple[str, int],
+    place: RealPlace,
     text: bytes,
     *,
     store_host: bytes,

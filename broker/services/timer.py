@@ -10,9 +10,9 @@ Unlike RocketMQ, a message whose put fails is put again until the store takes it
 stored; only a message that no store can take is dropped, counted and logged.
 """
 
-import time
-from collections.abc import Iterable
-from typing import Any, Final
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Final
 
 import structlog
 import trio
@@ -21,30 +21,25 @@ from trimq.broker.config import MessageStoreConfig
 from trimq.broker.services.queued_messages import QueuePosition
 from trimq.broker.services.state_file import StateFileError
 from trimq.broker.services.stats import BrokerStats
-from trimq.broker.services.timer_ahead import TimerAhead, read_timer_queue
-from trimq.broker.services.timer_metrics import TimerMetrics
-from trimq.broker.services.timer_put import TimerPuts
+from trimq.broker.services.stored_again import QueuesOf
+from trimq.broker.services.timer_ahead import TimerAhead
+from trimq.broker.services.timer_enqueue import TimerEnqueue
+from trimq.broker.services.timer_metrics import Rate, TimerMetrics
+from trimq.broker.services.timer_put import TimerPuts, delete_keys
 from trimq.broker.store.disk.disk import Disk
-from trimq.broker.store.message_store import DueTimers, MessageStore, NewTimer, TimerStore
-from trimq.broker.store.types import GetMessageResult, GetMessageStatus
-from trimq.protocol import record
-from trimq.protocol.hashing import tags_code
-from trimq.protocol.property_names import PROPERTY_REAL_TOPIC
-from trimq.protocol.property_text import decode_properties
-from trimq.protocol.timer_layout import MAGIC_DEFAULT, MAGIC_DELETE, TimerCheckpoint
-from trimq.protocol.timer_message import NEVER_ENQUEUED, TimerTextError, due_time, is_delete_mark
+from trimq.broker.store.message_store import MessageStore, TimerStore
+from trimq.protocol.timer_layout import TimerCheckpoint
 from trimq.protocol.topic_rules import TIMER_TOPIC
 from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.runtime.clock import Clock
+from trimq.remoting.runtime.log_budget import LogBudget
 
 _log = structlog.get_logger("broker.timer")
 
-_READS: Final = 8
 _LONGEST_SLEEP_SECONDS: Final = 1.0  # while a message waits: the wall clock may be set at any time
-_PAUSE_SECONDS: Final = 0.1
+_FIRST_PAUSE_SECONDS: Final = 0.1
+_LAST_PAUSE_SECONDS: Final = 1.0
 _LOOK_AHEAD_SLOTS: Final = 32
-_ENQUEUE_SECONDS: Final = 0.02
-"""How long new messages may enter the wheel while slots are due."""
 
 
 class TimerMessageService:
@@ -58,23 +53,30 @@ class TimerMessageService:
         clock: Clock,
         stats: BrokerStats,
         store_host: bytes = b"",
+        queues_of: QueuesOf | None = None,
     ) -> None:
+        """``queues_of``: see ``stored_again.place_of``."""
         self._configuration = configuration
         self._store = store
         self._clock = clock
         self._timers = store.timers
         self._stopping = False
         self._sleeping: trio.CancelScope | None = None
+        self._pausing: trio.CancelScope | None = None
         self._arrived = False
         self._work = trio.Event()
         self._ended: trio.Event | None = None
         path = self._config.config_path / "timermetrics"
         self.metrics = TimerMetrics(disk, str(path), clock, lambda: self._config.timer_flush_interval_ms / 1000)
+        self._log_budget = LogBudget(clock, 1)
         self._ahead = TimerAhead(configuration, store, store.timers) if store.timers is not None else None
-        self.puts = TimerPuts(configuration, store, clock, stats, self.metrics, self._ahead, store_host)
-        self.enqueued = 0
-        """Messages that entered the wheel since the start."""
-        self._enqueue_rate, self._dequeue_rate = _Rate(clock), _Rate(clock)
+        self.puts = TimerPuts(configuration, store, clock, stats, self._ahead, store_host, queues_of)
+        self._entry: TimerEnqueue | None = None
+        if store.timers is not None and self._ahead is not None:
+            self._entry = TimerEnqueue(
+                configuration, store, store.timers, self._ahead, self.puts, self.metrics, clock, self._changed
+            )
+        self._enqueue_rate, self._dequeue_rate = Rate(clock), Rate(clock)
 
     @property
     def _config(self) -> MessageStoreConfig:
@@ -128,6 +130,11 @@ class TimerMessageService:
         """What is still to be read of the timer's queue (see QueuedMessages)."""
         return [] if self._timers is None else [(TIMER_TOPIC, 0, self._timers.next_offset)]
 
+    @property
+    def enqueued(self) -> int:
+        """Messages that entered the wheel since the start."""
+        return 0 if self._entry is None else self._entry.enqueued
+
     def checkpoint(self) -> TimerCheckpoint | None:
         """The last checkpoint; None without timers."""
         return None if self._timers is None else self._timers.checkpoint
@@ -146,8 +153,8 @@ class TimerMessageService:
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Move messages, until ``stop``. The store has to be open and recovered."""
-        timers = self._timers
-        if timers is None:
+        timers, entry = self._timers, self._entry
+        if timers is None or entry is None:
             task_status.started()
             return
         self._ended = trio.Event()
@@ -161,39 +168,50 @@ class TimerMessageService:
                 nursery.start_soon(self._save, timers)
                 task_status.started()
                 await self._compare_counts(timers)
-                if self._ahead is not None:
-                    await self._move(timers, self._ahead)
+                await self._move(timers, entry)
                 nursery.cancel_scope.cancel()
         finally:
             self._ended.set()
 
-    async def _move(self, timers: TimerStore, ahead: TimerAhead) -> None:
+    async def _move(self, timers: TimerStore, entry: TimerEnqueue) -> None:
         # Overdue slots first: a message that enters the wheel now may get the place of an overdue slot.
-        due_first = True
+        due_first, pause = True, _FIRST_PAUSE_SECONDS
         while not self._stopping:
-            try:
-                if due_first:
-                    await ahead.look()
-                more = due_first or await self._enqueue(timers, ahead)
-                due_first = True  # after an error too: a mark that is due now may cancel what the queue has next
-                await self._deliver_due(timers, ahead)
-                due_first = False
-            except OSError as error:
-                _log.error("timer_files_not_written", error=str(error))
-                await self._pause()
+            only_due = due_first
+            more = True if only_due else await self._attempt(entry.run_once)
+            delivered = await self._attempt(partial(self._deliver_due, timers))
+            # After an error too: a mark that is due now may cancel what the queue has next.
+            due_first = more is None or delivered is None
+            if due_first:
+                await self._pause(pause)
+                pause = min(2 * pause, _LAST_PAUSE_SECONDS)
                 continue
-            except Exception:  # noqa: BLE001 - the timer goes on; the same message is tried again
-                _log.exception("timer_failed", next_offset=timers.next_offset, read_time=timers.read_time)
-                await self._pause()
-                continue
+            if not only_due:
+                pause = _FIRST_PAUSE_SECONDS
             if not more:
                 await self._sleep(timers)
+
+    async def _attempt(self, step: Callable[[], Awaitable[bool]]) -> bool | None:
+        """The result of a step; None if it has failed: it is tried again after a pause, from where it was."""
+        assert self._timers is not None
+        try:
+            return await step()
+        except Exception as error:  # noqa: BLE001 - the timer goes on
+            if self._log_budget.allows():
+                next_offset, read_time = self._timers.next_offset, self._timers.read_time
+                unknown = None if isinstance(error, OSError) else error
+                _log.error(
+                    "timer_failed", error=str(error), next_offset=next_offset, read_time=read_time, exc_info=unknown
+                )
+            return None
 
     async def stop(self) -> None:
         """Deliver the slot that was begun, then end the task and write the last checkpoint."""
         self._stopping = True
         self.puts.stop()
         self._wake()
+        if self._pausing is not None:
+            self._pausing.cancel()
         if self._ended is not None:
             await self._ended.wait()
         if self._timers is not None:
@@ -211,10 +229,12 @@ class TimerMessageService:
         if self._sleeping is not None:
             self._sleeping.cancel()
 
-    async def _pause(self) -> None:
-        with trio.CancelScope() as self._sleeping:
-            await self._clock.sleep(_PAUSE_SECONDS)
-        self._sleeping = None
+    async def _pause(self, seconds: float) -> None:
+        """Wait after a failure; a message that arrives does not end that."""
+        if not self._stopping:
+            with trio.CancelScope() as self._pausing:
+                await self._clock.sleep(seconds)
+            self._pausing = None
 
     async def _sleep(self, timers: TimerStore) -> None:
         """Sleep until the next slot ends, or until a message arrives."""
@@ -223,7 +243,7 @@ class TimerMessageService:
             return
         with trio.CancelScope() as self._sleeping:
             if self.behind_messages:  # they cannot enter the wheel now
-                await self._clock.sleep(_PAUSE_SECONDS)
+                await self._clock.sleep(_FIRST_PAUSE_SECONDS)
             elif timers.is_empty:
                 await trio.sleep_forever()
             else:
@@ -242,81 +262,34 @@ class TimerMessageService:
             if not await timers.save(self._store.flush, self._clock.wall_ms()) and not timers.is_broken:
                 self._work.set()
 
-    async def _compare_counts(self, timers: TimerStore) -> None:
-        """Make the counts of topics again if they do not fit the wheel: they are written a little later than it."""
-        if self.metrics.total != timers.wheel.count:
-            self.metrics.replace(await timers.counts())
-
-    # into the wheel
-
-    async def _enqueue(self, timers: TimerStore, ahead: TimerAhead) -> bool:
-        """Take new messages of the queue into the wheel. True if there are more that can enter it now."""
-        until = time.perf_counter() + _ENQUEUE_SECONDS
-        while not self._stopping and not self._config.timer_stop_enqueue:
-            if not await self._enqueue_some(timers, ahead):
-                return False
-            if time.perf_counter() >= until:
-                return True
-            await trio.lowlevel.checkpoint()
-        return False
-
-    async def _enqueue_some(self, timers: TimerStore, ahead: TimerAhead) -> bool:
-        offset = timers.next_offset
-        batch = _Batch(timers, ahead, self._now(timers))
-        for number in range(
-            _READS
-        ):  # several, because a read returns few messages, and a write costs the same for many
-            result = await read_timer_queue(self._store, batch.next_offset, cold=not number)
-            if result is None:
-                break
-            try:
-                if result.status is GetMessageStatus.FOUND:
-                    batch.take(result.buffers)
-                elif number:
-                    break
-                else:
-                    skipped = self._skip_deleted(timers, result)
-                    ahead.passed()
-                    return skipped
-            finally:
-                result.release()
-            if batch.is_full:
-                break
-        if batch.next_offset == offset:
-            return False
-        if len(batch.due):
-            await ahead.look()
-        ahead.keep(batch.late_marks)
-        if not await self.puts.deliver(batch.due, frozenset()):
-            return False  # the task ends: what was put comes again after the next start
-        await timers.add(batch.new, batch.next_offset)
-        for name, count in batch.rolled.items():
-            ahead.was_rolled(name, count)
-        ahead.passed()
-        self.metrics.add(batch.topics)
-        self.enqueued += len(batch.new)
+    def _changed(self) -> None:
         self._work.set()
-        return not batch.is_full
 
-    def _skip_deleted(self, timers: TimerStore, result: GetMessageResult) -> bool:
-        """A read that found nothing: the queue is at its end, or its next messages were deleted."""
-        if result.status is GetMessageStatus.OFFSET_OVERFLOW_BADLY or result.next_begin_offset <= timers.next_offset:
-            return False
-        lost = result.next_begin_offset - timers.next_offset
-        _log.error("timed_messages_deleted", first=timers.next_offset, count=lost)
-        self.puts.deleted += lost
-        timers.next_offset = result.next_begin_offset
-        timers.changed = True
-        return True
-
-    def _now(self, timers: TimerStore) -> int:
-        now = self._clock.wall_ms()
-        return now - now % timers.precision
+    async def _compare_counts(self, timers: TimerStore) -> None:
+        """Make the counts of topics again if they may not fit the wheel: they are written a little later than it."""
+        recovered = self._store.recovered
+        if self.metrics.total == timers.wheel.count and recovered is not None and recovered.clean_exit:
+            return
+        try:
+            counts = await timers.counts()
+        except OSError as error:
+            _log.error("timer_counts_not_made", error=str(error))
+            return
+        topics = []
+        for topic_hash, count in counts.items():
+            if not self.metrics.knows(topic_hash):
+                topic = await self.puts.topic_at(count.offset, count.size)
+                if topic is not None:
+                    topics.append(topic)
+        self.metrics.replace({topic_hash: count.messages for topic_hash, count in counts.items()}, topics)
 
     # out of the wheel
 
-    async def _deliver_due(self, timers: TimerStore, ahead: TimerAhead) -> None:
-        """Deliver the slots that have ended, in the order of their times."""
+    async def _deliver_due(self, timers: TimerStore) -> bool:
+        """Deliver the slots that have ended, in the order of their times. False if ``stop`` ended that."""
+        ahead, puts = self._ahead, self.puts
+        assert ahead is not None
+        await ahead.look()
         while not self._stopping and not self._config.timer_stop_dequeue:
             now = self._now(timers)
             if timers.read_time > now:  # the wall clock was set back: messages for times before may come now
@@ -326,98 +299,23 @@ class TimerMessageService:
                 timers.move_read_time(first)
             slot = timers.wheel.find(first) if first < now else None
             if slot is None:
-                return
+                break
             await ahead.look()
             due = await timers.due(slot)
-            marks, rolling = await self.puts.marks(due), await self.puts.marks(due, rolling=True)
-            if not await self.puts.deliver(due, self.puts.delete_keys(marks)):
-                return
+            marks, rolling = await puts.marks(due)
+            # Without all marks nothing may be delivered: the reading of one may have ended because of ``stop``.
+            if puts.is_stopping or not await puts.deliver(due, delete_keys(marks)):
+                return False
+            counts = await due.counts()
             ahead.keep(marks)
             ahead.keep(rolling)
             timers.delivered(first)
             ahead.passed()
-            self._work.set()
+            self.metrics.add_hashes({topic_hash: -count for topic_hash, count in counts.items()})
+            self._changed()
             await trio.lowlevel.checkpoint()
+        return True
 
-
-class _Rate:
-    """The rate of a counter between two requests that are at least a second apart."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._since = clock.monotonic()
-        self._count = 0
-        self._rate = 0.0
-
-    def per_second(self, count: int) -> float:
-        now = self._clock.monotonic()
-        if now - self._since >= 1:
-            self._rate = (count - self._count) / (now - self._since)
-            self._since, self._count = now, count
-        return self._rate
-
-
-class _Batch:
-    """The messages of one read of the queue: those for the wheel, and those that are due already."""
-
-    def __init__(self, timers: TimerStore, ahead: TimerAhead, now: int) -> None:
-        self._timers = timers
-        self._ahead = ahead
-        self._now = now
-        self.new: list[NewTimer] = []
-        self.due = DueTimers()
-        self.topics: dict[str, int] = {}
-        self.late_marks: list[dict[str, str]] = []
-        """Marks whose slots are delivered."""
-        self.rolled: dict[bytes, int] = {}
-        """The numbers of messages whose rolled copies are ahead (see TimerAhead.roll_of)."""
-        self.next_offset = timers.next_offset
-        self.is_full = False
-        """The wheel still has an overdue slot where the next message has to go."""
-
-    def take(self, buffers: Iterable[Any]) -> None:
-        """Take the records of a read, as far as the wheel has place for them."""
-        for buffer in buffers:
-            view = memoryview(buffer)
-            at = 0
-            while at < len(view) and not self.is_full:
-                head = record.decode_head(view, at)
-                at += head.size
-                if head.queue_offset >= self.next_offset:
-                    self._take_one(view, head)
-
-    def _take_one(self, view: memoryview, head: record.RecordHead) -> None:
-        properties = decode_properties(str(view[head.properties_at : head.properties_end], "utf-8", "replace"))
-        try:
-            due = due_time(properties)
-        except TimerTextError as error:
-            # Not from this broker or RocketMQ: a client wrote to the timer's topic.
-            _log.warning("timer_message_without_time", offset=head.queue_offset, error=str(error))
-            self.next_offset = head.queue_offset + 1
-            return
-        timers, topic = self._timers, properties.get(PROPERTY_REAL_TOPIC, "")
-        deletes = is_delete_mark(properties)
-        if head.queue_offset < timers.found_until and due < timers.found_read_time:
-            self.next_offset = head.queue_offset + 1
-            return
-        rolled = self._ahead.roll_of(view, head, properties)
-        if rolled is not None and self._ahead.rolls_left(rolled) > self.rolled.get(rolled, 0):
-            self.rolled[rolled] = self.rolled.get(rolled, 0) + 1
-            self.next_offset = head.queue_offset + 1
-            return
-        magic = MAGIC_DEFAULT | (MAGIC_DELETE if deletes else 0)
-        where = head.physical_offset, head.size
-        slot = due - due % timers.precision
-        if slot < self._now and deletes and slot < timers.read_time:
-            self.late_marks.append(properties)
-        elif slot < self._now and not deletes:
-            self.due.append(*where, magic, NEVER_ENQUEUED)
-        else:
-            # A mark may come between the end of its slot and its delivery.
-            timer = timers.timer(due, min(slot, self._now), *where, tags_code(topic), magic)
-            if timer.time >= timers.free_until():
-                self.is_full = True
-                return
-            self.new.append(timer)
-            self.topics[topic] = self.topics.get(topic, 0) + (-1 if deletes else 1)
-        self.next_offset = head.queue_offset + 1
+    def _now(self, timers: TimerStore) -> int:
+        now = self._clock.wall_ms()
+        return now - now % timers.precision

@@ -40,12 +40,16 @@ MOST_ROLLS: Final = 250_000
 async def read_timer_queue(store: MessageStore, offset: int, *, cold: bool = True) -> GetMessageResult | None:
     """Messages of the timer's queue from ``offset`` on, which the caller releases.
 
-    None if they would have to be read from the device and ``cold`` is false.
+    None if they would have to be read from the device and ``cold`` is false. Raises OSError if the first one cannot be
+    read.
     """
-    where = (TIMER_TOPIC, 0, offset, _MAX_COUNT, _MAX_BYTES, None)
-    result = store.get_message(*where)
+    where = (TIMER_TOPIC, 0, offset)
+    result = store.get_message(*where, _MAX_COUNT, _MAX_BYTES, None)
     if result is None and cold:
-        result = await store.get_message_cold(*where)
+        try:
+            result = await store.get_message_cold(*where, _MAX_COUNT, _MAX_BYTES, None)
+        except OSError:  # one that follows may be the cause
+            result = await store.get_message_cold(*where, 1, _MAX_BYTES, None)
     return result
 
 
@@ -74,7 +78,11 @@ class TimerAhead:
         """Look for what is new in the queue. The first time also for rolled copies."""
         self._looked_until = max(self._looked_until, self._timers.next_offset)
         while self._looked_until < self._store.max_offset(TIMER_TOPIC, 0) and len(self._marks) < MOST_MARKS:
-            result = await read_timer_queue(self._store, self._looked_until)
+            try:
+                result = await read_timer_queue(self._store, self._looked_until)
+            except OSError:  # whether it is lost is decided when it is the next to enter the wheel
+                self._looked_until += 1
+                continue
             assert result is not None
             try:
                 if result.status is GetMessageStatus.FOUND:

@@ -6,7 +6,7 @@ Records are read in log order. Puts do not wait for each other: under SYNC_FLUSH
 import math
 import time
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -15,9 +15,8 @@ import trio
 
 from trimq.broker.config import MessageStoreConfig
 from trimq.broker.services.stats import BrokerStats
-from trimq.broker.services.stored_again import real_place, stored_again
+from trimq.broker.services.stored_again import QueuesOf, place_of, stored_again
 from trimq.broker.services.timer_ahead import TimerAhead
-from trimq.broker.services.timer_metrics import TimerMetrics
 from trimq.broker.store.log.puts import MessageInner
 from trimq.broker.store.message_store import DueTimers, MessageStore
 from trimq.broker.store.types import PutMessageResult, PutMessageStatus
@@ -28,20 +27,25 @@ from trimq.protocol.property_names import (
     PROPERTY_UNIQ_KEY,
 )
 from trimq.protocol.property_text import decode_properties
+from trimq.protocol.real_place import RealPlace
 from trimq.protocol.timer_layout import MAGIC_DELETE, MAGIC_ROLL
-from trimq.protocol.timer_message import NEVER_ENQUEUED, delete_key, restored_text, rolled_text
-from trimq.protocol.topic_rules import TIMER_TOPIC
+from trimq.protocol.timer_message import delete_key, restored_text, rolled_text
+from trimq.protocol.topic_rules import MAX_RETRY_TOPIC_LENGTH, TIMER_TOPIC
 from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.runtime.clock import Clock
+from trimq.remoting.runtime.log_budget import LogBudget
 
 _log = structlog.get_logger("broker.timer")
 
 _TOPIC: Final = TIMER_TOPIC.encode()
 _SLICE_SECONDS: Final = 0.001
 _STOP_SECONDS: Final = 2.0
+_MARKS_OF_SLICE: Final = 10_000
 _IN_FLIGHT: Final = 1024
 _FIRST_RETRY_MS: Final = 100
 _LAST_RETRY_MS: Final = 10_000
+READ_ATTEMPTS: Final = 8
+"""After so many failed attempts to read a message it counts as lost; the pauses between them are 12.7 s."""
 _HOPELESS: Final = (PutMessageStatus.MESSAGE_ILLEGAL, PutMessageStatus.PROPERTIES_SIZE_EXCEEDED)
 _ALL_ALIKE: Final = (PutMessageStatus.SERVICE_NOT_AVAILABLE, PutMessageStatus.CREATE_MAPPED_FILE_FAILED)
 """Results that the next message would get too."""
@@ -55,6 +59,31 @@ class TimedMessage(NamedTuple):
     properties: dict[str, str]
 
 
+class _Attempt:
+    """One attempt to put messages: what is on its way, and what has to be tried again."""
+
+    def __init__(self) -> None:
+        self.in_flight = 0
+        self.failed = array("q")
+        """The numbers of messages that the store has not taken."""
+        self.broken = array("q")
+        """The numbers of messages that could not be read."""
+        self.reason = ""
+        self.refuses_all = False
+        self._landed = trio.Event()
+
+    def land(self) -> None:
+        """A result has come."""
+        self.in_flight -= 1
+        self._landed.set()
+
+    async def landing(self, most: int) -> None:
+        """Wait until at most so many puts have no result yet."""
+        while self.in_flight > most:
+            self._landed = trio.Event()
+            await self._landed.wait()
+
+
 class TimerPuts:
     """Delivers messages by their places in the commit log."""
 
@@ -64,25 +93,21 @@ class TimerPuts:
         store: MessageStore,
         clock: Clock,
         stats: BrokerStats,
-        metrics: TimerMetrics,
         ahead: TimerAhead | None,
         store_host: bytes,
+        queues_of: QueuesOf | None = None,
     ) -> None:
+        """``queues_of``: see ``stored_again.place_of``."""
         self._configuration = configuration
         self._store = store
         self._ahead = ahead
         self._clock = clock
         self._stats = stats
-        self._metrics = metrics
         self._store_host = store_host
-        self._in_flight = 0
-        self._landed = trio.Event()
-        self._failed = array("q")
-        self._changes: dict[str, int] = {}
-        """Changes of the counts of topics that ``metrics`` does not have yet."""
-        self._reason = ""
-        self._refuses_all = False
-        self._stopping = False
+        self._queues_of = queues_of
+        self._log_budget = LogBudget(clock)
+        self.is_stopping = False
+        """No further attempts are made."""
         self._stop_by = math.inf
         self._pausing: trio.CancelScope | None = None
         self.delivered = 0
@@ -92,7 +117,7 @@ class TimerPuts:
         self.dropped = 0
         """Messages that the store can never take."""
         self.deleted = 0
-        """Messages whose records were gone from the commit log when they were due."""
+        """Messages whose records were gone from the commit log, or could not be read, when they were due."""
 
     @property
     def _config(self) -> MessageStoreConfig:
@@ -100,72 +125,96 @@ class TimerPuts:
 
     def stop(self) -> None:
         """Make no further attempts after a failure, and end a slot that takes long in its middle: it comes again."""
-        self._stopping = True
+        self.is_stopping = True
         self._stop_by = time.perf_counter() + _STOP_SECONDS
         if self._pausing is not None:
             self._pausing.cancel()
 
+    async def _pause(self, milliseconds: int) -> bool:
+        """Wait before the next attempt; False if there is none because of ``stop``."""
+        if not self.is_stopping:
+            with trio.CancelScope() as self._pausing:
+                await self._clock.sleep(milliseconds / 1000)
+            self._pausing = None
+        return not self.is_stopping
+
     # delete marks
 
-    async def marks(self, due: DueTimers, *, rolling: bool = False) -> list[dict[str, str]]:
-        """The properties of the delete marks in a slot: of those that are due, or of those that are ``rolling``."""
-        found = []
-        for at, magic in enumerate(due.magics):
-            if magic & MAGIC_DELETE and bool(magic & MAGIC_ROLL) == rolling:
-                message = await self._read(due.offsets[at], due.sizes[at])
-                if message is not None and PROPERTY_TIMER_DEL_UNIQKEY in message.properties:
-                    found.append(message.properties)
+    async def marks(self, due: DueTimers) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
+        """The properties of the delete marks in a slot: of those that are due, and of those that are rolling.
+
+        One that cannot be read is left out: what it cancels is delivered.
+        """
+        found: tuple[list[dict[str, str]], list[dict[str, str]]] = ([], [])
+        for begin in range(0, len(due) if due.deletes else 0, _MARKS_OF_SLICE):
+            for at, magic in enumerate(due.magics[begin : begin + _MARKS_OF_SLICE], begin):
+                if magic & MAGIC_DELETE:
+                    message = await self._read_patiently(due.offsets[at], due.sizes[at])
+                    if message is not None and PROPERTY_TIMER_DEL_UNIQKEY in message.properties:
+                        found[bool(magic & MAGIC_ROLL)].append(message.properties)
+            await trio.lowlevel.checkpoint()
         return found
 
-    def delete_keys(self, marks: Iterable[dict[str, str]]) -> frozenset[str]:
-        """The keys of the messages that the delete marks of a slot cancel."""
-        keys = set()
-        for properties in marks:
-            keys.add(properties[PROPERTY_TIMER_DEL_UNIQKEY])
-            # The mark counted -1; what it cancels counts -1 too.
-            self._metrics.add({properties.get(PROPERTY_REAL_TOPIC, ""): 1})
-        return frozenset(keys)
+    async def _read_patiently(self, offset: int, size: int) -> TimedMessage | None:
+        """As ``_read``; None also if it cannot be read in several attempts, or if ``stop`` ended them."""
+        pause = _FIRST_RETRY_MS
+        for _ in range(READ_ATTEMPTS):
+            try:
+                return await self._read(offset, size)
+            except OSError as error:
+                if self._log_budget.allows():
+                    _log.warning("timer_mark_not_read", commit_log_offset=offset, error=str(error), wait_ms=pause)
+            if not await self._pause(pause):
+                break
+            pause = min(2 * pause, _LAST_RETRY_MS)
+        return None
 
     # delivery
 
-    async def deliver(self, due: DueTimers, deleted: frozenset[str]) -> bool:
+    async def deliver(self, due: DueTimers, deleted: frozenset[str] = frozenset()) -> bool:
         """Put all messages of a slot that are not ``deleted``. False if ``stop`` ended that.
 
-        A failed put or read is tried again with growing pauses; those that succeeded are not.
+        A failed put is tried again with growing pauses; those that succeeded are not. A message that cannot be read
+        in READ_ATTEMPTS attempts is lost: others wait behind it.
         """
         remaining: Sequence[int] = range(len(due))
         pause = _FIRST_RETRY_MS
+        reads = 0
         while True:
-            remaining = await self._deliver_each(due, remaining, deleted)
+            attempt = _Attempt()
+            left = await self._deliver_each(attempt, due, remaining, deleted)
+            reads = reads + 1 if attempt.broken else 0
+            if reads < READ_ATTEMPTS:
+                remaining = array("q", sorted([*attempt.failed, *attempt.broken, *left]))
+            else:
+                for at in attempt.broken:
+                    self._lost(due.offsets[at], attempt.reason)
+                remaining = array("q", sorted([*attempt.failed, *left]))
             if len(remaining) == 0:
                 return True
-            _log.warning("timed_delivery_put_off", messages=len(remaining), reason=self._reason, wait_ms=pause)
-            if not self._stopping:
-                with trio.CancelScope() as self._pausing:
-                    await self._clock.sleep(pause / 1000)
-                self._pausing = None
-            if self._stopping:
+            _log.warning("timed_delivery_put_off", messages=len(remaining), reason=attempt.reason, wait_ms=pause)
+            if not await self._pause(pause):
                 return False
             pause = min(2 * pause, _LAST_RETRY_MS)
 
-    async def _deliver_each(self, due: DueTimers, numbers: Iterable[int], deleted: frozenset[str]) -> Sequence[int]:
-        """Returns the numbers of those that have to be tried again, in order."""
-        self._failed = array("q")
-        self._refuses_all = False
+    async def _deliver_each(
+        self, attempt: _Attempt, due: DueTimers, numbers: Iterable[int], deleted: frozenset[str]
+    ) -> Iterator[int]:
+        """One attempt. Returns the numbers of those that were not tried."""
         left = iter(numbers)
         until = time.perf_counter() + _SLICE_SECONDS
-        with trio.CancelScope(shield=True):  # records may be in the log already: their results have to be known
+        try:
             for at in left:
                 magic = due.magics[at]
                 if not magic & MAGIC_DELETE or magic & MAGIC_ROLL:
                     try:
-                        await self._deliver_one(due, at, deleted)
-                    except OSError as error:  # the record could not be read
-                        self._failed.append(at)
-                        self._reason = str(error)
-                if self._in_flight >= _IN_FLIGHT:
-                    await self._landing(_IN_FLIGHT // 2)
-                if self._refuses_all:
+                        await self._deliver_one(attempt, due, at, deleted)
+                    except Exception as error:  # noqa: BLE001 - the others of the slot must neither wait nor come again
+                        attempt.broken.append(at)
+                        attempt.reason = f"{type(error).__name__}: {error}"
+                if attempt.in_flight >= _IN_FLIGHT:
+                    await attempt.landing(_IN_FLIGHT // 2)
+                if attempt.refuses_all:
                     break
                 now = time.perf_counter()
                 if now >= until:
@@ -173,49 +222,52 @@ class TimerPuts:
                         break
                     await trio.lowlevel.checkpoint()
                     until = time.perf_counter() + _SLICE_SECONDS
-            await self._landing(0)
-        self._metrics.add(self._changes)
-        self._changes = {}
-        return array("q", sorted([*self._failed, *left]))
+            await attempt.landing(0)
+        finally:
+            if attempt.in_flight:  # cancelled. The results are only counted; a sync may never end.
+                with trio.move_on_after(_STOP_SECONDS, shield=True):
+                    await attempt.landing(0)
+        return left
 
-    async def _landing(self, most: int) -> None:
-        """Wait until at most so many puts have no result yet."""
-        while self._in_flight > most:
-            self._landed = trio.Event()
-            await self._landed.wait()
+    def _lost(self, offset: int, reason: str) -> None:
+        self.deleted += 1
+        if self._log_budget.allows():
+            begins = self._store.min_phy_offset
+            _log.error("timed_message_lost", commit_log_offset=offset, reason=reason, log_begins_at=begins)
 
-    async def _deliver_one(self, due: DueTimers, at: int, deleted: frozenset[str]) -> None:
+    def _drop(self, topic: str, offset: int, reason: str) -> None:
+        self.dropped += 1
+        if self._log_budget.allows():
+            _log.error(
+                "timed_message_dropped", topic=topic[:MAX_RETRY_TOPIC_LENGTH], commit_log_offset=offset, reason=reason
+            )
+
+    async def _deliver_one(self, attempt: _Attempt, due: DueTimers, at: int, deleted: frozenset[str]) -> None:
         offset = due.offsets[at]
         message = await self._read(offset, due.sizes[at])
         if message is None:
-            self.deleted += 1
-            _log.error("timed_message_lost", commit_log_offset=offset, log_begins_at=self._store.min_phy_offset)
+            self._lost(offset, "its record is gone")
             return
         properties = message.properties
         topic = properties.get(PROPERTY_REAL_TOPIC, "")
-        change = 0 if due.write_times[at] == NEVER_ENQUEUED else 1 if due.magics[at] & MAGIC_DELETE else -1
         ahead, rolls = self._ahead, bool(due.magics[at] & MAGIC_ROLL)
         if (deleted and self._is_deleted(properties, topic, deleted)) or (ahead and ahead.cancels(properties)):
             self.cancelled += 1
-            self._changes[topic] = self._changes.get(topic, 0) + change
             return
         if rolls and ahead and (rolled := ahead.roll_of(message.view, message.head, properties)) is not None:
             ahead.was_rolled(rolled)
-            self._changes[topic] = self._changes.get(topic, 0) + change
             return
         inner = self._message(message, due.write_times[at], rolls=rolls)
-        if inner is None:
-            self.dropped += 1
-            _log.error(
-                "timed_message_dropped",
-                topic=topic,
-                commit_log_offset=offset,
-                reason="no real topic that clients may send to",
-            )
+        if isinstance(inner, str):
+            self._drop(topic, offset, inner)
             return
-        self._in_flight += 1
-        done = partial(self._done, at, change, topic, offset, inner.topic)
-        result = self._store.put_message(inner, done)
+        attempt.in_flight += 1
+        done = partial(self._done, attempt, at, topic, offset, inner.topic)
+        try:
+            result = self._store.put_message(inner, done)
+        except Exception:
+            attempt.in_flight -= 1
+            raise
         if result is not None:
             done(result)
 
@@ -224,9 +276,10 @@ class TimerPuts:
         with_topic = self._config.append_topic_for_timer_delete_key
         return unique is not None and delete_key(topic, unique, with_topic=with_topic) in deleted
 
-    def _done(self, at: int, change: int, topic: str, offset: int, stored_topic: str, result: PutMessageResult) -> None:
-        self._in_flight -= 1
-        self._landed.set()
+    def _done(
+        self, attempt: _Attempt, at: int, topic: str, offset: int, stored_topic: str, result: PutMessageResult
+    ) -> None:
+        attempt.land()
         status = result.status
         if result.ok:
             self.delivered += 1
@@ -236,15 +289,11 @@ class TimerPuts:
         elif status in _HOPELESS or (
             status is PutMessageStatus.UNKNOWN_ERROR and self._config.timer_skip_unknown_error
         ):
-            self.dropped += 1
-            _log.error("timed_message_dropped", topic=topic, commit_log_offset=offset, reason=result.remark)
+            self._drop(topic, offset, result.remark)
         else:
-            self._failed.append(at)
-            self._reason = f"{status.name}: {result.remark}"
-            self._refuses_all = status in _ALL_ALIKE
-            return
-        if change:
-            self._changes[topic] = self._changes.get(topic, 0) + change
+            attempt.failed.append(at)
+            attempt.reason = f"{status.name}: {result.remark}"
+            attempt.refuses_all = status in _ALL_ALIKE
 
     # records
 
@@ -264,18 +313,29 @@ class TimerPuts:
         text = str(view[head.properties_at : head.properties_end], "utf-8", "replace")
         return TimedMessage(view, head, decode_properties(text))
 
-    def _message(self, message: TimedMessage, write_time: int, *, rolls: bool) -> MessageInner | None:
-        """What is put for a timed message; None if it has no real topic."""
+    async def topic_at(self, offset: int, size: int) -> str | None:
+        """REAL_TOPIC of the message at a log offset; None if it cannot be read."""
+        message = await self._read_patiently(offset, size)
+        return None if message is None else message.properties.get(PROPERTY_REAL_TOPIC)
+
+    def place(self, properties: dict[str, str]) -> RealPlace | str:
+        """Where a message goes, or why it cannot be delivered."""
+        return place_of(properties, self._queues_of)
+
+    def _message(self, message: TimedMessage, write_time: int, *, rolls: bool) -> MessageInner | str:
+        """What is put for a timed message, or why it cannot be delivered."""
         view, head, properties = message
         now = self._clock.wall_ms()
         if rolls:
-            place: tuple[str, int] | None = (TIMER_TOPIC, 0)
+            place: RealPlace | str = RealPlace(TIMER_TOPIC, 0)
             text = rolled_text(properties, write_time, now)
         else:
-            place = real_place(properties)
+            if PROPERTY_TIMER_DEL_UNIQKEY in properties:
+                return "it is a delete mark"
+            place = self.place(properties)
             text = restored_text(properties, write_time, now)
-        if place is None or (PROPERTY_TIMER_DEL_UNIQKEY in properties and not rolls):
-            return None
+        if isinstance(place, str):
+            return place
         return stored_again(
             view,
             head,
@@ -286,3 +346,8 @@ class TimerPuts:
             indexes_tags=self._store.indexes_tags,
             prepared_transaction_offset=head.prepared_transaction_offset,
         )
+
+
+def delete_keys(marks: Iterable[dict[str, str]]) -> frozenset[str]:
+    """The keys of the messages that the delete marks of a slot cancel."""
+    return frozenset(properties[PROPERTY_TIMER_DEL_UNIQKEY] for properties in marks)

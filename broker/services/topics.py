@@ -115,6 +115,11 @@ class TopicConfigManager(PersistentTable):
         if missing:
             self._put(missing)
 
+    def queues_of(self, topic: str) -> int | None:
+        """The number of queues of a topic; None if it does not exist."""
+        config = self.table.get(topic)
+        return None if config is None else max(config.read_queue_nums, config.write_queue_nums)
+
     def encode(self) -> bytes:
         """The content of topics.json."""
         return b"".join(self._pieces())

@@ -42,6 +42,8 @@ class RecoveryReport(Struct):
     last_store_timestamp: int = 0
     clean: bool = False
     """The log had nothing to read and nothing to repair."""
+    clean_exit: bool = False
+    """The store was closed in order before."""
     trusted: bool = False
     """The mark of the checkpoint was valid for log and queues."""
     scanned_from: int = 0
@@ -87,7 +89,7 @@ class StoreRecovery:
         self._queue_recovery = QueueRecovery(queues, files, self._note)
         self._index_recovery = IndexRecovery(index, self._note) if index is not None else None
         self._last_record = -1
-        self.report = RecoveryReport()
+        self.report = RecoveryReport(clean_exit=clean_exit)
         """Updated while ``run`` is going on, for a progress bar."""
 
     async def run(self) -> RecoveryReport:

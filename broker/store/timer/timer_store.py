@@ -9,6 +9,7 @@ of this exists on disk before the first timed message.
 
 import os
 from array import array
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, NamedTuple
 
@@ -38,6 +39,7 @@ from trimq.protocol.timer_layout import (
 _log = structlog.get_logger(__name__)
 
 _UNITS_OF_SLICE: Final = 500
+_UNITS_OF_COUNT: Final = 10_000
 
 
 class NewTimer(NamedTuple):
@@ -51,6 +53,21 @@ class NewTimer(NamedTuple):
     topic_hash: int
 
 
+class TopicCount(NamedTuple):
+    """The pending messages of a topic, less their delete marks, and the place of one of its records."""
+
+    messages: int
+    offset: int
+    size: int
+
+
+class PlacedTimers(NamedTuple):
+    """Messages whose units are written; ``TimerStore.enter`` makes them pending."""
+
+    timers: Sequence[NewTimer]
+    positions: Sequence[int]
+
+
 class DueTimers:
     """The units of a slot in log order: arrays, because a slot may have a million."""
 
@@ -59,9 +76,14 @@ class DueTimers:
         self.sizes = array("i")
         self.magics = array("b")
         self.write_times = array("q")
+        self.topic_hashes = array("i")
+        self.deletes = 0
+        """The number of delete marks."""
 
-    def append(self, offset: int, size: int, magic: int, write_time: int) -> None:
+    def append(self, offset: int, size: int, magic: int, write_time: int, topic_hash: int) -> None:
         """Add a message by the fields of its unit."""
+        self.deletes += magic & MAGIC_DELETE != 0
+        self.topic_hashes.append(topic_hash)
         self.offsets.append(offset)
         self.sizes.append(size)
         self.magics.append(magic)
@@ -69,8 +91,22 @@ class DueTimers:
 
     def reverse(self) -> None:
         """Bring the units into log order."""
-        for column in (self.offsets, self.sizes, self.magics, self.write_times):
+        for column in (self.offsets, self.sizes, self.magics, self.write_times, self.topic_hashes):
             column.reverse()
+
+    async def counts(self) -> dict[int, int]:
+        """What the units add to the counts of their topics, by hash: a delete mark -1."""
+        found: Counter[int] = Counter()
+        for begin in range(0, len(self), _UNITS_OF_COUNT):
+            hashes = self.topic_hashes[begin : begin + _UNITS_OF_COUNT]
+            found.update(hashes)
+            if self.deletes:
+                magics = self.magics[begin : begin + _UNITS_OF_COUNT]
+                for topic_hash, magic in zip(hashes, magics, strict=True):
+                    if magic & MAGIC_DELETE:
+                        found[topic_hash] -= 2
+            await trio.lowlevel.checkpoint()
+        return found
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -128,29 +164,42 @@ class TimerStore:
         time, rolls = place_in_window(due, now, self.window, self.precision)
         # Rounded down, as RocketMQ's wheel does: only a message of another precision is between two slots.
         time -= time % self.precision
+        while time > now and self.wheel.is_taken(time):
+            # Earlier, and then again: the slot that has the place may be due a whole turn of the wheel later.
+            rolls = True
+            time -= (time - now) // self.precision // 2 * self.precision or self.precision
         return NewTimer(time, magic | MAGIC_ROLL if rolls else magic, now, offset, size, topic_hash)
 
     async def add(self, timers: Sequence[NewTimer], next_offset: int) -> None:
-        """Add messages, and move ``next_offset``. Raises OSError: then nothing has changed.
+        """Add messages, and move ``next_offset``. Raises OSError: then nothing has changed."""
+        self.enter(await self.write(timers), next_offset)
 
-        Their times are in [read_time, free_until).
+    async def write(self, timers: Sequence[NewTimer]) -> PlacedTimers | None:
+        """Write the units of messages, whose times are in [read_time, free_until). Raises OSError.
+
+        Nothing has changed before ``enter``; the next call writes at the same positions.
         """
-        if timers:
-            positions = self.log.place(len(timers))
-            last: dict[int, int] = {}
-            units = []
-            for timer, position in zip(timers, positions, strict=True):
-                previous = last.get(timer.time)
-                if previous is None:
-                    slot = self.wheel.find(timer.time)
-                    previous = NO_POSITION if slot is None else slot.last
-                last[timer.time] = position
-                time, magic, write_time, offset, size, topic_hash = timer
-                units.append(pack_unit(TimerUnit(previous, magic, write_time, time, offset, size, topic_hash)))
-            await self.disk.run(self.log.write, self.log.pieces(positions, units))
-            # From here on without an await: a checkpoint finds log, wheel and queue offset together.
-            self.log.wrote(positions[-1] + UNIT_SIZE)
-            for timer, position in zip(timers, positions, strict=True):
+        if not timers:
+            return None
+        positions = self.log.place(len(timers))
+        last: dict[int, int] = {}
+        units = []
+        for timer, position in zip(timers, positions, strict=True):
+            previous = last.get(timer.time)
+            if previous is None:
+                slot = self.wheel.find(timer.time)
+                previous = NO_POSITION if slot is None else slot.last
+            last[timer.time] = position
+            time, magic, write_time, offset, size, topic_hash = timer
+            units.append(pack_unit(TimerUnit(previous, magic, write_time, time, offset, size, topic_hash)))
+        await self.disk.run(self.log.write, self.log.pieces(positions, units))
+        return PlacedTimers(timers, positions)
+
+    def enter(self, placed: PlacedTimers | None, next_offset: int) -> None:
+        """Make written messages pending, and move ``next_offset``: a checkpoint finds all of this together."""
+        if placed is not None:
+            self.log.wrote(placed.positions[-1] + UNIT_SIZE)
+            for timer, position in zip(*placed, strict=True):
                 self.wheel.put(timer.time, position, -1 if timer.magic & MAGIC_DELETE else 1)
                 self.floor.add(timer.time, timer.offset, position)
         self.next_offset = next_offset
@@ -167,7 +216,7 @@ class TimerStore:
             if unit is None or unit.time // self.precision != slot.time // self.precision or unit.previous >= position:
                 _log.error("timer_chain_broken", time=slot.time, position=position)
                 return await self._scan(slot)
-            found.append(unit.offset, unit.size, unit.magic, unit.write_time)
+            found.append(unit.offset, unit.size, unit.magic, unit.write_time, unit.topic_hash)
             position = unit.previous
             if not len(found) % _UNITS_OF_SLICE:
                 await trio.lowlevel.checkpoint()
@@ -182,7 +231,7 @@ class TimerStore:
             units, position = await self.log.units_from(position, self.log.end)
             for _, unit in units:
                 if unit.time // self.precision == slot.time // self.precision:
-                    found.append(unit.offset, unit.size, unit.magic, unit.write_time)
+                    found.append(unit.offset, unit.size, unit.magic, unit.write_time, unit.topic_hash)
         return found
 
     def delivered(self, time: int) -> None:
@@ -204,15 +253,17 @@ class TimerStore:
         """Whether no unit is pending."""
         return self.wheel.is_empty
 
-    async def counts(self) -> dict[int, int]:
-        """The pending messages by the hash of their topic. Reads the log."""
-        found: dict[int, int] = {}
+    async def counts(self) -> dict[int, TopicCount]:
+        """The pending messages by the hash of their topic. Reads the log. Raises OSError."""
+        found: dict[int, TopicCount] = {}
         position = self.log.end if self.floor.position is None else self.floor.position
         while position < self.log.end:
             units, position = await self.log.units_from(position, self.log.end)
             for _, unit in units:
                 if unit.time >= self.read_time:
-                    found[unit.topic_hash] = found.get(unit.topic_hash, 0) + (-1 if unit.deletes else 1)
+                    before = found.get(unit.topic_hash)
+                    count = (0 if before is None else before.messages) + (-1 if unit.deletes else 1)
+                    found[unit.topic_hash] = TopicCount(count, unit.offset, unit.size)
         return found
 
     async def count_between(self, start: int, end: int) -> int:

@@ -48,6 +48,11 @@ class TimerWheel:
         number, first, last, count, _ = self._read(time)
         return Slot(time, first, last, count) if number and number == time // self.precision else None
 
+    def is_taken(self, time: int) -> bool:
+        """Whether the place of a time holds a slot of another turn: there is one if the wall clock was set back far."""
+        number = self._read(time)[0]
+        return number != 0 and number != time // self.precision
+
     def put(self, time: int, position: int, count: int) -> None:
         """Add a unit at ``position`` to the slot of a time; ``count`` is 1, or -1 for a delete mark."""
         number, first, _, total, _ = self._read(time)

@@ -10,7 +10,7 @@ from tests.broker.services.timer_rig import NOW, Rig
 from tests.store.builders import message
 from tests.store.simdisk import Loss
 from trimq.broker.health import timer_notes
-from trimq.broker.services import timer, timer_ahead, timer_put
+from trimq.broker.services import timer_ahead, timer_enqueue, timer_put
 from trimq.broker.services.pending_timers import PendingTimers
 from trimq.broker.store.types import PutMessageResult, PutMessageStatus
 from trimq.protocol.timer_layout import SLOTS
@@ -217,41 +217,76 @@ async def test_a_wheel_that_was_lost_with_its_log() -> None:
         assert sorted(await rig.bodies()) == [b"%d" % number for number in range(10)]
 
 
-async def test_counts_that_do_not_fit_are_made_again() -> None:
+@pytest.mark.parametrize("damage", [None, "gone", "unreadable", "older"])
+async def test_counts_that_may_not_fit_are_made_again(damage: str | None) -> None:
+    """After a kill, and where the file is lost or does not fit the wheel."""
     rig = Rig()
-    async with rig.running(ending=Loss.ALL):
+    async with rig.running(ending=Loss.NOTHING if damage is None else None):
         await rig.send(b"1", 60_000)
         await rig.send(b"2", 60_000, "Payments")
         await rig.advance(1)
         await rig.advance(1)
+        older = rig.disk.content("/store/config/timermetrics")
         await rig.send(b"3", 60_000)
-        await rig.settled()
+        await rig.send(b"-", 60_000, "Payments", TIMER_DEL_UNIQKEY="2")
+        await rig.send(b"4", 600_000, "Payments")
+        if damage is not None:
+            await rig.advance(1)
+            await rig.advance(1)
+    if damage is not None:
+        for name in ("timermetrics", "timermetrics.bak"):
+            path = f"/store/config/{name}"
+            if rig.disk.stat(path) is not None:
+                rig.disk.delete(path)
+            if damage != "gone":
+                fd = rig.disk.create(path, 0)
+                rig.disk.pwrite(fd, older if damage == "older" else b'{"timingCount": 7}', 0)
+                rig.disk.close(fd)
     async with rig.running():
-        total = rig.timers.wheel.count
-        counts = {topic: one.count for topic, one in rig.service.metrics.counts.items()}
-        assert sum(counts.values()) == total
-    rig.disk.delete("/store/config/timermetrics")
-    for name in rig.disk.list("/store/config"):
-        if name.startswith("timermetrics"):
-            rig.disk.delete(f"/store/config/{name}")
-    async with rig.running():
-        assert rig.service.metrics.counts == {}
+        await rig.advance(1)
+        assert rig.counts == {"Orders": 2, "Payments": 1}
+        assert rig.service.metrics.total == rig.timers.wheel.count == 3
+        await rig.advance(70)
+        assert await rig.bodies() == [b"1", b"3"]
+        assert rig.counts == {"Payments": 1}
+        await rig.advance(600)
+        assert rig.counts == {}
+        assert rig.service.metrics.total == 0
 
 
-async def test_a_file_of_counts_that_cannot_be_read() -> None:
+async def test_counts_whose_sum_fits_are_made_again_after_a_kill() -> None:
     rig = Rig()
     async with rig.running():
         await rig.send(b"1", 60_000)
         await rig.advance(1)
-    for name in ("timermetrics", "timermetrics.bak"):
-        if rig.disk.stat(f"/store/config/{name}") is not None:
-            rig.disk.delete(f"/store/config/{name}")
-        fd = rig.disk.create(f"/store/config/{name}", 0)
-        rig.disk.pwrite(fd, b'{"timingCount": 7}', 0)
-        rig.disk.close(fd)
+        await rig.advance(1)
+    fd = rig.disk.open("/store/config/timermetrics")
+    text = rig.disk.pread(fd, 1000, 0).replace(b"Orders", b"Foreig")
+    rig.disk.pwrite(fd, text, 0)
+    rig.disk.data_sync(fd)
+    rig.disk.close(fd)
+    async with rig.running(ending=Loss.ALL):
+        assert rig.counts == {"Foreig": 1}  # it is believed after an orderly stop
     async with rig.running():
-        await rig.advance(60)
-        assert await rig.bodies() == [b"1"]
+        assert rig.counts == {"Orders": 1}
+
+
+async def test_a_deleted_topic_counts_in_the_sum_as_long_as_its_messages_wait() -> None:
+    rig = Rig()
+    async with rig.running():
+        await rig.send(b"1", 5_000)
+        await rig.settled()
+        rig.service.metrics.remove("Orders")
+        rig.service.metrics.remove("Unknown")
+        assert (rig.service.metrics.counts, rig.service.metrics.total) == ({}, 1)
+        await rig.advance(6)
+        assert (rig.service.metrics.counts, rig.service.metrics.total) == ({}, 0)
+        await rig.send(b"2", 5_000)
+        await rig.settled()
+        rig.service.metrics.remove("Orders")
+        await rig.send(b"3", 5_000)  # the topic exists again
+        await rig.settled()
+        assert rig.counts == {"Orders": 2}
 
 
 # -- recalls and crashes
@@ -376,7 +411,7 @@ async def test_a_message_and_its_mark_that_are_found_when_both_are_due() -> None
 
 async def test_a_mark_that_comes_while_its_message_rolls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its place in the queue is before the rolled copy, and both are read when they are due."""
-    monkeypatch.setattr(timer, "_READS", 1)
+    monkeypatch.setattr(timer_enqueue, "_READS", 1)
     monkeypatch.setattr(timer_ahead, "_MAX_COUNT", 1)
     rig = Rig(timerRollWindowSlot="10")
     async with rig.running():

@@ -110,6 +110,11 @@ class Rig:
 
         self.store.put_message = listen
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """The counts of topics that are not 0."""
+        return {topic: one.count for topic, one in self.service.metrics.counts.items() if one.count}
+
     async def settled(self) -> None:
         await trio.testing.wait_all_tasks_blocked()
 

@@ -1,0 +1,236 @@
+"""TimerEnqueue: takes new messages of the timer's queue into the wheel, and delivers those that are due already.
+
+For each batch the units are written first, then what is due is delivered, then wheel and queue offset move in memory.
+So a disk that takes no units leaves the whole batch in the queue, and none of it is delivered again and again.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import structlog
+import trio
+
+from trimq.broker.config import MessageStoreConfig
+from trimq.broker.services.timer_ahead import TimerAhead, read_timer_queue
+from trimq.broker.services.timer_metrics import TimerMetrics
+from trimq.broker.services.timer_put import READ_ATTEMPTS, TimerPuts
+from trimq.broker.store.message_store import DueTimers, MessageStore, NewTimer, TimerStore
+from trimq.broker.store.types import GetMessageResult, GetMessageStatus
+from trimq.protocol import record
+from trimq.protocol.hashing import tags_code
+from trimq.protocol.property_names import PROPERTY_REAL_TOPIC
+from trimq.protocol.property_text import decode_properties
+from trimq.protocol.timer_layout import MAGIC_DEFAULT, MAGIC_DELETE
+from trimq.protocol.timer_message import NEVER_ENQUEUED, TimerTextError, due_time, is_delete_mark
+from trimq.remoting.config.configuration import Configuration
+from trimq.remoting.runtime.clock import Clock
+from trimq.remoting.runtime.log_budget import LogBudget
+
+_log = structlog.get_logger("broker.timer")
+
+_READS: Final = 8
+"""Reads of a batch: a read returns few messages, and a write costs the same for many."""
+_TURN_SECONDS: Final = 0.02
+"""How long new messages may enter the wheel while slots are due."""
+
+
+class TimerEnqueue:
+    """The way from the queue into the wheel. Only the timer's task calls this."""
+
+    def __init__(
+        self,
+        configuration: Configuration,
+        store: MessageStore,
+        timers: TimerStore,
+        ahead: TimerAhead,
+        puts: TimerPuts,
+        metrics: TimerMetrics,
+        clock: Clock,
+        on_change: Callable[[], None],
+    ) -> None:
+        """``on_change`` is called when something has entered the wheel or was delivered."""
+        self._configuration = configuration
+        self._store = store
+        self._timers = timers
+        self._ahead = ahead
+        self._puts = puts
+        self._metrics = metrics
+        self._clock = clock
+        self._on_change = on_change
+        self._log_budget = LogBudget(clock)
+        self._failed_at = -1
+        self._failed_reads = 0
+        self.enqueued = 0
+        """Messages that entered the wheel since the start."""
+
+    async def run_once(self) -> bool:
+        """Take new messages for a while. True if there are more that can enter now. Raises OSError."""
+        until = time.perf_counter() + _TURN_SECONDS
+        while not self._puts.is_stopping and not self._configuration.section(MessageStoreConfig).timer_stop_enqueue:
+            if not await self._take_batch():
+                return False
+            if time.perf_counter() >= until:
+                return True
+            await trio.lowlevel.checkpoint()
+        return False
+
+    async def _take_batch(self) -> bool:
+        timers, ahead = self._timers, self._ahead
+        now = self._clock.wall_ms()
+        batch = _Batch(timers, ahead, self._problem, now - now % timers.precision, self._log_budget)
+        for number in range(_READS):
+            try:
+                result = await read_timer_queue(self._store, batch.next_offset, cold=not number)
+            except OSError as error:
+                return self._skip_unreadable(error)
+            if result is None:
+                break
+            try:
+                if result.status is GetMessageStatus.FOUND:
+                    batch.take(result.buffers)
+                elif number:
+                    break
+                else:
+                    return self._skip_deleted(result)
+            finally:
+                result.release()
+            if batch.is_full:
+                break
+        if batch.next_offset == timers.next_offset:
+            return False
+        placed = await timers.write(batch.new)
+        if len(batch.due):
+            await ahead.look()
+        ahead.keep(batch.late_marks)
+        if not await self._puts.deliver(batch.due):
+            return False  # the task ends: what was put comes again after the next start
+        self._puts.dropped += batch.dropped
+        timers.enter(placed, batch.next_offset)
+        for name, count in batch.rolled.items():
+            ahead.was_rolled(name, count)
+        ahead.passed()
+        self._metrics.add(batch.topics)
+        self.enqueued += len(batch.new)
+        self._on_change()
+        return not batch.is_full
+
+    def _problem(self, topic: str, properties: dict[str, str]) -> str:
+        """Why a message cannot be delivered to its real topic, or "": it would only grow the table of counts."""
+        if topic in self._metrics.counts:
+            return ""
+        place = self._puts.place(properties)
+        return place if isinstance(place, str) else ""
+
+    def _skip_deleted(self, result: GetMessageResult) -> bool:
+        """A read that found nothing: the queue is at its end, or its next messages were deleted."""
+        first = self._timers.next_offset
+        if result.status is GetMessageStatus.OFFSET_OVERFLOW_BADLY or result.next_begin_offset <= first:
+            return False
+        self._skip(result.next_begin_offset - first, "timed_messages_deleted")
+        return True
+
+    def _skip_unreadable(self, error: OSError) -> bool:
+        """The next message cannot be read. It is skipped after some attempts: others wait behind it."""
+        if self._failed_at != self._timers.next_offset:
+            self._failed_at, self._failed_reads = self._timers.next_offset, 0
+        self._failed_reads += 1
+        if self._failed_reads < READ_ATTEMPTS:
+            raise error
+        self._skip(1, "timed_message_unreadable", reason=str(error))
+        return True
+
+    def _skip(self, lost: int, event: str, **fields: str) -> None:
+        timers = self._timers
+        if self._log_budget.allows():
+            _log.error(event, first=timers.next_offset, count=lost, **fields)
+        self._puts.deleted += lost
+        timers.enter(None, timers.next_offset + lost)
+        self._ahead.passed()
+        self._on_change()
+
+
+class _Batch:
+    """The messages of one read of the queue: those for the wheel, and those that are due already."""
+
+    def __init__(
+        self,
+        timers: TimerStore,
+        ahead: TimerAhead,
+        problem: Callable[[str, dict[str, str]], str],
+        now: int,
+        log_budget: LogBudget,
+    ) -> None:
+        self._timers = timers
+        self._ahead = ahead
+        self._problem = problem
+        self._now = now
+        self._log_budget = log_budget
+        self.new: list[NewTimer] = []
+        self.due = DueTimers()
+        self.topics: dict[str, int] = {}
+        self.late_marks: list[dict[str, str]] = []
+        """Marks whose slots are delivered."""
+        self.rolled: dict[bytes, int] = {}
+        """The numbers of messages whose rolled copies are ahead (see TimerAhead.roll_of)."""
+        self.dropped = 0
+        """Messages that can never be delivered."""
+        self.next_offset = timers.next_offset
+        self.is_full = False
+        """The wheel still has an overdue slot where the next message has to go."""
+
+    def take(self, buffers: Iterable[Any]) -> None:
+        """Take the records of a read, as far as the wheel has place for them."""
+        for buffer in buffers:
+            view = memoryview(buffer)
+            at = 0
+            while at < len(view) and not self.is_full:
+                head = record.decode_head(view, at)
+                at += head.size
+                if head.queue_offset >= self.next_offset:
+                    self._take_one(view, head)
+
+    def _take_one(self, view: memoryview, head: record.RecordHead) -> None:
+        properties = decode_properties(str(view[head.properties_at : head.properties_end], "utf-8", "replace"))
+        timers, topic = self._timers, properties.get(PROPERTY_REAL_TOPIC, "")
+        try:
+            due = due_time(properties)
+        except TimerTextError as error:
+            # Not from this broker: a client wrote to the timer's topic of RocketMQ.
+            self._leave_out(head, "timer_message_without_time", str(error))
+            return
+        problem = self._problem(topic, properties)
+        if problem:
+            self.dropped += 1
+            self._leave_out(head, "timed_message_dropped", problem)
+            return
+        deletes = is_delete_mark(properties)
+        if head.queue_offset < timers.found_until and due < timers.found_read_time:
+            self.next_offset = head.queue_offset + 1
+            return
+        rolled = self._ahead.roll_of(view, head, properties)
+        if rolled is not None and self._ahead.rolls_left(rolled) > self.rolled.get(rolled, 0):
+            self.rolled[rolled] = self.rolled.get(rolled, 0) + 1
+            self.next_offset = head.queue_offset + 1
+            return
+        magic = MAGIC_DEFAULT | (MAGIC_DELETE if deletes else 0)
+        where = head.physical_offset, head.size
+        slot = due - due % timers.precision
+        if slot < self._now and deletes and slot < timers.read_time:
+            self.late_marks.append(properties)
+        elif slot < self._now and not deletes:
+            self.due.append(*where, magic, NEVER_ENQUEUED, 0)
+        else:
+            # A mark may come between the end of its slot and its delivery.
+            timer = timers.timer(due, min(slot, self._now), *where, tags_code(topic), magic)
+            if timer.time >= timers.free_until() or timers.wheel.is_taken(timer.time):
+                self.is_full = True
+                return
+            self.new.append(timer)
+            self.topics[topic] = self.topics.get(topic, 0) + (-1 if deletes else 1)
+        self.next_offset = head.queue_offset + 1
+
+    def _leave_out(self, head: record.RecordHead, event: str, reason: str) -> None:
+        if self._log_budget.allows():
+            _log.error(event, queue_offset=head.queue_offset, reason=reason)
+        self.next_offset = head.queue_offset + 1
