@@ -179,7 +179,7 @@ class TimerMessageService:
         while not self._stopping:
             only_due = due_first
             more = True if only_due else await self._attempt(entry.run_once)
-            delivered = await self._attempt(partial(self._deliver_due, timers))
+            delivered = await self._attempt(partial(self._deliver_due, timers, look=only_due))
             # After an error too: a mark that is due now may cancel what the queue has next.
             due_first = more is None or delivered is None
             if due_first:
@@ -285,11 +285,15 @@ class TimerMessageService:
 
     # out of the wheel
 
-    async def _deliver_due(self, timers: TimerStore) -> bool:
-        """Deliver the slots that have ended, in the order of their times. False if ``stop`` ended that."""
+    async def _deliver_due(self, timers: TimerStore, *, look: bool) -> bool:
+        """Deliver the slots that have ended, in the order of their times. False if ``stop`` ended that.
+
+        ``look``: look at what is in the queue also if no slot is due.
+        """
         ahead, puts = self._ahead, self.puts
         assert ahead is not None
-        await ahead.look()
+        if look:
+            await ahead.look()
         while not self._stopping and not self._config.timer_stop_dequeue:
             now = self._now(timers)
             if timers.read_time > now:  # the wall clock was set back: messages for times before may come now

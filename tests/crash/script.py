@@ -309,12 +309,12 @@ class Script:
     async def recall(self) -> None:
         """Store the delete mark of a timed message that is not due yet, if there is one."""
         stored = {event.body for event in self.events if isinstance(event, Acknowledged)}
-        recalled = {event.recalled for event in self.events if isinstance(event, Recalling)}
+        done = {body for event in self.events if isinstance(event, Recalling) for body in event}
         now = self.clock.wall_ms()
         waiting = [
             event
             for event in self.events
-            if isinstance(event, Sent) and event.body in stored - recalled and (event.out_ms or 0) > now
+            if isinstance(event, Sent) and event.body in stored - done and (event.out_ms or 0) > now
         ]
         if not waiting:
             return
@@ -329,6 +329,7 @@ class Script:
         mark = Sent(TIMER_TOPIC, 0, body, text, tags_code(RECALL_TAG))
         self.events += [Recalling(body, chosen.body), mark]
         await self.put([mark])
+        await trio.sleep(0.1)  # a precision passes between a recall and the delivery: the mark is readable by then
 
     async def put(self, sent: Sequence[Sent], *, wait: bool = True, v6: bool = False) -> None:
         """Put messages of one queue, noted as sent, and with ``wait`` wait for the answer."""

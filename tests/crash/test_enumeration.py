@@ -17,6 +17,7 @@ from tests.crash.enumeration import (
     record,
 )
 from tests.crash.losses import Loss
+from tests.crash.script import Recalling
 
 PARTS = 8
 
@@ -88,6 +89,7 @@ def test_the_script_does_what_it_is_for() -> None:
     assert found.operations["restart"] == 4
     assert found.operations["clean stop"] == 5
     assert found.operations["write_state"] >= 5
+    assert sum(isinstance(event, Recalling) for event in found.events) >= 3
 
 
 def test_a_kill_leaves_no_queue_file_without_a_unit() -> None:
