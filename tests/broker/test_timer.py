@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from tests.broker.timers import ASYNC, TIMER, Life, all_there, comes, there, timed
-from trimq.broker.config import MessageStoreConfig
+from trimq.broker.config import BrokerConfig, MessageStoreConfig
+from trimq.broker.unsupported_config import INERT
 
 PRECISIONS = [1000, 100]
 
@@ -50,9 +51,24 @@ async def arrives(life: Life, client: Any, out: int, precision: int, sent_at: in
 
 
 def test_defaults() -> None:
-    config = MessageStoreConfig()
-    assert (config.timer_precision_ms, config.timer_roll_window_slot, config.timer_max_delay_sec) == (
-        1000,
-        172_800,
-        259_200,
-    )
+    """Those of RocketMQ 5.5.0's MessageStoreConfig and BrokerConfig."""
+    store, broker = MessageStoreConfig(), BrokerConfig()
+    assert {key: getattr(store, key) for key in dir(store) if key.startswith("timer_")} == {
+        "timer_wheel_enable": True,
+        "timer_precision_ms": 1000,
+        "timer_roll_window_slot": 172_800,
+        "timer_max_delay_sec": 259_200,
+        "timer_flush_interval_ms": 1000,
+        "timer_congest_num_each_slot": 2**31 - 1,
+        "timer_stop_enqueue": False,
+        "timer_stop_dequeue": False,
+        "timer_skip_unknown_error": False,
+    }
+    assert store.append_topic_for_timer_delete_key is False
+    assert store.mapped_file_size_timer_log == 100 * 1024 * 1024
+    assert (broker.recall_message_enable, broker.allow_recall_when_broker_not_writeable) == (False, True)
+
+
+def test_the_key_that_rocketmq_does_not_use_either() -> None:
+    """timerInterceptDelayLevel: nothing reads it in RocketMQ 5.5.0, so that delay levels stay what they are."""
+    assert "timerInterceptDelayLevel" in INERT

@@ -8,6 +8,7 @@ import pytest
 from tests.broker.test_delay_clock import ASYNC
 from tests.broker.timers import RECALLS, TIMER, Life, all_there, comes, recalled, there, timed
 from tests.broker.wire_client import WireClient
+from trimq.protocol.body import TopicConfig
 from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.command import Encoding
 from trimq.protocol.recall_handle import decode_handle, encode_handle
@@ -102,22 +103,25 @@ async def test_a_broker_without_a_timer(tmp_path: Path) -> None:
 async def test_too_many_messages_for_the_same_time(tmp_path: Path) -> None:
     life = Life(tmp_path / "store", RECALLS | {"timerCongestNumEachSlot": "3"})
     async with life.running() as client:
-        codes = []
-        handle = ""
-        for number in range(40):
+        stored, handle = 0, ""
+        refused = set()
+        while stored < 6:  # between the limit and twice the limit some are refused, at random
             reply = await client.send("Orders", b"same", {"TIMER_DELIVER_MS": str(NOW + 20_500)})
-            codes.append(reply.code)
-            handle = reply.ext_fields().get("recallHandle", handle)
+            if reply.code == ResponseCode.SUCCESS:
+                stored += 1
+                handle = reply.ext_fields()["recallHandle"]
+            else:
+                assert stored > 3
+                refused.add(reply.code)
             await life.settled()  # it is in the wheel
-            assert reply.code == ResponseCode.SUCCESS or number > 3
-        stored = codes.count(ResponseCode.SUCCESS)
-        assert 4 <= stored <= 6  # all up to the limit, none from twice the limit on, and some between them
-        reply = await client.send("Orders", b"same", {"TIMER_DELIVER_MS": str(NOW + 20_500)})
-        if stored == 6:
-            assert "timerCongestNumEachSlot" in str(reply.remark)
+        assert refused <= {ResponseCode.SYSTEM_ERROR}
+        for _ in range(10):
+            reply = await client.send("Orders", b"same", {"TIMER_DELIVER_MS": str(NOW + 20_500)})
+            assert reply.code == ResponseCode.SYSTEM_ERROR
+            assert "6 messages wait for the same time; above 3 (timerCongestNumEachSlot)" in str(reply.remark)
         assert (await client.send("Orders", b"other", {"TIMER_DELIVER_MS": str(NOW + 21_500)})).code == 0
         assert (await recalled(client, handle)).code == ResponseCode.SUCCESS
-        assert len(await there(client, TIMER)) == stored + 2 + (reply.code == 0)
+        assert len(await there(client, TIMER)) == 6 + 2
 
 
 @pytest.mark.parametrize("encoding", list(Encoding))
@@ -170,6 +174,18 @@ async def test_one_way(life: Life) -> None:
         assert (await comes(client, "Orders", 0)).body == b"later"
 
 
+@pytest.mark.parametrize(("queues", "queue"), [(8, 6), (4, 0)])
+async def test_a_queue_that_its_topic_has_no_more(life: Life, queues: int, queue: int) -> None:
+    async with life.running() as client:
+        await client.send("Orders")
+        topics = life.broker.context.topics
+        topics.put(TopicConfig("Orders", read_queue_nums=8, write_queue_nums=8))
+        assert (await client.send("Orders", b"x", {"TIMER_DELAY_MS": "5000"}, queue_id=6)).code == ResponseCode.SUCCESS
+        topics.put(TopicConfig("Orders", read_queue_nums=queues, write_queue_nums=queues))
+        await life.advance(6)
+        assert life.broker.context.store.max_offset("Orders", queue) == (1 if queue else 2)
+
+
 # -- recalls
 
 
@@ -202,6 +218,21 @@ async def test_a_recall_of_a_message_that_does_not_exist(life: Life) -> None:
         assert (await recalled(client, encode_handle("Orders", "broker-a", NOW + 9_000, "U9"))).code == 0
         await life.advance(11)
         assert len(await all_there(client)) == 1
+
+
+@pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+async def test_a_one_way_recall_is_not_answered(tmp_path: Path, flush: str) -> None:
+    life = Life(tmp_path / "store", RECALLS | {"flushDiskType": flush})
+    async with life.running() as client:
+        ext = await timed(client, b"recalled", 10_000)
+        fields = {"producerGroup": "P", "topic": "Orders", "recallHandle": ext["recallHandle"]}
+        opaque = await client.post(RequestCode.RECALL_MESSAGE, fields, flag=2)
+        await comes(client, TIMER, 1)
+        assert (await client.send("Orders", b"other")).code == ResponseCode.SUCCESS
+        await client.ask(RequestCode.GET_BROKER_RUNTIME_INFO)
+        assert opaque not in client.replies
+        await life.advance(12)
+        assert [one.body for one in await there(client, "Orders")] == [b"other"]
 
 
 async def test_recalls_across_a_restart(life: Life) -> None:

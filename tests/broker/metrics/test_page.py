@@ -11,6 +11,7 @@ import pytest
 import trio
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.broker import timers
 from tests.broker.transactions import COMMIT, ROLLBACK, Life
 from tests.broker.wire_client import WireClient, consumer, pull_ext, send_ext
 from tests.web_client import get
@@ -21,6 +22,9 @@ from trimq.protocol.codes import RequestCode
 from trimq.protocol.native import NATIVE
 
 ON: dict[str, Any] = {"metricsExporterType": "PROM", "metricsPromExporterPort": 0}
+
+
+HERE = {"cluster": "DefaultCluster", "node_type": "broker", "node_id": "broker-a"}
 
 
 @pytest.fixture
@@ -129,6 +133,43 @@ async def test_timed_messages(broker: BrokerController, client: WireClient) -> N
     assert page.value("trimq_timer_delivered_total") == 0
     assert page.value("trimq_timer_recalled_total") == 0
     assert page.value("trimq_timer_lost_total", reason="dropped") == 0
+
+
+async def test_timed_messages_that_came_were_recalled_or_lost(tmp_path: Path) -> None:
+    life = timers.Life(tmp_path / "store", timers.RECALLS | ON | {"timerStopEnqueue": "true"})
+    async with life.running() as client:
+        ends = {"first": 5000, "second": 5000, "recalled": 5000, "gone": 5000, "later": 600_000}
+        sent = {name: await timers.timed(client, name.encode(), after) for name, after in ends.items()}
+        await timers.timed(client, b"deleted", 5000, "Deleted")
+        assert (await timers.recalled(client, sent["recalled"]["recallHandle"])).code == 0
+        await life.settled()
+        broker = life.broker
+        assert (await scrape(broker)).value("rocketmq_timer_enqueue_lag", **HERE) == 7
+        broker.configuration.apply("timerStopEnqueue", "false", "test")
+        await life.advance(1)
+        broker.configuration.apply("timerStopDequeue", "true", "test")
+        assert (await scrape(broker)).value("rocketmq_timer_dequeue_lag", **HERE) == 6 - 1
+        await life.advance(10)
+        page = await scrape(broker)
+        assert 5_000 <= page.value("rocketmq_timer_dequeue_latency", **HERE) <= 7_000
+        read = broker.context.timer.puts._read
+
+        async def without_one(offset: int, size: int) -> Any:
+            message = await read(offset, size)
+            return None if message is not None and bytes(message.view).count(b"gone") else message
+
+        broker.context.timer.puts._read = without_one  # type: ignore[method-assign]
+        broker.context.topics.delete("Deleted")
+        broker.configuration.apply("timerStopDequeue", "false", "test")
+        await life.advance(1)
+        page = await scrape(broker)
+        assert page.value("trimq_timer_delivered_total") == 2
+        assert page.value("trimq_timer_recalled_total") == 1
+        assert page.value("trimq_timer_lost_total", reason="dropped") == 1
+        assert page.value("trimq_timer_lost_total", reason="deleted") == 1
+        assert page.value("rocketmq_timer_dequeue_lag", **HERE) == 1
+        assert page.value("rocketmq_timer_dequeue_latency", **HERE) == 0
+        assert {one.body for one in await timers.all_there(client)} == {b"first", b"second"}
 
 
 async def test_whether_the_native_extension_runs(broker: BrokerController, fail_native: Callable[[str], None]) -> None:

@@ -13,7 +13,7 @@ from trimq.broker.health import timer_notes
 from trimq.broker.services import timer_ahead, timer_enqueue, timer_put
 from trimq.broker.services.pending_timers import PendingTimers
 from trimq.broker.store.types import PutMessageResult, PutMessageStatus
-from trimq.protocol.timer_layout import SLOTS
+from trimq.protocol.timer_layout import SLOTS, fits
 from trimq.protocol.topic_rules import TIMER_TOPIC
 
 HOUR = 3600
@@ -147,9 +147,16 @@ async def test_an_outage_loses_nothing(precision: int, outage: int, ending: Loss
         await rig.advance(2)
         assert rig.service.behind_messages >= 80
         assert len(rig.store.files.files) > 3
-    rig.configuration.apply("timerStopEnqueue", "false", "test")
+    rig.configuration.apply("timerStopDequeue", "true", "test")
     rig.clock.advance(outage)
     async with rig.running():
+        # The cleaner looks before anything is delivered or has entered the wheel.
+        await rig.store._clean.look()
+        await rig.store.delete_expired_now()
+        assert rig.store.min_phy_offset == 0
+        assert rig.store.log_holds.files_held == len(rig.store.files.files) - 1
+        rig.configuration.apply("timerStopEnqueue", "false", "test")
+        rig.configuration.apply("timerStopDequeue", "false", "test")
         await rig.send(b"new", 6 * DAY * 1000 if precision == 1000 else 20 * HOUR * 1000)
         await rig.store.delete_expired_now()
         await rig.advance(61)
@@ -642,6 +649,20 @@ async def test_a_real_queue_that_is_none(queue: str) -> None:
         assert await rig.bodies() == [b"x"]
 
 
+async def test_a_recall_in_the_same_batch_as_its_overdue_message() -> None:
+    """Both waited in the queue while the timer was behind."""
+    rig = Rig(timerStopEnqueue="true")
+    async with rig.running():
+        await rig.send(b"recalled", 3_000)
+        await rig.send(b"kept", 3_000)
+        await recall(rig, b"recalled", NOW + 2_000)
+        await rig.advance(10)
+        rig.configuration.apply("timerStopEnqueue", "false", "test")
+        await rig.advance(1)
+        assert await rig.bodies() == [b"kept"]
+        assert (rig.service.puts.cancelled, rig.counts, rig.timers.wheel.count) == (1, {}, 0)
+
+
 # -- clocks
 
 
@@ -664,6 +685,37 @@ async def test_a_clock_that_is_set_back() -> None:
     async with rig.running():
         await rig.advance(HOUR)
         assert await rig.bodies() == [b"ahead", b"now"]
+
+
+@pytest.mark.parametrize("back", [60, 199, 200, 201, 240, 5000])
+async def test_a_clock_that_is_set_back_by_most_of_the_wheel(back: int) -> None:
+    """The place of a message may then be that of one which is due a whole turn later.
+
+    It gets an earlier one and rolls. Where all before it are taken, it waits in the queue, and others behind it.
+    """
+    rig = Rig(slots=256)
+    async with rig.running():
+        for number in range(40):
+            await rig.send(b"far %d" % number, 50_000 + number * 1000)
+        await rig.advance(1)
+        rig.clock.set_wall_ms(NOW - back * 1000)
+        await rig.advance(2)
+        start = rig.clock.wall_ms()
+        due = {}
+        for after in range(1, 102, 4):
+            due[b"near %d" % after] = start + after * 1000
+            await rig.send(b"near %d" % after, after * 1000)
+        came: dict[bytes, int] = {}
+        for _ in range(110):
+            before = len(rig.put)
+            await rig.advance(1)
+            came |= {body: rig.clock.wall_ms() for body in rig.put[before:]}  # the last time is that of the delivery
+        assert rig.service.behind_messages == 0
+        assert {body: late for body in due if not 0 <= (late := came[body] - due[body]) <= 10_000} == {}
+        for _ in range((back + 100) // 10):
+            await rig.advance(10)
+        assert sorted(await rig.bodies()) == sorted([*due, *(b"far %d" % number for number in range(40))])
+        assert (rig.timers.wheel.count, rig.counts) == (0, {})
 
 
 async def test_a_clock_that_is_set_ahead() -> None:
@@ -780,13 +832,14 @@ async def test_a_disk_that_takes_no_units(method: str) -> None:
         await rig.send(b"x", 5_000)
         await rig.settled()
         assert rig.timers.wheel.count == 1
-        for number in range(90):  # into the next file
-            await rig.send(b"%d" % number, 5_000)
-        await rig.settled()
+        while method == "create" and fits(rig.timers.log.end % 4096, 4096):  # the next unit needs a new file
+            await rig.send(b"fill", 5_000)
+            await rig.settled()
         rig.disk.fail(method, errno.ENOSPC)
         await rig.send(b"y", 5_000)
-        if method == "pwrite":
-            assert rig.service.behind_messages == 1
+        await rig.settled()
+        assert not rig.disk.pending_failures()
+        assert rig.service.behind_messages == 1
         await rig.advance(0.1)
         assert rig.service.behind_messages == 0
         await rig.advance(6)
