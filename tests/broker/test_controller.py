@@ -10,7 +10,8 @@ from structlog.testing import capture_logs
 
 from tests.broker.wire_client import WireClient, consumer, pull_ext
 from trimq.broker import addresses
-from trimq.broker.controller import BrokerController, StartError
+from trimq.broker.controller import BrokerController
+from trimq.broker.start_error import StartError
 from trimq.broker.testing import configuration, running_broker
 from trimq.protocol.batch import encode_batch
 from trimq.protocol.codes import RequestCode, ResponseCode
