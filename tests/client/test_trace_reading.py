@@ -2,6 +2,7 @@
 
 import json
 import time
+from functools import partial
 from typing import Any
 
 import anyio
@@ -79,6 +80,30 @@ async def test_what_the_sdk_writes_the_sdk_reads(servers: Servers, name: str, to
     assert len(by_key) == 2  # of the producer and of the consumer
     assert later.views == []
     assert other.message_id not in {view.trace.message_id for view in found.views}
+
+
+@pytest.mark.anyio
+async def test_a_reply_is_traced(servers: Servers, name: str, topic: str) -> None:
+    servers.create_topic(name, 1)
+    async with (
+        Producer(f"p_{name}", namesrv=servers.namesrv) as asker,
+        Consumer(name, name, namesrv=servers.namesrv, start="first") as consumer,
+        anyio.create_task_group() as group,
+    ):
+        group.start_soon(partial(asker.request, Message(name, b"price?"), ttl=60))
+        async with Producer(
+            f"r_{name}", namesrv=servers.namesrv, enable_msg_trace=True, customized_trace_topic=topic
+        ) as replier:
+            with anyio.fail_after(60):
+                message = await anext(consumer)
+                async with message.process():
+                    receipt = await replier.reply(message, b"9.90")
+    await servers.indexed(topic, receipt.message_id)
+    async with Admin(servers.namesrv) as admin:
+        [view] = (await admin.message_traces(receipt.message_id, trace_topic=topic)).views
+    assert isinstance(view.trace, PubTrace)
+    assert view.trace.topic.endswith("_REPLY_TOPIC")
+    assert (view.trace.success, view.trace.body_length) == (True, 4)
 
 
 def test_blocking_programs(servers: Servers, name: str, topic: str) -> None:
