@@ -38,7 +38,6 @@ from trimq.broker.services.timer import TimerMessageService
 from trimq.broker.services.topic_routes import TopicRouteInfoManager
 from trimq.broker.services.topics import TopicConfigManager
 from trimq.broker.services.transaction.check import TransactionalMessageCheckService
-from trimq.broker.services.transaction.held_halves import HeldHalves
 from trimq.broker.services.transaction.read_back import read_back
 from trimq.broker.services.transaction.service import TransactionalMessageService
 from trimq.broker.services.unread import UnreadPositions
@@ -46,7 +45,7 @@ from trimq.broker.start_error import StartError
 from trimq.broker.store.disk.disk import Disk
 from trimq.broker.store.disk.real_disk import RealDisk
 from trimq.broker.store.message_store import MessageStore, StoreInUseError, StoreLoadError
-from trimq.broker.wiring import connect
+from trimq.broker.wiring import connect, hold_pending
 from trimq.protocol.codes import RequestCode
 from trimq.protocol.message_id import UniqueIdGenerator
 from trimq.protocol.native import NATIVE
@@ -235,9 +234,9 @@ class BrokerController:
         transactions = TransactionalMessageService(
             configuration=configuration, store=store, offsets=offsets, disk=disk, clock=clock, store_host=packed
         )
-        # Before they are read: that may take longer than the time until the first cleaning of the log.
-        store.hold_log(HeldHalves(store, transactions.halves))
         await self._load(store, topics, (topics, groups, offsets, schedule, modes, filters, transactions))
+        # Before read_back, which may take longer than the time until the first cleaning of the log.
+        hold_pending(store, schedule, timer, transactions.halves)
         await read_back(transactions, store, offsets)
         # Listen only after the state files were read: an unreadable file ends the start before a client can connect.
         ports.open()

@@ -8,6 +8,10 @@ from trimq.broker.context import BrokerContext
 from trimq.broker.processor_table import register_processors
 from trimq.broker.services.pending_timers import TIMED_MESSAGES, PendingTimers
 from trimq.broker.services.queued_messages import QueuedMessages
+from trimq.broker.services.schedule import ScheduleMessageService
+from trimq.broker.services.timer import TimerMessageService
+from trimq.broker.services.transaction.half_queue import HalfQueue
+from trimq.broker.services.transaction.held_halves import HeldHalves
 from trimq.broker.store.message_store import MappedFile, MessageStore
 from trimq.protocol.body import TopicConfig
 from trimq.protocol.topic_rules import SCHEDULE_TOPIC, TIMER_TOPIC, TRANS_HALF_TOPIC
@@ -16,6 +20,17 @@ from trimq.remoting.server.reactor import HandlerTable, Reactor
 
 _QUEUES_AT_ONCE: Final = 64
 """A topic with more queues than this does not get them when it is created, but each one with its first message."""
+
+
+def hold_pending(
+    store: MessageStore, schedule: ScheduleMessageService, timer: TimerMessageService, halves: HalfQueue
+) -> None:
+    """Keep log files with pending messages: once it is known which these are, and before the cleaner looks first."""
+    store.hold_log(HeldHalves(store, halves))
+    store.hold_log(QueuedMessages("delayed messages", store, schedule.positions))
+    if store.timers is not None:
+        store.hold_log(PendingTimers(store.timers))
+        store.hold_log(QueuedMessages(TIMED_MESSAGES, store, timer.positions))
 
 
 def connect(context: BrokerContext, reactor: Reactor, gate: Gate) -> HandlerTable:
@@ -42,10 +57,6 @@ def connect(context: BrokerContext, reactor: Reactor, gate: Gate) -> HandlerTabl
 def _connect_services(context: BrokerContext) -> None:
     store, configuration = context.store, context.configuration
     store.keep_unread(context.unread.oldest)
-    store.hold_log(QueuedMessages("delayed messages", store, context.schedule.positions))
-    if store.timers is not None:
-        store.hold_log(PendingTimers(store.timers))
-        store.hold_log(QueuedMessages(TIMED_MESSAGES, store, context.timer.positions))
     store.add_topic_listener(SCHEDULE_TOPIC, context.schedule.message_arriving)
     store.add_topic_listener(TRANS_HALF_TOPIC, context.transactions.half_arriving)
     store.add_topic_listener(TIMER_TOPIC, context.timer.message_arriving)
