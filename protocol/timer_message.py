@@ -26,6 +26,7 @@ TIMER_NAMES: Final = (PROPERTY_TIMER_DELAY_SEC, PROPERTY_TIMER_DELAY_MS, PROPERT
 NEVER_ENQUEUED: Final = (1 << 63) - 1
 """TIMER_ENQUEUE_MS of a message that was due when the timer found it, so that it never was in the wheel."""
 RECALL_TAG: Final = "_RECALL_TAG_"
+_OF_ROLLS: Final = (PROPERTY_TIMER_ROLL_TIMES, PROPERTY_TIMER_ENQUEUE_MS, PROPERTY_TIMER_DEQUEUE_MS)
 _MAX_LONG: Final = (1 << 63) - 1
 
 
@@ -81,16 +82,25 @@ def restored_text(properties: dict[str, str], enqueued_ms: int, dequeued_ms: int
 
 def rolled_text(properties: dict[str, str], enqueued_ms: int, dequeued_ms: int) -> bytes:
     """The properties of a message that goes into the timer's topic again; as they were if the others do not fit."""
-    try:
-        times = _number(PROPERTY_TIMER_ROLL_TIMES, properties.get(PROPERTY_TIMER_ROLL_TIMES, "0")) + 1
-    except TimerTextError:
-        times = 1
     added = {
-        PROPERTY_TIMER_ROLL_TIMES: str(times),
+        PROPERTY_TIMER_ROLL_TIMES: str(roll_times(properties) + 1),
         PROPERTY_TIMER_ENQUEUE_MS: str(enqueued_ms),
         PROPERTY_TIMER_DEQUEUE_MS: str(dequeued_ms),
     }
     return _fitting(properties, added)
+
+
+def roll_times(properties: dict[str, str]) -> int:
+    """TIMER_ROLL_TIMES: how often a message has rolled; 0 if that is no number."""
+    try:
+        return _number(PROPERTY_TIMER_ROLL_TIMES, properties.get(PROPERTY_TIMER_ROLL_TIMES, "0"))
+    except TimerTextError:
+        return 0
+
+
+def unrolled_text(properties: dict[str, str]) -> bytes:
+    """The properties that a message and its rolled copies have in common."""
+    return join_properties({name: value for name, value in properties.items() if name not in _OF_ROLLS}).encode()
 
 
 def _fitting(properties: dict[str, str], added: dict[str, str]) -> bytes:

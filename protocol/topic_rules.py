@@ -42,6 +42,7 @@ NO_SEND_TOPICS: Final = frozenset(
         TRANS_CHECK_MAX_TIME_TOPIC,
         SELF_TEST_TOPIC,
         OFFSET_MOVED_EVENT,
+        TIMER_TOPIC,  # RocketMQ takes them: the timer then delivers to any topic that such a message names
     }
 )
 SYSTEM_GROUPS: Final = (

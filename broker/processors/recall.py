@@ -32,6 +32,7 @@ from trimq.protocol.property_names import (
 from trimq.protocol.property_text import encode_properties
 from trimq.protocol.recall_handle import RecallHandle, RecallHandleError, decode_handle
 from trimq.protocol.timer_message import RECALL_TAG, delete_key
+from trimq.protocol.topic_rules import NO_SEND_TOPICS
 from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.runtime.clock import Clock
 from trimq.remoting.server.connection import Connection
@@ -70,8 +71,9 @@ class RecallMessageProcessor:
     def recall(self, connection: Connection, command: RemotingCommand) -> Outcome:
         """RECALL_MESSAGE (370). The reply has the message's UNIQ_KEY as ``msgId``.
 
-        NO_PERMISSION unless recallMessageEnable is true; SERVICE_NOT_AVAILABLE while the broker takes no sends;
-        TOPIC_NOT_EXIST; ILLEGAL_OPERATION for a handle that is invalid, of another topic or broker, or too late.
+        NO_PERMISSION unless recallMessageEnable is true, and for the broker's own topics; SERVICE_NOT_AVAILABLE while
+        the broker takes no sends; TOPIC_NOT_EXIST; ILLEGAL_OPERATION for a handle that is invalid, of another topic or
+        broker, or too late.
         """
         ext = {PROPERTY_MSG_REGION: self._configuration.section(BrokerConfig).region_id}
         try:
@@ -107,6 +109,10 @@ class RecallMessageProcessor:
         if not broker.broker_permission & PERM_WRITE and not broker.allow_recall_when_broker_not_writeable:
             raise _unavailable(
                 f"brokerPermission={broker.broker_permission} and allowRecallWhenBrokerNotWriteable=false"
+            )
+        if header.topic in NO_SEND_TOPICS:
+            raise RemotingError(
+                ResponseCode.NO_PERMISSION, f"clients may not send to the broker's own topic {header.topic}"
             )
         if self._topics.get(header.topic) is None:
             raise RemotingError(ResponseCode.TOPIC_NOT_EXIST, f"the topic {header.topic} does not exist")

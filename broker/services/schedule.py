@@ -23,6 +23,7 @@ from msgspec import Struct
 from trimq.broker.config import BrokerConfig, MessageStoreConfig
 from trimq.broker.services.queued_messages import QueuePosition
 from trimq.broker.services.state_file import StateFile, StateFileError, encode_pieces, load_data_version, unknown_fields
+from trimq.broker.services.stored_again import real_place, stored_again
 from trimq.broker.store.disk.disk import Disk
 from trimq.broker.store.log.puts import MessageInner
 from trimq.broker.store.types import (
@@ -33,10 +34,9 @@ from trimq.broker.store.types import (
     PutMessageResult,
     PutMessageStatus,
 )
-from trimq.protocol import hashing, record, topic_rules
+from trimq.protocol import record, topic_rules
 from trimq.protocol.body import DataVersion
-from trimq.protocol.message_keys import index_keys
-from trimq.protocol.property_names import PROPERTY_REAL_QID, PROPERTY_REAL_TOPIC, PROPERTY_TAGS
+from trimq.protocol.property_names import PROPERTY_REAL_TOPIC
 from trimq.protocol.property_text import decode_properties
 from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.runtime.clock import Clock
@@ -366,32 +366,13 @@ class ScheduleMessageService:
         """The message for its real topic; None, with an event in the log, if it has none that can be delivered to."""
         text = bytes(view[head.properties_at : head.properties_end])
         properties = decode_properties(text.decode("utf-8", "replace"))
-        topic = properties.get(PROPERTY_REAL_TOPIC, "")
-        if not topic or topic == topic_rules.TRANS_HALF_TOPIC:
+        place = real_place(properties)
+        if place is None:
+            topic = properties.get(PROPERTY_REAL_TOPIC, "")[: topic_rules.MAX_RETRY_TOPIC_LENGTH]
             _log.error("delayed_message_dropped", topic=topic, commit_log_offset=head.physical_offset)
             return None
-        try:
-            queue_id = int(properties.get(PROPERTY_REAL_QID, "0"))
-        except ValueError:
-            queue_id = 0
-        tags = properties.get(PROPERTY_TAGS)
-        words = index_keys(properties, tags=self._store.indexes_tags)
-        # The body is a view of the delayed record: the caller puts the message before it releases the view.
-        return MessageInner(
-            topic=topic,
-            queue_id=queue_id,
-            body=view[head.body_at : head.body_end],
-            properties=text,
-            born_timestamp=head.born_timestamp,
-            born_host=head.born_host,
-            store_host=self._store_host or head.store_host,
-            flag=head.flag,
-            sys_flag=head.sys_flag,
-            reconsume_times=head.reconsume_times,
-            tags_code=hashing.tags_code(tags) if tags else 0,
-            keys=words,
-            wait=False,
-        )
+        tags = self._store.indexes_tags
+        return stored_again(view, head, properties, place, text, store_host=self._store_host, indexes_tags=tags)
 
     async def _put(self, message: MessageInner, level: int, offset: int) -> None:
         done = trio.Event()

@@ -21,6 +21,7 @@ from trimq.broker.config import MessageStoreConfig
 from trimq.broker.services.queued_messages import QueuePosition
 from trimq.broker.services.state_file import StateFileError
 from trimq.broker.services.stats import BrokerStats
+from trimq.broker.services.timer_ahead import TimerAhead, read_timer_queue
 from trimq.broker.services.timer_metrics import TimerMetrics
 from trimq.broker.services.timer_put import TimerPuts
 from trimq.broker.store.disk.disk import Disk
@@ -38,8 +39,6 @@ from trimq.remoting.runtime.clock import Clock
 
 _log = structlog.get_logger("broker.timer")
 
-_MAX_COUNT: Final = 256
-_MAX_BYTES: Final = 256 * 1024
 _READS: Final = 8
 _LONGEST_SLEEP_SECONDS: Final = 1.0  # while a message waits: the wall clock may be set at any time
 _PAUSE_SECONDS: Final = 0.1
@@ -71,7 +70,8 @@ class TimerMessageService:
         self._ended: trio.Event | None = None
         path = self._config.config_path / "timermetrics"
         self.metrics = TimerMetrics(disk, str(path), clock, lambda: self._config.timer_flush_interval_ms / 1000)
-        self.puts = TimerPuts(configuration, store, clock, stats, self.metrics, store_host)
+        self._ahead = TimerAhead(configuration, store, store.timers) if store.timers is not None else None
+        self.puts = TimerPuts(configuration, store, clock, stats, self.metrics, self._ahead, store_host)
         self.enqueued = 0
         """Messages that entered the wheel since the start."""
         self._enqueue_rate, self._dequeue_rate = _Rate(clock), _Rate(clock)
@@ -161,18 +161,23 @@ class TimerMessageService:
                 nursery.start_soon(self._save, timers)
                 task_status.started()
                 await self._compare_counts(timers)
-                await self._move(timers)
+                if self._ahead is not None:
+                    await self._move(timers, self._ahead)
                 nursery.cancel_scope.cancel()
         finally:
             self._ended.set()
 
-    async def _move(self, timers: TimerStore) -> None:
+    async def _move(self, timers: TimerStore, ahead: TimerAhead) -> None:
         # Overdue slots first: a message that enters the wheel now may get the place of an overdue slot.
-        await self._deliver_due(timers)
+        due_first = True
         while not self._stopping:
             try:
-                more = await self._enqueue(timers)
-                await self._deliver_due(timers)
+                if due_first:
+                    await ahead.look()
+                more = due_first or await self._enqueue(timers, ahead)
+                due_first = True  # after an error too: a mark that is due now may cancel what the queue has next
+                await self._deliver_due(timers, ahead)
+                due_first = False
             except OSError as error:
                 _log.error("timer_files_not_written", error=str(error))
                 await self._pause()
@@ -244,45 +249,50 @@ class TimerMessageService:
 
     # into the wheel
 
-    async def _enqueue(self, timers: TimerStore) -> bool:
+    async def _enqueue(self, timers: TimerStore, ahead: TimerAhead) -> bool:
         """Take new messages of the queue into the wheel. True if there are more that can enter it now."""
         until = time.perf_counter() + _ENQUEUE_SECONDS
         while not self._stopping and not self._config.timer_stop_enqueue:
-            if not await self._enqueue_some(timers):
+            if not await self._enqueue_some(timers, ahead):
                 return False
             if time.perf_counter() >= until:
                 return True
             await trio.lowlevel.checkpoint()
         return False
 
-    async def _enqueue_some(self, timers: TimerStore) -> bool:
+    async def _enqueue_some(self, timers: TimerStore, ahead: TimerAhead) -> bool:
         offset = timers.next_offset
-        batch = _Batch(timers, self._now(timers))
+        batch = _Batch(timers, ahead, self._now(timers))
         for number in range(
             _READS
         ):  # several, because a read returns few messages, and a write costs the same for many
-            where = (TIMER_TOPIC, 0, batch.next_offset, _MAX_COUNT, _MAX_BYTES, None)
-            result = self._store.get_message(*where)
+            result = await read_timer_queue(self._store, batch.next_offset, cold=not number)
             if result is None:
-                if number:
-                    break
-                result = await self._store.get_message_cold(*where)
+                break
             try:
                 if result.status is GetMessageStatus.FOUND:
                     batch.take(result.buffers)
                 elif number:
                     break
                 else:
-                    return self._skip_deleted(timers, result)
+                    skipped = self._skip_deleted(timers, result)
+                    ahead.passed()
+                    return skipped
             finally:
                 result.release()
             if batch.is_full:
                 break
         if batch.next_offset == offset:
             return False
+        if len(batch.due):
+            await ahead.look()
+        ahead.keep(batch.late_marks)
         if not await self.puts.deliver(batch.due, frozenset()):
             return False  # the task ends: what was put comes again after the next start
         await timers.add(batch.new, batch.next_offset)
+        for name, count in batch.rolled.items():
+            ahead.was_rolled(name, count)
+        ahead.passed()
         self.metrics.add(batch.topics)
         self.enqueued += len(batch.new)
         self._work.set()
@@ -305,7 +315,7 @@ class TimerMessageService:
 
     # out of the wheel
 
-    async def _deliver_due(self, timers: TimerStore) -> None:
+    async def _deliver_due(self, timers: TimerStore, ahead: TimerAhead) -> None:
         """Deliver the slots that have ended, in the order of their times."""
         while not self._stopping and not self._config.timer_stop_dequeue:
             now = self._now(timers)
@@ -317,11 +327,15 @@ class TimerMessageService:
             slot = timers.wheel.find(first) if first < now else None
             if slot is None:
                 return
+            await ahead.look()
             due = await timers.due(slot)
-            deleted = await self.puts.delete_keys(due)
-            if not await self.puts.deliver(due, deleted):
+            marks, rolling = await self.puts.marks(due), await self.puts.marks(due, rolling=True)
+            if not await self.puts.deliver(due, self.puts.delete_keys(marks)):
                 return
+            ahead.keep(marks)
+            ahead.keep(rolling)
             timers.delivered(first)
+            ahead.passed()
             self._work.set()
             await trio.lowlevel.checkpoint()
 
@@ -346,12 +360,17 @@ class _Rate:
 class _Batch:
     """The messages of one read of the queue: those for the wheel, and those that are due already."""
 
-    def __init__(self, timers: TimerStore, now: int) -> None:
+    def __init__(self, timers: TimerStore, ahead: TimerAhead, now: int) -> None:
         self._timers = timers
+        self._ahead = ahead
         self._now = now
         self.new: list[NewTimer] = []
         self.due = DueTimers()
         self.topics: dict[str, int] = {}
+        self.late_marks: list[dict[str, str]] = []
+        """Marks whose slots are delivered."""
+        self.rolled: dict[bytes, int] = {}
+        """The numbers of messages whose rolled copies are ahead (see TimerAhead.roll_of)."""
         self.next_offset = timers.next_offset
         self.is_full = False
         """The wheel still has an overdue slot where the next message has to go."""
@@ -381,13 +400,21 @@ class _Batch:
         if head.queue_offset < timers.found_until and due < timers.found_read_time:
             self.next_offset = head.queue_offset + 1
             return
+        rolled = self._ahead.roll_of(view, head, properties)
+        if rolled is not None and self._ahead.rolls_left(rolled) > self.rolled.get(rolled, 0):
+            self.rolled[rolled] = self.rolled.get(rolled, 0) + 1
+            self.next_offset = head.queue_offset + 1
+            return
         magic = MAGIC_DEFAULT | (MAGIC_DELETE if deletes else 0)
         where = head.physical_offset, head.size
-        if due - due % timers.precision < self._now:
-            if not deletes:  # the message that it would cancel has been delivered
-                self.due.append(*where, magic, NEVER_ENQUEUED)
+        slot = due - due % timers.precision
+        if slot < self._now and deletes and slot < timers.read_time:
+            self.late_marks.append(properties)
+        elif slot < self._now and not deletes:
+            self.due.append(*where, magic, NEVER_ENQUEUED)
         else:
-            timer = timers.timer(due, self._now, *where, tags_code(topic), magic)
+            # A mark may come between the end of its slot and its delivery.
+            timer = timers.timer(due, min(slot, self._now), *where, tags_code(topic), magic)
             if timer.time >= timers.free_until():
                 self.is_full = True
                 return

@@ -15,16 +15,15 @@ import trio
 
 from trimq.broker.config import MessageStoreConfig
 from trimq.broker.services.stats import BrokerStats
+from trimq.broker.services.stored_again import real_place, stored_again
+from trimq.broker.services.timer_ahead import TimerAhead
 from trimq.broker.services.timer_metrics import TimerMetrics
 from trimq.broker.store.log.puts import MessageInner
 from trimq.broker.store.message_store import DueTimers, MessageStore
 from trimq.broker.store.types import PutMessageResult, PutMessageStatus
-from trimq.protocol import hashing, record
-from trimq.protocol.message_keys import index_keys
+from trimq.protocol import record
 from trimq.protocol.property_names import (
-    PROPERTY_REAL_QID,
     PROPERTY_REAL_TOPIC,
-    PROPERTY_TAGS,
     PROPERTY_TIMER_DEL_UNIQKEY,
     PROPERTY_UNIQ_KEY,
 )
@@ -66,10 +65,12 @@ class TimerPuts:
         clock: Clock,
         stats: BrokerStats,
         metrics: TimerMetrics,
+        ahead: TimerAhead | None,
         store_host: bytes,
     ) -> None:
         self._configuration = configuration
         self._store = store
+        self._ahead = ahead
         self._clock = clock
         self._stats = stats
         self._metrics = metrics
@@ -106,17 +107,23 @@ class TimerPuts:
 
     # delete marks
 
-    async def delete_keys(self, due: DueTimers) -> frozenset[str]:
-        """The keys of the messages that delete marks in a slot cancel."""
-        keys = set()
+    async def marks(self, due: DueTimers, *, rolling: bool = False) -> list[dict[str, str]]:
+        """The properties of the delete marks in a slot: of those that are due, or of those that are ``rolling``."""
+        found = []
         for at, magic in enumerate(due.magics):
-            if magic & MAGIC_DELETE and not magic & MAGIC_ROLL:
+            if magic & MAGIC_DELETE and bool(magic & MAGIC_ROLL) == rolling:
                 message = await self._read(due.offsets[at], due.sizes[at])
-                key = message.properties.get(PROPERTY_TIMER_DEL_UNIQKEY) if message is not None else None
-                if message is not None and key is not None:
-                    keys.add(key)
-                    # The mark counted -1; what it cancels counts -1 too.
-                    self._metrics.add({message.properties.get(PROPERTY_REAL_TOPIC, ""): 1})
+                if message is not None and PROPERTY_TIMER_DEL_UNIQKEY in message.properties:
+                    found.append(message.properties)
+        return found
+
+    def delete_keys(self, marks: Iterable[dict[str, str]]) -> frozenset[str]:
+        """The keys of the messages that the delete marks of a slot cancel."""
+        keys = set()
+        for properties in marks:
+            keys.add(properties[PROPERTY_TIMER_DEL_UNIQKEY])
+            # The mark counted -1; what it cancels counts -1 too.
+            self._metrics.add({properties.get(PROPERTY_REAL_TOPIC, ""): 1})
         return frozenset(keys)
 
     # delivery
@@ -124,7 +131,7 @@ class TimerPuts:
     async def deliver(self, due: DueTimers, deleted: frozenset[str]) -> bool:
         """Put all messages of a slot that are not ``deleted``. False if ``stop`` ended that.
 
-        A failed put is tried again with growing pauses; those that succeeded are not.
+        A failed put or read is tried again with growing pauses; those that succeeded are not.
         """
         remaining: Sequence[int] = range(len(due))
         pause = _FIRST_RETRY_MS
@@ -151,7 +158,11 @@ class TimerPuts:
             for at in left:
                 magic = due.magics[at]
                 if not magic & MAGIC_DELETE or magic & MAGIC_ROLL:
-                    await self._deliver_one(due, at, deleted)
+                    try:
+                        await self._deliver_one(due, at, deleted)
+                    except OSError as error:  # the record could not be read
+                        self._failed.append(at)
+                        self._reason = str(error)
                 if self._in_flight >= _IN_FLIGHT:
                     await self._landing(_IN_FLIGHT // 2)
                 if self._refuses_all:
@@ -182,17 +193,27 @@ class TimerPuts:
             return
         properties = message.properties
         topic = properties.get(PROPERTY_REAL_TOPIC, "")
-        if deleted and self._is_deleted(properties, topic, deleted):
+        change = 0 if due.write_times[at] == NEVER_ENQUEUED else 1 if due.magics[at] & MAGIC_DELETE else -1
+        ahead, rolls = self._ahead, bool(due.magics[at] & MAGIC_ROLL)
+        if (deleted and self._is_deleted(properties, topic, deleted)) or (ahead and ahead.cancels(properties)):
             self.cancelled += 1
-            self._changes[topic] = self._changes.get(topic, 0) - 1
+            self._changes[topic] = self._changes.get(topic, 0) + change
             return
-        inner = self._message(message, due.write_times[at], rolls=bool(due.magics[at] & MAGIC_ROLL))
+        if rolls and ahead and (rolled := ahead.roll_of(message.view, message.head, properties)) is not None:
+            ahead.was_rolled(rolled)
+            self._changes[topic] = self._changes.get(topic, 0) + change
+            return
+        inner = self._message(message, due.write_times[at], rolls=rolls)
         if inner is None:
             self.dropped += 1
-            _log.error("timed_message_dropped", topic=topic, commit_log_offset=offset, reason="no real topic")
+            _log.error(
+                "timed_message_dropped",
+                topic=topic,
+                commit_log_offset=offset,
+                reason="no real topic that clients may send to",
+            )
             return
         self._in_flight += 1
-        change = 0 if due.write_times[at] == NEVER_ENQUEUED else 1 if due.magics[at] & MAGIC_DELETE else -1
         done = partial(self._done, at, change, topic, offset, inner.topic)
         result = self._store.put_message(inner, done)
         if result is not None:
@@ -209,6 +230,8 @@ class TimerPuts:
         status = result.status
         if result.ok:
             self.delivered += 1
+            if stored_topic == TIMER_TOPIC and self._ahead is not None:
+                self._ahead.rolled(result.queue_offset)
             self._stats.topic_put(stored_topic, 1, result.size)
         elif status in _HOPELESS or (
             status is PutMessageStatus.UNKNOWN_ERROR and self._config.timer_skip_unknown_error
@@ -246,33 +269,20 @@ class TimerPuts:
         view, head, properties = message
         now = self._clock.wall_ms()
         if rolls:
-            topic, queue_id = TIMER_TOPIC, 0
+            place: tuple[str, int] | None = (TIMER_TOPIC, 0)
             text = rolled_text(properties, write_time, now)
         else:
-            topic = properties.get(PROPERTY_REAL_TOPIC, "")
-            if not topic or PROPERTY_TIMER_DEL_UNIQKEY in properties:
-                return None
-            queue_id = _queue_id(properties)
+            place = real_place(properties)
             text = restored_text(properties, write_time, now)
-        tags = properties.get(PROPERTY_TAGS)
-        return MessageInner(
-            topic=topic,
-            queue_id=queue_id,
-            body=view[head.body_at : head.body_end],
-            properties=text,
-            born_timestamp=head.born_timestamp,
-            born_host=head.born_host,
-            store_host=self._store_host or head.store_host,
-            flag=head.flag,
-            sys_flag=head.sys_flag,
-            reconsume_times=head.reconsume_times,
+        if place is None or (PROPERTY_TIMER_DEL_UNIQKEY in properties and not rolls):
+            return None
+        return stored_again(
+            view,
+            head,
+            properties,
+            place,
+            text,
+            store_host=self._store_host,
+            indexes_tags=self._store.indexes_tags,
             prepared_transaction_offset=head.prepared_transaction_offset,
-            tags_code=hashing.tags_code(tags) if tags else 0,
-            keys=index_keys(properties, tags=self._store.indexes_tags),
-            wait=False,
         )
-
-
-def _queue_id(properties: dict[str, str]) -> int:
-    text = properties.get(PROPERTY_REAL_QID, "0")
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0

@@ -137,17 +137,19 @@ async def test_a_retry_topic_gets_no_handle(life: Life) -> None:
         assert "recallHandle" not in reply.ext_fields()
 
 
-async def test_a_send_to_the_timers_own_topic(life: Life) -> None:
-    """As in RocketMQ it is stored as it is. One without a time is skipped, and does not stop the timer."""
+@pytest.mark.parametrize(("code", "v1"), [(RequestCode.SEND_MESSAGE, True), (RequestCode.SEND_MESSAGE_V2, False)])
+@pytest.mark.parametrize(
+    "properties", [{}, {"TIMER_OUT_MS": str(NOW + 3000), "REAL_TOPIC": "RMQ_SYS_TRANS_HALF_TOPIC"}]
+)
+async def test_a_send_to_the_timers_own_topic(life: Life, properties: dict[str, str], code: int, *, v1: bool) -> None:
+    """RocketMQ takes it, and delivers it to whatever topic it names."""
     async with life.running() as client:
-        for properties in ({}, {"TIMER_OUT_MS": "x"}, {"TIMER_DELAY_MS": "5"}, {"TIMER_OUT_MS": str(NOW + 3000)}):
-            reply = await client.send(TIMER, b"foreign", properties)
-            assert reply.code == ResponseCode.SUCCESS
-            assert "recallHandle" not in reply.ext_fields()
+        for more in ({}, {"TIMER_DELAY_MS": "5"}, {"DELAY": "1"}, {"TRAN_MSG": "true", "PGROUP": "P"}):
+            reply = await client.send(TIMER, b"foreign", properties | more, v1=v1, code=code)
+            assert reply.code == ResponseCode.NO_PERMISSION
+            assert TIMER in str(reply.remark)
         await timed(client, b"own", 5_000)
-        await life.advance(10)
-        assert [one.body for one in await all_there(client)] == [b"own"]
-        assert life.broker.context.timer.puts.dropped == 1  # the one with a time but no real topic
+        assert [one.body for one in await there(client, TIMER)] == [b"own"]
 
 
 async def test_a_delivered_message_is_not_timed_again(life: Life) -> None:
@@ -225,6 +227,7 @@ async def test_recalls_are_off_by_default(client: WireClient) -> None:
     ("handle", "topic", "code"),
     [
         (encode_handle("Orders", "broker-a", NOW + 9_000, "U"), "Nowhere", ResponseCode.TOPIC_NOT_EXIST),
+        (encode_handle(TIMER, "broker-a", NOW + 9_000, "U"), TIMER, ResponseCode.NO_PERMISSION),
         ("?", "Orders", ResponseCode.ILLEGAL_OPERATION),
         (encode_handle("Other", "broker-a", NOW + 9_000, "U"), "Orders", ResponseCode.ILLEGAL_OPERATION),
         (encode_handle("Orders", "broker-b", NOW + 9_000, "U"), "Orders", ResponseCode.ILLEGAL_OPERATION),

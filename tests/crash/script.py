@@ -5,7 +5,7 @@ log, queue and index files that roll over, retention, topics that are deleted an
 can be run alone on the disk that the previous one left.
 """
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from random import Random
@@ -24,6 +24,7 @@ from trimq.broker.store.message_store import MessageStore
 from trimq.broker.store.types import PutMessageResult, PutMessageStatus
 from trimq.protocol.hashing import tags_code
 from trimq.protocol.timer_layout import out_time
+from trimq.protocol.timer_message import RECALL_TAG
 from trimq.protocol.topic_rules import SCHEDULE_TOPIC, TIMER_TOPIC
 from trimq.remoting.runtime.clock import ManualClock
 
@@ -43,6 +44,12 @@ class Sent(NamedTuple):
     properties: str
     tags_code: int | None
     """None for a delayed message: its unit holds the due time instead, which depends on the store time."""
+
+    @property
+    def out_ms(self) -> int | None:
+        """TIMER_OUT_MS; None unless it is a timed message or a delete mark."""
+        _, _, rest = self.properties.partition("TIMER_OUT_MS\x01")
+        return int(rest.partition("\x02")[0]) if rest else None
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -97,7 +104,14 @@ class Written(NamedTuple):
     value: int
 
 
-Event = Sent | Acknowledged | Deleting | Dropping | Writing | Written | TransactionEvent
+class Recalling(NamedTuple):
+    """The recall of a timed message has started: the message ``mark`` is its delete mark."""
+
+    mark: bytes
+    recalled: bytes
+
+
+Event = Sent | Acknowledged | Recalling | Deleting | Dropping | Writing | Written | TransactionEvent
 
 
 class Moment(NamedTuple):
@@ -120,6 +134,8 @@ class Promise:
     dropped: set[bytes] = field(default_factory=set)
     delivered: set[bytes] = field(default_factory=set)
     """Timed messages whose copies may have expired."""
+    recalls: dict[bytes, bytes] = field(default_factory=dict)
+    """The timed messages of which a recall has started, by their delete marks."""
     state: tuple[int, int] = (0, 0)
     """The state file holds no older value than the first and no newer one than the second."""
     halves: dict[bytes, HalfPromise] = field(default_factory=dict)
@@ -139,6 +155,8 @@ def promise(events: Iterable[Event], moment: Moment, *, killed: bool = False) ->
                 made.placed[event.body] = event
                 if killed or event.durable or event.physical_offset + event.size <= moment.flushed:
                     made.durable[event.body] = event
+            case Recalling():
+                made.recalls[event.mark] = event.recalled
             case Deleting():
                 made.deleted_below = event.below
                 made.delivered.update(body for body, sent in made.sent.items() if sent.topic == TIMER_TOPIC)
@@ -292,7 +310,36 @@ class Script:
         self, topic: str, queue_id: int, sizes: Iterable[int], *, wait: bool = True, v6: bool = False
     ) -> None:
         """Send a message, or several as a batch, and with ``wait`` wait for the answer."""
-        sent = [self.make(topic, queue_id, size) for size in sizes]
+        await self.put([self.make(topic, queue_id, size) for size in sizes], wait=wait, v6=v6)
+
+    async def recall(self) -> None:
+        """Store the delete mark of a timed message that is not due yet, if there is one."""
+        stored = {event.body for event in self.events if isinstance(event, Acknowledged)}
+        done = {body for event in self.events if isinstance(event, Recalling) for body in event}
+        now = self.clock.wall_ms()
+        waiting = [
+            event
+            for event in self.events
+            if isinstance(event, Sent) and event.body in stored - done and (event.out_ms or 0) > now
+        ]
+        if not waiting:
+            return
+        chosen = self.random.choice(waiting)
+        self.number += 1
+        key = chosen.properties.partition("\x02")[0]
+        text = (
+            f"TAGS\x01{RECALL_TAG}\x02TIMER_DEL_UNIQKEY\x01{key.partition(chr(1))[2]}\x02{key}\x02"
+            f"TIMER_OUT_MS\x01{chosen.out_ms}\x02REAL_TOPIC\x01{TIMED}\x02REAL_QID\x010\x02"
+        )
+        body = self.number.to_bytes(4, "big") + b"0"
+        mark = Sent(TIMER_TOPIC, 0, body, text, tags_code(RECALL_TAG))
+        self.events += [Recalling(body, chosen.body), mark]
+        await self.put([mark])
+        await trio.sleep(0.1)  # a precision passes between a recall and the delivery: the mark is readable by then
+
+    async def put(self, sent: Sequence[Sent], *, wait: bool = True, v6: bool = False) -> None:
+        """Put messages of one queue, noted as sent, and with ``wait`` wait for the answer."""
+        topic, queue_id = sent[0].topic, sent[0].queue_id
         done = trio.Event()
         durable = self.sync
 
@@ -373,6 +420,10 @@ async def _send_timed(script: Script) -> None:
 
 async def _send_timed_and_go_on(script: Script) -> None:
     await script.send(TIMER_TOPIC, 0, [25], wait=False)
+
+
+async def _recall(script: Script) -> None:
+    await script.recall()
 
 
 async def _slots_end(script: Script) -> None:
@@ -483,6 +534,7 @@ CHAPTERS: Final[list[tuple[bool, list[Operation]]]] = [
             _send_timed,
             _send_timed,
             _send_medium,
+            _recall,
             _send_to_gamma,
             _slots_end,
             _send_to_gamma,
@@ -525,6 +577,7 @@ CHAPTERS: Final[list[tuple[bool, list[Operation]]]] = [
             _send_timed,
             _slots_end,
             _send_timed_and_go_on,
+            _recall,
             _send_delayed,
             _send_batch,
             _slots_end,
@@ -561,6 +614,7 @@ CHAPTERS: Final[list[tuple[bool, list[Operation]]]] = [
             _settle,
             _checkpoint_passes,
             _send_timed,
+            _recall,
             _send_large,
             _send_batch,
             _send_delayed,
@@ -580,6 +634,7 @@ CHAPTERS: Final[list[tuple[bool, list[Operation]]]] = [
             _send_v6,
             _write_state,
             _send_timed,
+            _recall,
             _send_batch,
             _slots_end,
             _checkpoint_passes,
@@ -597,6 +652,7 @@ CHAPTERS: Final[list[tuple[bool, list[Operation]]]] = [
             _send_timed,
             _send_timed,
             _flush_passes,
+            _recall,
             _slots_end,
             _prepare,
             _check_back,

@@ -21,6 +21,7 @@ from tests.crash.enumeration import (
 )
 from tests.crash.images import NameChange
 from tests.crash.losses import Damage, Loss, Survivor, survivor
+from tests.crash.script import Recalling
 
 SEEDS = (1, 2)
 SECOND = 3
@@ -95,6 +96,7 @@ def test_the_script_does_what_it_is_for() -> None:
     assert found.operations["restart"] == 4
     assert found.operations["clean stop"] == 5
     assert found.operations["write_state"] >= 5
+    assert sum(isinstance(event, Recalling) for event in found.events) >= 3
 
 
 def test_a_kill_leaves_no_queue_file_without_a_unit() -> None:

@@ -3,8 +3,8 @@
 ``next_offset`` and ``read_time`` are the two ends: messages of the timer's queue before the one are in wheel and log,
 or delivered; slots before the other are delivered. A checkpoint records both after everything below them is durable:
 the delivered copies in the commit log, the units, the slots. A start goes back to the last checkpoint, so a crash
-delivers again what was delivered since, and loses nothing. Nothing of this exists on disk before the first timed
-message.
+delivers again what was delivered since, and loses nothing. Rolls are not repeated, see services/timer_ahead.py. Nothing
+of this exists on disk before the first timed message.
 """
 
 import os
@@ -112,6 +112,8 @@ class TimerStore:
         """What recovery had to repair."""
         self.changed = False
         """There is something that the last checkpoint does not have, other than the read time."""
+        self.is_between = False
+        """No checkpoint may be written now: a start after it would not reach delete marks that are still needed."""
         self._broken = False
         self._saving = trio.Lock()
 
@@ -232,7 +234,7 @@ class TimerStore:
     # -- checkpoints
 
     async def save(self, sync_commit_log: Callable[[], Awaitable[bool]], now_ms: int, *, last: bool = False) -> bool:
-        """Write a checkpoint if there is something new. Returns False if that failed.
+        """Write a checkpoint if there is something new. Returns False if that failed, or may not be done now.
 
         ``last``: the last one of this process, which also records the read time if nothing else has changed.
 
@@ -244,6 +246,8 @@ class TimerStore:
                 return False
             if not self.exists or not (self.changed or (last and self.read_time != self.checkpoint.read_time)):
                 return True
+            if self.is_between:
+                return False
             # One turn of the loop: these belong together.
             checkpoint = TimerCheckpoint(
                 read_time=self.read_time,

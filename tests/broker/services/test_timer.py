@@ -10,7 +10,7 @@ from tests.broker.services.timer_rig import NOW, Rig
 from tests.store.builders import message
 from tests.store.simdisk import Loss
 from trimq.broker.health import timer_notes
-from trimq.broker.services import timer_put
+from trimq.broker.services import timer, timer_ahead, timer_put
 from trimq.broker.services.pending_timers import PendingTimers
 from trimq.broker.store.types import PutMessageResult, PutMessageStatus
 from trimq.protocol.timer_layout import SLOTS
@@ -228,6 +228,359 @@ async def test_a_file_of_counts_that_cannot_be_read() -> None:
     async with rig.running():
         await rig.advance(60)
         assert await rig.bodies() == [b"1"]
+
+
+# -- recalls and crashes
+
+
+async def recall(rig: Rig, body: bytes, out_ms: int) -> None:
+    """Store a delete mark as RecallMessageProcessor does."""
+    after = out_ms + 1 - rig.clock.wall_ms()
+    name = body.decode()
+    await rig.send(b"mark", after, UNIQ_KEY=name, TIMER_DEL_UNIQKEY=name, TAGS="_RECALL_TAG_")
+
+
+def counted(rig: Rig) -> int:
+    """The number of waiting messages according to the counts of topics."""
+    return sum(one.count for one in rig.service.metrics.counts.values())
+
+
+@pytest.mark.parametrize("outage", [0, 60, 40 * DAY])
+@pytest.mark.parametrize("ending", [Loss.ALL, Loss.NOTHING])
+async def test_a_recall_that_no_checkpoint_has(ending: Loss, outage: float) -> None:
+    """The overdue slots are delivered before the mark enters the wheel."""
+    rig = Rig(flushDiskType="SYNC_FLUSH")
+    async with rig.running(ending=ending):
+        for name in (b"recalled", b"kept", b"other"):
+            await rig.send(name, 20_000)
+        await rig.advance(2)
+        await rig.advance(2)
+        await recall(rig, b"recalled", NOW + 19_000)
+        await recall(rig, b"other", NOW + 18_000)  # not the slot of that message
+    rig.clock.advance(outage)
+    async with rig.running():
+        assert rig.timers.checkpoint.queue_offset == 3
+        await rig.advance(17)
+        assert await rig.bodies() == [b"kept", b"other"]
+        assert rig.service.puts.cancelled == 1
+        await rig.advance(1)
+        assert counted(rig) == 0
+
+
+@pytest.mark.parametrize("flush_ms", [500, 30_000])
+@pytest.mark.parametrize("recalled_after", [1, 11, 25, 38])
+@pytest.mark.parametrize("ended_after", [0, 1, 6])
+@pytest.mark.parametrize("ending", [None, Loss.ALL, Loss.NOTHING])
+async def test_a_recall_of_a_message_that_rolls(
+    ending: Loss | None, ended_after: int, recalled_after: int, flush_ms: int
+) -> None:
+    """The outage has both the times at which message or mark roll, and that at which they are due."""
+    rig = Rig(flushDiskType="SYNC_FLUSH", timerRollWindowSlot="10", timerFlushIntervalMs=flush_ms)
+    async with rig.running(ending=ending):
+        await rig.send(b"recalled", 42_000)
+        await rig.send(b"kept", 42_000)
+        for _ in range(recalled_after):
+            await rig.advance(1)
+        await recall(rig, b"recalled", NOW + 41_000)
+        for _ in range(min(ended_after, 41 - recalled_after)):
+            await rig.advance(1)
+    rig.clock.advance(60)
+    async with rig.running():
+        await rig.advance(60)
+        assert await rig.bodies() == [b"kept"]
+        assert rig.timers.is_empty
+        assert not rig.timers.is_between
+
+
+@pytest.mark.parametrize("ending", [None, Loss.ALL])
+async def test_a_mark_that_is_reached_before_the_rolled_copy(ending: Loss | None) -> None:
+    """A crash between the two: no checkpoint may say that the mark is done."""
+    rig = Rig(flushDiskType="SYNC_FLUSH", timerRollWindowSlot="10")
+    async with rig.running(ending=Loss.ALL):
+        await rig.send(b"recalled", 15_000)
+        await rig.advance(5)
+        await recall(rig, b"recalled", NOW + 14_000)  # in the slot in which it is due; the message rolls before that
+        await rig.advance(2)
+        await rig.advance(2)
+    rig.clock.advance(60)
+    rig.configuration.apply("timerStopEnqueue", "true", "test")
+    async with rig.running(ending=ending):
+        for _ in range(4):
+            await rig.advance(1)
+        assert rig.service.behind_messages == 1
+        assert rig.timers.is_empty
+    rig.configuration.apply("timerStopEnqueue", "false", "test")
+    async with rig.running():
+        for _ in range(4):
+            await rig.advance(1)
+        assert await rig.bodies() == []
+        assert (rig.service.behind_messages, rig.timers.is_between) == (0, False)
+        assert rig.timers.checkpoint.queue_offset == 3
+
+
+async def test_a_mark_that_comes_between_the_end_of_its_slot_and_the_delivery() -> None:
+    rig = Rig()
+    async with rig.running():
+        await rig.send(b"recalled", 5_000)
+        await rig.send(b"kept", 5_000)
+        await rig.settled()
+        for name in ("timerStopEnqueue", "timerStopDequeue"):
+            rig.configuration.apply(name, "true", "test")
+        await recall(rig, b"recalled", NOW + 4_000)
+        await rig.advance(40 * DAY)
+        rig.configuration.apply("timerStopEnqueue", "false", "test")
+        await rig.advance(1)
+        assert rig.service.behind_messages == 0
+        rig.configuration.apply("timerStopDequeue", "false", "test")
+        await rig.advance(1)
+        assert await rig.bodies() == [b"kept"]
+        assert rig.service.metrics.counts["Orders"].count == 0
+
+
+async def test_a_message_and_its_mark_that_are_found_when_both_are_due() -> None:
+    rig = Rig(timerStopEnqueue="true")
+    async with rig.running():
+        await rig.send(b"recalled", 5_000)
+        await rig.send(b"kept", 5_000)
+        await recall(rig, b"recalled", NOW + 4_000)
+        await rig.advance(10)
+        rig.configuration.apply("timerStopEnqueue", "false", "test")
+        await rig.advance(1)
+        assert await rig.bodies() == [b"kept"]
+        assert counted(rig) == 0
+
+
+async def test_a_mark_that_comes_while_its_message_rolls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its place in the queue is before the rolled copy, and both are read when they are due."""
+    monkeypatch.setattr(timer, "_READS", 1)
+    monkeypatch.setattr(timer_ahead, "_MAX_COUNT", 1)
+    rig = Rig(timerRollWindowSlot="10")
+    async with rig.running():
+        await rig.send(b"recalled", 15_000)
+        await rig.advance(5)
+        rig.configuration.apply("timerStopEnqueue", "true", "test")
+        due = rig.timers.due
+
+        async def recall_first(slot: Any) -> Any:
+            await recall(rig, b"recalled", NOW + 14_000)
+            return await due(slot)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(rig.timers, "due", recall_first)
+            await rig.advance(6)
+        assert rig.service.behind_messages == 2
+        await rig.advance(30)
+        rig.configuration.apply("timerStopEnqueue", "false", "test")
+        await rig.advance(1)
+        assert await rig.bodies() == []
+
+
+@pytest.mark.parametrize("flush_ms", [500, 100_000])
+@pytest.mark.parametrize("ended_after", [1, 8, 10, 11, 12, 21, 22, 31, 39, 41, 42, 43])
+@pytest.mark.parametrize("ending", [None, Loss.ALL, Loss.NOTHING])
+async def test_a_start_repeats_no_roll(ending: Loss | None, ended_after: int, flush_ms: int) -> None:
+    """Without a checkpoint all steps are repeated, but for the rolls whose copies are in the queue."""
+    rig = Rig(flushDiskType="SYNC_FLUSH", timerRollWindowSlot="10", timerFlushIntervalMs=flush_ms)
+    async with rig.running(ending=ending):
+        await rig.send(b"far", 42_000)
+        for _ in range(ended_after):
+            await rig.advance(1)
+        before = len(await rig.bodies())
+    async with rig.running(ending=ending):
+        await rig.settled()
+    async with rig.running():
+        for _ in range(45):
+            await rig.advance(1)
+        rolls = [one.properties.get("TIMER_ROLL_TIMES", "0") for one in await rig.delivered(TIMER_TOPIC)]
+        assert rolls == [str(number) for number in range(len(rolls))]
+        assert len(rolls) > 2
+        copies = await rig.bodies()
+        assert copies == [b"far"] * max(1, len(copies))
+        assert len(copies) <= (1 + 2 * before if ending is not None else 1)
+        assert counted(rig) == 0
+
+
+@pytest.mark.parametrize("checkpoint", [True, False])
+async def test_equal_messages_whose_rolls_were_lost_in_part(*, checkpoint: bool) -> None:
+    """Two messages that nothing tells apart, and one rolled copy: the other one is rolled again."""
+    rig = Rig(flushDiskType="SYNC_FLUSH", timerRollWindowSlot="10", timerFlushIntervalMs=100_000)
+    async with rig.running(ending=Loss.ALL):
+        for _ in range(2):
+            await rig.send(b"same", 15_000)
+        await rig.settled()
+        if checkpoint:
+            assert await rig.timers.save(rig.store.flush, rig.clock.wall_ms())
+        rig.refuse = {b"same": [BUSY]}
+        for _ in range(11):
+            await rig.advance(1)
+        assert len(await rig.delivered(TIMER_TOPIC)) == 3  # the other one waits for its next attempt
+    async with rig.running():
+        for _ in range(20):
+            await rig.advance(1)
+        assert await rig.bodies() == [b"same"] * 2
+
+
+@pytest.mark.parametrize("reads", range(1, 7))
+async def test_a_record_that_cannot_be_read_once(reads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At any read: it is tried again, and no other message of its slot comes twice or rolls twice."""
+    rig = Rig(timerRollWindowSlot="10")
+    async with rig.running():
+        await rig.send(b"recalled", 30_000)
+        await rig.send(b"kept", 30_000)
+        await rig.send(b"mark", 30_000, UNIQ_KEY="recalled", TIMER_DEL_UNIQKEY="recalled")  # rolls in the same slot
+        await rig.settled()
+        read, left = rig.service.puts._read, [reads]
+
+        async def fail(*place: int) -> Any:
+            left[0] -= 1
+            if not left[0]:
+                raise OSError(errno.EIO, "broken")
+            return await read(*place)
+
+        monkeypatch.setattr(rig.service.puts, "_read", fail)
+        rig.clock.advance(60)
+        for _ in range(5):
+            await rig.advance(0.1)
+        assert left[0] <= 0
+        assert await rig.bodies() == [b"kept"]
+        assert [one.body for one in await rig.delivered(TIMER_TOPIC)].count(b"kept") == 2
+        assert counted(rig) == 0
+
+
+async def test_an_error_between_the_slots_of_a_message_and_its_mark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mark's slot is tried again before the rolled copy of the message is read."""
+    rig = Rig(timerRollWindowSlot="10")
+    async with rig.running():
+        await rig.send(b"recalled", 15_000)
+        await rig.advance(5)
+        await recall(rig, b"recalled", NOW + 14_000)
+        await rig.settled()
+        find, failures = rig.timers.due, [None, OSError(errno.EIO, "broken")]
+
+        async def fail(slot: Any) -> Any:
+            if failures and (error := failures.pop(0)) is not None:
+                raise error
+            return await find(slot)
+
+        monkeypatch.setattr(rig.timers, "due", fail)
+        for _ in range(5):
+            await rig.advance(12 if failures else 0.1)
+        assert not failures
+        assert await rig.bodies() == []
+        assert rig.service.puts.cancelled == 1
+
+
+async def test_a_rolled_copy_that_the_checkpoint_counts_as_rolled() -> None:
+    """Its message is not in the wheel any more: the copy is not taken for a message that has rolled."""
+    rig = Rig(flushDiskType="SYNC_FLUSH", timerRollWindowSlot="10")
+    async with rig.running(ending=Loss.ALL):
+        await rig.send(b"far", 42_000)
+        await rig.advance(2)
+        await rig.advance(2)
+    rig.clock.advance(10)
+    rig.configuration.apply("timerStopEnqueue", "true", "test")
+    async with rig.running(ending=Loss.ALL):
+        assert await rig.timers.save(rig.store.flush, rig.clock.wall_ms())
+        assert (rig.timers.is_empty, rig.service.behind_messages) == (True, 1)
+    rig.configuration.apply("timerStopEnqueue", "false", "test")
+    async with rig.running():
+        for _ in range(45):
+            await rig.advance(1)
+        assert await rig.bodies() == [b"far"]
+
+
+async def test_an_equal_message_that_rolls_after_the_checkpoint() -> None:
+    """The copy of the first, which the checkpoint counts as rolled, is not taken for that of the second."""
+    rig = Rig(flushDiskType="SYNC_FLUSH", timerRollWindowSlot="10")
+    async with rig.running(ending=Loss.ALL):
+        await rig.send(b"same", 21_000)
+        for _ in range(3):
+            await rig.advance(1)
+        await rig.send(b"same", 18_000)
+        await rig.advance(1)
+        rig.configuration.apply("timerStopEnqueue", "true", "test")
+        for _ in range(8):
+            await rig.advance(1)
+        await rig.advance(0.6)
+        assert len(await rig.delivered(TIMER_TOPIC)) == 3
+        assert rig.timers.checkpoint.read_time == NOW + 12_000
+    async with rig.running():
+        for _ in range(5):
+            await rig.advance(1)
+        rig.configuration.apply("timerStopEnqueue", "false", "test")
+        for _ in range(15):
+            await rig.advance(1)
+        assert await rig.bodies() == [b"same"] * 2
+
+
+async def test_more_recalls_and_rolls_ahead_than_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timer_ahead, "MOST_MARKS", 2)
+    monkeypatch.setattr(timer_ahead, "MOST_ROLLS", 1)
+    monkeypatch.setattr(timer_ahead, "_MAX_COUNT", 1)
+    rig = Rig(flushDiskType="SYNC_FLUSH", timerRollWindowSlot="10", timerFlushIntervalMs=100_000)
+    async with rig.running(ending=Loss.ALL):
+        for number in range(6):
+            await rig.send(b"%d" % number, 5_000)
+        for number in range(3):
+            await rig.send(b"far %d" % number, 30_000)
+        await rig.settled()
+        assert await rig.timers.save(rig.store.flush, rig.clock.wall_ms())
+        rig.configuration.apply("timerStopDequeue", "true", "test")
+        for number in range(4):
+            await recall(rig, b"%d" % number, NOW + 4_000)
+    rig.configuration.apply("timerStopDequeue", "false", "test")
+    rig.clock.advance(6)
+    async with rig.running(ending=Loss.ALL):
+        assert await rig.bodies() == [b"2", b"3", b"4", b"5"]
+        for _ in range(5):
+            await rig.advance(1)
+    monkeypatch.setattr(timer_ahead, "MOST_MARKS", 100)
+    async with rig.running():
+        for _ in range(40):
+            await rig.advance(1)
+        assert {b"far 0", b"far 1", b"far 2"} < set(await rig.bodies())
+        rolled = [one.properties.get("TIMER_ROLL_TIMES") for one in await rig.delivered(TIMER_TOPIC)]
+        assert rolled.count("1") == 3 + 2
+
+
+@pytest.mark.parametrize(
+    "topic",
+    [
+        "",
+        " ",
+        "rmq_sys_wheel_timer",
+        "RMQ_SYS_TRANS_HALF_TOPIC",
+        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+        "SCHEDULE_TOPIC_XXXX",
+        "../config",
+        "a b",
+        "x" * 128,
+    ],
+)
+async def test_a_real_topic_that_no_client_may_send_to(topic: str) -> None:
+    """RocketMQ lets a client write to the timer's topic, so a store may have such messages."""
+    rig = Rig(timerRollWindowSlot="10")
+    async with rig.running():
+        await rig.send(b"foreign", 2_000, topic)
+        await rig.send(b"foreign, far", 12_000, topic)
+        await rig.send(b"own", 2_000)
+        await rig.store_one(message(b"no time", TIMER_TOPIC, properties=b"REAL_TOPIC\x01Orders\x02"))
+        for _ in range(14):
+            await rig.advance(1)
+        assert await rig.bodies() == [b"own"]
+        assert rig.service.puts.dropped == 2
+        assert set(rig.store.topics()) == {TIMER_TOPIC, "Orders"}
+        (note,) = timer_notes(rig.service)
+        assert note.code == "timed_messages_lost"
+
+
+@pytest.mark.parametrize("queue", ["", "x", "-1", "99999999999"])
+async def test_a_real_queue_that_is_none(queue: str) -> None:
+    rig = Rig()
+    async with rig.running():
+        await rig.send(b"x", 2_000, REAL_QID=queue)
+        await rig.advance(3)
+        assert await rig.bodies() == [b"x"]
 
 
 # -- clocks
