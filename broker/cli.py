@@ -97,7 +97,8 @@ def run(configuration: Configuration, began: float, *, accept_missing_log: bool 
     """Run the broker until SIGTERM or SIGINT. Exits with code 1 if it cannot start."""
     import trio  # noqa: PLC0415 - not needed to print a configuration
 
-    from trimq.broker.controller import BrokerController, StartError  # noqa: PLC0415 - as above
+    from trimq.broker.controller import BrokerController  # noqa: PLC0415 - as above
+    from trimq.broker.start_error import StartError  # noqa: PLC0415 - as above
     from trimq.remoting.config.command_line import prepare_process  # noqa: PLC0415 - as above
 
     close_log = open_log(_PROGRAM, configuration)

@@ -6,7 +6,6 @@ flight, write the state files, close the store.
 """
 
 import gc
-import socket
 from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -20,7 +19,7 @@ from trimq.broker.config import BrokerConfig, MessageStoreConfig
 from trimq.broker.context import BrokerContext
 from trimq.broker.health import log_hold_notes, name_server_reasons, native_notes, store_reasons, timer_notes
 from trimq.broker.identity import BrokerIdentity
-from trimq.broker.processor_table import register_processors
+from trimq.broker.ports import ClientPorts
 from trimq.broker.services.client_calls import ClientCalls
 from trimq.broker.services.config_file import ConfigFile
 from trimq.broker.services.consumer_filters import ConsumerFilterManager
@@ -29,9 +28,7 @@ from trimq.broker.services.groups import SubscriptionGroupManager
 from trimq.broker.services.long_polling import PullRequestHoldService
 from trimq.broker.services.message_request_mode import MessageRequestModeManager
 from trimq.broker.services.offsets import ConsumerOffsetManager
-from trimq.broker.services.pending_timers import TIMED_MESSAGES, PendingTimers
 from trimq.broker.services.producers import ProducerManager
-from trimq.broker.services.queued_messages import QueuedMessages
 from trimq.broker.services.rebalance_lock import RebalanceLockManager
 from trimq.broker.services.registration import BrokerOuterAPI
 from trimq.broker.services.schedule import ScheduleMessageService
@@ -41,28 +38,26 @@ from trimq.broker.services.timer import TimerMessageService
 from trimq.broker.services.topic_routes import TopicRouteInfoManager
 from trimq.broker.services.topics import TopicConfigManager
 from trimq.broker.services.transaction.check import TransactionalMessageCheckService
-from trimq.broker.services.transaction.held_halves import HeldHalves
 from trimq.broker.services.transaction.read_back import read_back
 from trimq.broker.services.transaction.service import TransactionalMessageService
 from trimq.broker.services.unread import UnreadPositions
+from trimq.broker.start_error import StartError
 from trimq.broker.store.disk.disk import Disk
 from trimq.broker.store.disk.real_disk import RealDisk
-from trimq.broker.store.message_store import MappedFile, MessageStore, StoreInUseError, StoreLoadError
-from trimq.protocol.body import TopicConfig
+from trimq.broker.store.message_store import MessageStore, StoreInUseError, StoreLoadError
+from trimq.broker.wiring import connect, hold_pending
 from trimq.protocol.codes import RequestCode
 from trimq.protocol.message_id import UniqueIdGenerator
 from trimq.protocol.native import NATIVE
-from trimq.protocol.topic_rules import SCHEDULE_TOPIC, TIMER_TOPIC, TRANS_HALF_TOPIC
 from trimq.remoting.client.remoting_client import RemotingClient
 from trimq.remoting.config.command_line import stop_on_signal
-from trimq.remoting.config.configuration import ConfigError, Configuration, NettyServerConfig
+from trimq.remoting.config.configuration import Configuration, NettyServerConfig
 from trimq.remoting.http.health import Health
 from trimq.remoting.http.web_config import WebConfig
 from trimq.remoting.runtime.clock import Clock, SystemClock
 from trimq.remoting.runtime.log_setup import StructuredLog
-from trimq.remoting.server.accept import bind, open_port
 from trimq.remoting.server.gate import Gate
-from trimq.remoting.server.reactor import HandlerTable, Reactor, ReactorLimits
+from trimq.remoting.server.reactor import Reactor, ReactorLimits
 
 if TYPE_CHECKING:
     from trimq.namesrv.controller import NamesrvController
@@ -74,18 +69,12 @@ _T = TypeVar("_T")
 
 _NOT_ON_FAST_PORT: Final = (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
 _HOUSEKEEPING_SECONDS: Final = 30.0
-_QUEUES_AT_ONCE: Final = 64
-"""A topic with more queues than this does not get them when it is created, but each one with its first message."""
 _GC_THRESHOLDS: Final = (50_000, 25, 50)
 """The hot path makes no reference cycles: collections are for the rest of the program, and each one stops the loop."""
 
 
 class _Loads(Protocol):
     async def load(self) -> None: ...
-
-
-class StartError(Exception):
-    """The broker cannot start. The text gives the reason and a remedy; the command prints it."""
 
 
 class BrokerController:
@@ -150,14 +139,22 @@ class BrokerController:
             async with AsyncExitStack() as stack:
                 web = await self._open_web(stack)
                 store = await self._open_store(stack)
-                sockets = self._bind(stack)
-                context = self.context = await self._build(store, sockets, stack)
-                self._serve_with(context, sockets)
+                ports = stack.enter_context(self._bind())
+                context = self.context = await self._build(store, ports, stack)
+                table = connect(context, self.reactor, self.gate)
+                self.health.notes.append(lambda: timer_notes(context.timer))
+                self.reactor.add_listener(ports.sockets[0], table)
+                for sock in ports.sockets[1:]:
+                    self.reactor.add_listener(sock, table.without(*_NOT_ON_FAST_PORT))
                 stack.enter_context(NATIVE.heard_by(self._native_failed))
                 async with trio.open_nursery() as nursery:
                     await self._start(context, nursery)
                     if web is not None and self._section(WebConfig).serves_metrics:
-                        await self._serve_metrics(web, context, nursery)
+                        from trimq.broker.assemble_metrics import broker_metrics  # noqa: PLC0415 - only if they are on
+
+                        metrics = broker_metrics(context, self.reactor.stats, self.health)
+                        web.metrics = metrics.page
+                        await nursery.start(metrics.probe.run)
                     _settle_memory()
                     # Ready only now: sockets, services and registration are running.
                     self.health.started()
@@ -197,41 +194,6 @@ class BrokerController:
         _log.error("native_extension_off", reason=NATIVE.reason)
         self.gate.reconfigure()
 
-    async def _serve_metrics(self, app: "WebApp", context: BrokerContext, nursery: trio.Nursery) -> None:
-        from trimq.broker.metrics.clients import ClientMetrics  # noqa: PLC0415 - only if metrics are on
-        from trimq.broker.metrics.features import FeatureMetrics  # noqa: PLC0415 - as above
-        from trimq.broker.metrics.page import BrokerMetrics  # noqa: PLC0415 - as above
-        from trimq.broker.metrics.series import SeriesMetrics  # noqa: PLC0415 - as above
-        from trimq.broker.metrics.services import ServiceMetrics  # noqa: PLC0415 - as above
-        from trimq.broker.metrics.transactions import TransactionMetrics  # noqa: PLC0415 - as above
-
-        metrics = BrokerMetrics(
-            configuration=context.configuration,
-            store=context.store,
-            services=ServiceMetrics(
-                topics=context.topics,
-                groups=context.groups,
-                offsets=context.offsets,
-                long_polling=context.long_polling,
-                registration=context.registration,
-                stats=context.stats,
-            ),
-            features=FeatureMetrics(
-                filters=context.filters,
-                client_calls=context.client_calls,
-                transactions=TransactionMetrics(
-                    transactions=context.transactions, checks=context.transaction_checks, clock=context.clock
-                ),
-                timer=context.timer,
-            ),
-            series=SeriesMetrics(offsets=context.offsets, stats=context.stats, store=context.store),
-            clients=ClientMetrics(producers=context.producers, consumers=context.consumers),
-            reactor=self.reactor.stats,
-            health=self.health,
-        )
-        app.metrics = metrics.page
-        await nursery.start(metrics.probe.run)
-
     async def _open_store(self, stack: AsyncExitStack) -> MessageStore:
         store = MessageStore(
             self._section(MessageStoreConfig),
@@ -249,36 +211,12 @@ class BrokerController:
             raise StartError(f"the store {store.root} cannot be opened: {error}") from error
         return store
 
-    def _bind(self, stack: AsyncExitStack) -> list[socket.socket]:
-        """Bind the sockets for clients: the main port, and the VIP port, which serves no pulls. Neither listens yet."""
-        broker, network = self._section(BrokerConfig), self._section(NettyServerConfig)
-        sockets: list[socket.socket] = []
-        try:
-            for port in (broker.listen_port, broker.fast_port):
-                # Port 0 means any free port for the main port, and off for the VIP port.
-                if port or not sockets:
-                    sockets.append(stack.enter_context(bind(network.bind_address, port, network)))
-        except OSError as error:
-            raise _port_taken(error) from error
-        port = sockets[0].getsockname()[1]
-        host = addresses.advertised_address(broker.broker_ip1, network.bind_address)
-        self.address = addresses.join(host, port)
-        self.endpoint = (addresses.LOOPBACK if network.bind_address in addresses.WILDCARDS else host, port)
-        self.listening = [
-            f"{network.bind_address}:{found.getsockname()[1]}" + (" (without pulls)" if n else "")
-            for n, found in enumerate(sockets)
-        ]
-        return sockets
+    def _bind(self) -> ClientPorts:
+        ports = ClientPorts(self._section(BrokerConfig), self._section(NettyServerConfig))
+        self.address, self.endpoint, self.listening = ports.address, ports.endpoint, ports.listening
+        return ports
 
-    def _open_ports(self, sockets: list[socket.socket]) -> None:
-        """Listen: clients can connect from here on."""
-        try:
-            for sock in sockets:
-                open_port(sock, self._section(NettyServerConfig))
-        except OSError as error:
-            raise _port_taken(error) from error
-
-    async def _build(self, store: MessageStore, sockets: list[socket.socket], stack: AsyncExitStack) -> BrokerContext:
+    async def _build(self, store: MessageStore, ports: ClientPorts, stack: AsyncExitStack) -> BrokerContext:
         broker = self._section(BrokerConfig)
         host, _, port = self.address.rpartition(":")
         packed = addresses.pack(host, int(port))
@@ -296,12 +234,12 @@ class BrokerController:
         transactions = TransactionalMessageService(
             configuration=configuration, store=store, offsets=offsets, disk=disk, clock=clock, store_host=packed
         )
-        # Before they are read: that may take longer than the time until the first cleaning of the log.
-        store.hold_log(HeldHalves(store, transactions.halves))
         await self._load(store, topics, (topics, groups, offsets, schedule, modes, filters, transactions))
+        # Before read_back, which may take longer than the time until the first cleaning of the log.
+        hold_pending(store, schedule, timer, transactions.halves)
         await read_back(transactions, store, offsets)
         # Listen only after the state files were read: an unreadable file ends the start before a client can connect.
-        self._open_ports(sockets)
+        ports.open()
         registration = await self._registration(topics, stack)
         limits = ReactorLimits.of(self._section(NettyServerConfig))
         if store.syncs_each_put:
@@ -309,7 +247,6 @@ class BrokerController:
             limits = replace(limits, spin_many=0.0)
         self.reactor = Reactor(limits, clock)
         consumers = ConsumerManager(configuration, clock)
-        consumers.listeners.append(filters.group_changed)
         producers = ProducerManager(configuration, clock)
         return BrokerContext(
             identity=BrokerIdentity(broker_name=broker.broker_name, address=self.address),
@@ -349,7 +286,10 @@ class BrokerController:
         servers = list(broker.namesrv_addresses)
         self.name_servers = list(servers)
         if broker.runs_embedded_namesrv:
-            self.namesrv, address = self._embedded_namesrv()
+            from trimq.broker.embedded_namesrv import bind_namesrv  # noqa: PLC0415 - only if it is enabled
+
+            self.namesrv, namesrv_port = bind_namesrv(self.configuration, self.clock)
+            address = addresses.join(self.endpoint[0], namesrv_port)
             servers.append(address)
             self.name_servers.append(f"{address} (in this process)")
         client = await stack.enter_async_context(RemotingClient(clock=self.clock, log=StructuredLog()))
@@ -368,30 +308,6 @@ class BrokerController:
         client.on_close.append(lambda connection: registration.connection_lost(connection.address))
         return registration
 
-    def _embedded_namesrv(self) -> "tuple[NamesrvController, str]":
-        from trimq.namesrv import controller as namesrv  # noqa: PLC0415 - only if it is enabled
-        from trimq.namesrv.config import load_namesrv  # noqa: PLC0415 - as above
-
-        broker, network = self._section(BrokerConfig), self._section(NettyServerConfig)
-        directory = self._section(MessageStoreConfig).config_path
-        settings = {
-            "listenPort": str(broker.embedded_namesrv_port),
-            "namedListenPorts": broker.embedded_namesrv_named_listen_ports,
-            "bindAddress": network.bind_address,
-            "kvConfigPath": str(directory / "kvConfig.json"),
-            "configStorePath": str(directory / "namesrv.properties"),
-        }
-        try:
-            found = namesrv.NamesrvController(
-                load_namesrv(flags={key: (value, "embedded") for key, value in settings.items()}), self.clock
-            )
-            port = found.bind().getsockname()[1]
-        except (namesrv.StartError, ConfigError) as error:
-            raise StartError(
-                f"the name server in this process: {error}. If one runs at that address already, pass it with -n"
-            ) from error
-        return found, addresses.join(self.endpoint[0], port)
-
     async def _load(self, store: MessageStore, topics: TopicConfigManager, services: Iterable[_Loads]) -> None:
         """Read the state files, then restore the topics of queues that topics.json does not have."""
         try:
@@ -400,40 +316,6 @@ class BrokerController:
         except StateFileError as error:
             raise StartError(f"a state file cannot be read: {error}") from error
         topics.adopt({name: max(ids) + 1 for name, ids in store.topics().items() if ids})
-
-    def _serve_with(self, context: BrokerContext, sockets: list[socket.socket]) -> None:
-        """Connect store, services, processors and reactor. Nothing is served before the reactor runs."""
-        table = HandlerTable(self.gate)
-        pulls = register_processors(table, context, self.reactor.stats)
-        holds = context.long_polling
-        holds.again = pulls.again
-        holds.in_round = lambda: self.reactor.in_round
-        holds.filters.look = context.store.look_properties
-        # The order at a round's end matters: under SYNC_FLUSH the store's sync makes messages readable and wakes the
-        # pulls that wait for them, then the woken pulls are served in the same round.
-        context.store.commit_rounds(self.reactor.at_round_end, lambda: self.reactor.in_round)
-        self.reactor.at_round_end.append(holds.serve_woken)
-        # A new feature has to see held pulls too: a change wakes them, and each is compared with the gate's terms.
-        self.gate.listeners.append(holds.wake_all)
-        self.reactor.on_idle.append(pulls.prepare)
-        context.store.on_overdue.append(self._close_readers)
-        context.store.keep_unread(context.unread.oldest)
-        context.store.hold_log(QueuedMessages("delayed messages", context.store, context.schedule.positions))
-        if context.store.timers is not None:
-            context.store.hold_log(PendingTimers(context.store.timers))
-            context.store.hold_log(QueuedMessages(TIMED_MESSAGES, context.store, context.timer.positions))
-        context.store.hear_awaited(holds.awaited, holds.notify_arriving)
-        context.store.add_topic_listener(SCHEDULE_TOPIC, context.schedule.message_arriving)
-        context.store.add_topic_listener(TRANS_HALF_TOPIC, context.transactions.half_arriving)
-        context.store.add_topic_listener(TIMER_TOPIC, context.timer.message_arriving)
-        self.configuration.listeners.append(lambda _: context.store.set_config(self._section(MessageStoreConfig)))
-        # Only for topics that are created from here on: those of the state files were loaded before.
-        context.topics.delete_listeners.append(context.timer.metrics.remove)
-        self.health.notes.append(lambda: timer_notes(context.timer))
-        context.topics.listeners.append(lambda configs: _create_queues(context.store, configs))
-        self.reactor.add_listener(sockets[0], table)
-        for sock in sockets[1:]:
-            self.reactor.add_listener(sock, table.without(*_NOT_ON_FAST_PORT))
 
     async def _start(self, context: BrokerContext, nursery: trio.Nursery) -> None:
         if self.namesrv is not None:
@@ -469,13 +351,6 @@ class BrokerController:
             await self.clock.sleep(_HOUSEKEEPING_SECONDS)
             context.locks.remove_expired()
 
-    def _close_readers(self, file: MappedFile) -> None:
-        """Close connections whose unsent replies still hold a deleted file, after destroyMapedFileIntervalForcibly."""
-        for connection in list(self.reactor.connections.values()):
-            if any(file.is_released_by(release) for release in connection.out.releases()):
-                seconds = self._section(MessageStoreConfig).destroy_maped_file_interval_forcibly / 1000
-                connection.close(f"it still reads a commit log file that was deleted more than {seconds:g} s ago")
-
     # stop, in this order
 
     async def _shut_down(self, context: BrokerContext) -> None:
@@ -508,16 +383,6 @@ class BrokerController:
 
     def _section(self, kind: type[_T]) -> _T:
         return self.configuration.section(kind)
-
-
-def _port_taken(error: OSError) -> StartError:
-    return StartError(f"{error.strerror or error}: stop the process that listens there, or set listenPort")
-
-
-def _create_queues(store: MessageStore, configs: Iterable[TopicConfig]) -> None:
-    for config in configs:
-        if config.write_queue_nums <= _QUEUES_AT_ONCE:
-            store.create_queues(config.topic_name, config.write_queue_nums)
 
 
 def _settle_memory() -> None:

@@ -28,7 +28,9 @@ async def check_in_broker(client: Client, group: str, subscription: Subscription
     except (TopicNotFoundError, NoBrokerError):
         return
     body = {"clientId": client.id, "group": group, "namespace": "", "subscriptionData": subscription.data}
-    address = await client.master(route, next(iter(route.brokers)))
+    # A broker that has a master at the moment, if there is one; else the error names the first broker.
+    name = next((name for name in route.brokers if route.master(name) is not None), next(iter(route.brokers)))
+    address = await client.master(route, name)
     try:
         await client.request(address, RequestCode.CHECK_CLIENT_CONFIG, {}, encode_json(body))
     except RocketMQError as error:

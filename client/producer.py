@@ -93,9 +93,13 @@ class Producer(GroupMember):
         self._send_timeout = send_timeout
         self._ids = self.client.unique_ids
         self._limits = Limits(max_message_size, compression, compress_over, compression_level)
+        # A reply after which the outcome is unknown is not sent again: the client that asked may have it.
+        self._replies = Attempts(
+            self.client, group, retries=retries, retry_unknown=False, timeout=send_timeout, create_topics=False
+        )
         if enable_msg_trace:
             hooks = self._traced("PRODUCE", customized_trace_topic)
-            self._attempts.on_reply = hooks.replied
+            self._attempts.on_reply = self._replies.on_reply = hooks.replied
             interceptors = (*interceptors, hooks)
         self._interceptors = tuple(interceptors)
         self._before = [hook.before_send for hook in interceptors]
@@ -105,10 +109,6 @@ class Producer(GroupMember):
         if linger is not None:
             self._batcher = Batcher(linger, min(batch_bytes, max_message_size), self._attempts, self.spawn)
         self._requests = Requests(self.client, route=self._route, send=self.send, spawn=self.spawn)
-        # A reply after which the outcome is unknown is not sent again: the client that asked may have it.
-        self._replies = Attempts(
-            self.client, group, retries=retries, retry_unknown=False, timeout=send_timeout, create_topics=False
-        )
 
     async def _open(self) -> None:
         self.client.join(self)
@@ -398,14 +398,22 @@ class Producer(GroupMember):
         """
         self._check_open()
         message = reply_message(request, body, properties)
-        prepared = prepare(message, message.wire_properties(), self._ids, self._limits)
-        size = len(message.body)
-        if not self._in_flight.try_enter(size):
-            await self._in_flight.enter(size)
+        context = self._observed(message, None)
         try:
-            return await deliver_reply(self._replies, prepared, message, request)
+            prepared = prepare(message, context.properties, self._ids, self._limits)
+            size = len(message.body)
+            if not self._in_flight.try_enter(size):
+                await self._in_flight.enter(size)
+            try:
+                context.receipt = await deliver_reply(self._replies, prepared, message, request, context)
+            finally:
+                self._in_flight.leave(size)
+        except BaseException as error:
+            context.error = error
+            raise
         finally:
-            self._in_flight.leave(size)
+            call_all(self._after, context)
+        return context.receipt
 
     async def flush(self) -> None:
         """Sends all batches that still linger now, and waits until the brokers have answered all batches.

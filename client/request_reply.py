@@ -7,6 +7,7 @@ So the client greets all brokers of the topic before it sends a request, and aga
 
 import struct
 import uuid
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
@@ -24,6 +25,7 @@ from trimq.client.errors import (
     RocketMQError,
     UsageError,
 )
+from trimq.client.interceptors import SendContext
 from trimq.client.message import Message, ReceivedMessage, SendOutcome, SendReceipt
 from trimq.client.routes import TopicRoute
 from trimq.client.sending import Prepared
@@ -94,7 +96,7 @@ class Requests:
         self._send = send
         self._spawn = spawn
         self._waiting: dict[str, Answer] = {}
-        self._asked: set[str] = set()  # addresses of brokers that may push a reply
+        self._asked: Counter[str] = Counter()  # addresses of brokers: how many of the requests they may push a reply to
         self._watching = False
 
     async def request(self, message: Message, ttl: float) -> ReceivedMessage:
@@ -106,13 +108,15 @@ class Requests:
                 "this message is being sent as a request or in a transaction: use a message of its own for each request"
             )
         with self._opened(message, ttl) as answer, anyio.move_on_after(ttl):
-            await self._greet(message.topic)
-            try:
-                await self._send(message)
-            except PerhapsStoredError:
-                if not answer.is_set:  # the reply proves that the request was stored
-                    raise
-            return await answer.wait()
+            masters = await self._masters(message.topic)
+            with self._asking(masters):
+                await self._greet(masters)
+                try:
+                    await self._send(message)
+                except PerhapsStoredError:
+                    if not answer.is_set:  # the reply proves that the request was stored
+                        raise
+                return await answer.wait()
         if message.outcome is SendOutcome.NOT_STORED:
             raise NotStoredError(f"the request to {message.topic} was not sent within {ttl:g} s")
         raise NoReplyError(
@@ -137,16 +141,30 @@ class Requests:
             del self._waiting[correlation]
             message.system_properties = {}
 
-    async def _greet(self, topic: str) -> None:
-        """Sends a heartbeat to those masters of the topic that do not know this producer yet."""
+    async def _masters(self, topic: str) -> list[str]:
+        """The addresses of the topic's masters: each of them may push the reply."""
         route = await self._route(topic)
         names = dict.fromkeys(queue.broker_name for queue in route.write_queues)
-        addresses = [address for name in names if (address := route.master(name)) is not None]
-        self._asked.update(addresses)
+        return [address for name in names if (address := route.master(name)) is not None]
+
+    @contextmanager
+    def _asking(self, masters: list[str]) -> Iterator[None]:
+        """Brokers stay known to this client until the block ends."""
+        self._asked.update(masters)
         if not self._watching:
             self._watching = True
             self._spawn(self._stay_known)
-        unknown = [address for address in addresses if not self._client.has_greeted(address)]
+        try:
+            yield
+        finally:
+            for address in masters:
+                self._asked[address] -= 1
+                if not self._asked[address]:
+                    del self._asked[address]
+
+    async def _greet(self, masters: list[str]) -> None:
+        """Sends a heartbeat to those masters that do not know this producer yet."""
+        unknown = [address for address in masters if not self._client.has_greeted(address)]
         if unknown:
             async with anyio.create_task_group() as group:
                 for address in unknown:
@@ -154,15 +172,27 @@ class Requests:
 
     async def _stay_known(self) -> None:
         """While requests wait, greets brokers again whose connection has ended: they could not push a reply."""
+        greeting: set[str] = set()
+
+        async def greet(address: str) -> None:
+            try:
+                await self._client.heartbeat(address)
+            finally:
+                greeting.discard(address)
+
         try:
-            while self._waiting:
-                await anyio.sleep(CHECK_SECONDS)
-                for address in list(self._asked):
-                    if self._waiting and not self._client.has_greeted(address):
-                        await self._client.heartbeat(address)
+            # Each broker has a task of its own: one that does not answer must not delay the others.
+            async with anyio.create_task_group() as group:
+                while self._waiting:
+                    await anyio.sleep(CHECK_SECONDS)
+                    for address in self._asked:
+                        if address not in greeting and not self._client.has_greeted(address):
+                            greeting.add(address)
+                            group.start_soon(greet, address)
+                self._watching = False  # before this task yields: the next request starts another one
+                group.cancel_scope.cancel()
         finally:
             self._watching = False
-            self._asked.clear()
 
     async def pushed(self, command: RemotingCommand) -> RemotingCommand | None:
         """Takes a reply pushed by a broker. None if no request of this producer waits for it: it is dropped."""
@@ -195,7 +225,7 @@ def reply_message(request: ReceivedMessage, body: bytes, properties: Mapping[str
 
 
 async def deliver_reply(
-    attempts: Attempts, prepared: Prepared, message: Message, request: ReceivedMessage
+    attempts: Attempts, prepared: Prepared, message: Message, request: ReceivedMessage, context: SendContext
 ) -> SendReceipt:
     """Sends a reply to the broker that the request came from; to another one only if that one takes no reply now.
 
@@ -209,11 +239,11 @@ async def deliver_reply(
     queue = next((queue for queue in route.write_queues if queue.broker_name == request.broker_name), None)
     try:
         try:
-            return (await attempts.deliver(prepared, queue, (message,)))[0]
+            return (await attempts.deliver(prepared, queue, (message,), context))[0]
         except NotStoredError:
             if queue is None or all(other.broker_name == queue.broker_name for other in route.write_queues):
                 raise
-            return (await attempts.deliver(prepared, None, (message,)))[0]
+            return (await attempts.deliver(prepared, None, (message,), context))[0]
     except PerhapsStoredError as error:
         if error.code == ResponseCode.SYSTEM_ERROR:
             raise NotDeliveredError(error.text, code=error.code, address=error.address) from None

@@ -94,6 +94,7 @@ func commits(c int, body []byte, stop *int32) []int64 {
 			mine = append(mine, int64(d))
 			atomic.AddInt64(&done, 1)
 			atomic.AddInt64(&msgs, 1)
+			atomic.AddInt64(&bytesN, int64(len(body)))
 		} else {
 			atomic.AddInt64(&failed, 1)
 			lastRemark.Store(fmt.Sprintf("code %d %s", rep.h.Code, rep.h.Remark))

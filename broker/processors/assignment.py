@@ -28,7 +28,7 @@ from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.errors import RemotingError
 from trimq.protocol.json_pieces import BATCH, list_pieces, object_pieces
-from trimq.protocol.topic_rules import RETRY_PREFIX
+from trimq.protocol.topic_rules import RETRY_PREFIX, topic_problem
 from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.handler_table import HandlerTable
@@ -89,10 +89,13 @@ class QueryAssignmentProcessor:
 
         The body of the reply is ``{}``, which leaves the client as it is, if the group has no member here, the topic
         has no route, or the broker does not know the strategy. A client that is no member of the group gets no queue.
+        INVALID_PARAMETER for a name that no topic can have, SYSTEM_ERROR for an unknown messageModel.
         """
         body = decode_json(command.body, QueryAssignmentRequestBody)
         if body.message_model not in _MODELS:
             raise RemotingError(ResponseCode.SYSTEM_ERROR, f"messageModel is {body.message_model[:32]!r}")
+        if (problem := topic_problem(body.topic)) is not None:
+            raise invalid(problem)
         if body.message_model == _CLUSTERING and not self._can_share(body):
             return command.reply(body=_UNCHANGED)
         known, route = self._routes.known(body.topic)

@@ -38,8 +38,8 @@ _WORDS: Final = {
     State.COMMITTED: "has been committed",
     State.ROLLED_BACK: "has been rolled back",
     State.EXPIRED: "was checked too often and is in TRANS_CHECK_MAX_TIME_TOPIC",
-    State.MOVED: "has been ended",
-    State.ENDED: "has been ended",
+    State.MOVED: "has been stored again at a later offset, which stands for it now",
+    State.ENDED: "is not pending any more: it was ended, or stored again at a later offset",
 }
 
 

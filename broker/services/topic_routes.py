@@ -21,6 +21,7 @@ from trimq.protocol.headers.namesrv import GetRouteInfoRequestHeader
 from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.errors import RemotingTransportError
 from trimq.remoting.runtime.clock import Clock
+from trimq.remoting.runtime.log_budget import LogBudget
 
 _log = structlog.get_logger("broker.routes")
 
@@ -72,6 +73,7 @@ class TopicRouteInfoManager:
         self._clock = clock
         self._entries: dict[str, _Entry] = {}
         self._asking: dict[str, trio.Event] = {}
+        self._log_budget = LogBudget(clock)
 
     def known(self, topic: str) -> tuple[bool, QueueRoute | None]:
         """Whether the route is known and recent enough, and the route: None for a topic that does not exist."""
@@ -106,7 +108,8 @@ class TopicRouteInfoManager:
         try:
             route = await self._fetch(topic)
         except (RemotingTransportError, RemotingError, FrameError) as error:
-            _log.warning("route_not_fetched", topic=topic, reason=str(error))
+            if self._log_budget.allows():
+                _log.warning("route_not_fetched", topic=topic, reason=str(error))
             before = self._entries.get(topic)
             return _Entry(before.route if before is not None else None, now + UNKNOWN_SECONDS)
         interval = self._configuration.section(BrokerConfig).load_balance_poll_name_server_interval / 1000

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 
 from trimq.broker.store.log.puts import Put, WaitablePut
 from trimq.broker.store.queue.consume_queue import ConsumeQueue
-from trimq.broker.store.read.get_message import InMemory
+from trimq.broker.store.read.in_memory_getter import InMemory
 from trimq.broker.store.read.query import InMemoryQuery
 from trimq.broker.store.types import GetMessageResult, MessageFilter, PutCallback, PutMessageResult, QueryMessageResult
 
@@ -27,9 +27,9 @@ class InMemoryCalls:
     get_message_cold: Callable[[str, int, int, int, int, MessageFilter | None], Awaitable[GetMessageResult]]
     """As ``get_message``, waiting for the device."""
     get_in_memory: Callable[[ConsumeQueue, int, int, int, MessageFilter | None], InMemory | None]
-    """The messages of a queue that are in memory from a readable offset on, see MessageGetter.in_memory."""
+    """The messages of a queue that are in memory from a readable offset on, see InMemoryGetter.get."""
     get_ahead: Callable[[ConsumeQueue, int, int, int], InMemory | None]
-    """As ``get_in_memory``, without a filter and not counted, see MessageGetter.ahead."""
+    """As ``get_in_memory``, without a filter and not counted, see InMemoryGetter.ahead."""
     count_found: Callable[[int], None]
     """Count messages that ``get_ahead`` has found and that are now sent."""
     look_properties: Callable[[str, int, int], bytes | None]

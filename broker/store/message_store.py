@@ -160,10 +160,10 @@ class MessageStore(InMemoryCalls):
         self.peek_max_offset = self.queues.peek_next_offset
         self.get_message = self._getter.get
         self.get_message_cold = self._getter.get_cold
-        self.get_in_memory = self._getter.in_memory
-        self.get_ahead = self._getter.ahead
-        self.count_found = self._getter.count
-        self.look_properties = self._getter.look_properties
+        self.get_in_memory = self._getter.in_memory.get
+        self.get_ahead = self._getter.in_memory.ahead
+        self.count_found = self._getter.in_memory.count
+        self.look_properties = self._getter.in_memory.look_properties
         self.query_message = self._finder.query
         self.query_in_memory = self._finder.query_in_memory
         self.query_message_cold = self._finder.query_cold
@@ -328,7 +328,7 @@ class MessageStore(InMemoryCalls):
         """Apply the values that may change while the broker runs."""
         self.config = config
         self.commit_log.set_max_message_size(config.max_message_size)
-        self._getter.set_config(config)
+        self._getter.limits.set_config(config)
         self._clean.config = config
         self._finder.max_query = config.max_msgs_num_batch
 

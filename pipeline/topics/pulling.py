@@ -122,6 +122,7 @@ class RangeReader:
         """Read the rest in parts of as many offsets as the first reply had messages, several at the same time."""
         step = self._step or _FEW
         under_way: deque[_Part] = deque()
+        error: BaseException | None = None
         async with anyio.create_task_group() as group:
             try:
                 while under_way or at < self._span.end:
@@ -134,16 +135,19 @@ class RangeReader:
                     part = under_way.popleft()
                     await part.done.wait()
                     if part.error is not None:
-                        raise part.error
+                        error = part.error
+                        break
                     for body in part.bodies:
                         yield body
             finally:
                 group.cancel_scope.cancel()
+        if error is not None:  # raised here, because the task group would wrap it in an ExceptionGroup
+            raise error
 
     async def _fetch(self, part: _Part) -> None:
         try:
             await self._advance(part)
-        except Exception as error:  # noqa: BLE001 - raised where the part is awaited, unwrapped
+        except Exception as error:  # noqa: BLE001 - raised by _pipelined when this part's turn comes
             part.error = error
         finally:
             part.done.set()

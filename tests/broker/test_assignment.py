@@ -115,6 +115,17 @@ async def test_broken_bodies(member: WireClient, body: bytes) -> None:
     assert reply.remark
 
 
+@pytest.mark.parametrize("topic", ["", " ", "a b", "x" * 128, "%RETRY%" + "x" * 300, "x" * 1_000_000])
+@pytest.mark.parametrize("model", ["CLUSTERING", "BROADCASTING"])
+async def test_a_name_that_no_topic_can_have(
+    broker: BrokerController, member: WireClient, topic: str, model: str
+) -> None:
+    reply = await ask(member, topic=topic, messageModel=model)
+    assert reply.code == ResponseCode.INVALID_PARAMETER
+    assert len(reply.remark or "") < 500
+    assert not broker.context.routes._entries
+
+
 async def test_a_retry_topic_is_shared_too(member: WireClient) -> None:
     assert queues(await ask(member, topic="%RETRY%G", clientId="c1"), "%RETRY%G") == [0]
     assert queues(await ask(member, topic="%RETRY%G"), "%RETRY%G") == []

@@ -3,14 +3,19 @@
 import json
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 from structlog.testing import capture_logs
 
 from tests.broker.wire_client import WireClient, consumer, pull_ext
-from trimq.broker import addresses
-from trimq.broker.controller import BrokerController, StartError
+from trimq.broker import addresses, controller
+from trimq.broker.controller import BrokerController
+from trimq.broker.services.transaction.read_back import read_back
+from trimq.broker.services.transaction.service import TransactionalMessageService
+from trimq.broker.start_error import StartError
+from trimq.broker.store.message_store import MessageStore
 from trimq.broker.testing import configuration, running_broker
 from trimq.protocol.batch import encode_batch
 from trimq.protocol.codes import RequestCode, ResponseCode
@@ -94,6 +99,22 @@ async def test_the_store_knows_from_where_on_groups_have_yet_to_read(
             await trio.lowlevel.checkpoint()
     ((second, _, _),) = await store.queue_units("One", 0, 1, 1)
     assert store.write_path.allocator.recycling.unread_from() == second
+
+
+async def test_pending_messages_are_held_before_the_halves_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading the halves may last longer than the time until the cleaner looks."""
+    held: list[set[str]] = []
+
+    async def noted(transactions: TransactionalMessageService, store: MessageStore, offsets: Any) -> None:
+        held.append(set(store.log_holds.deleted))
+        await read_back(transactions, store, offsets)
+
+    monkeypatch.setattr(controller, "read_back", noted)
+    async with running_broker(tmp_path):
+        pass
+    assert held == [{"half messages", "delayed messages", "timed messages"}]
 
 
 async def test_store_that_is_open_already(tmp_path: Path) -> None:

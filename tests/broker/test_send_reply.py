@@ -381,6 +381,22 @@ async def test_a_client_that_does_not_answer_delays_no_other(broker: BrokerContr
         assert (await client.reply(opaque)).code == ResponseCode.SYSTEM_ERROR
 
 
+async def test_many_small_properties_count_with_the_memory_that_they_take(
+    broker: BrokerController, client: WireClient
+) -> None:
+    async with WireClient.connect(broker.endpoint) as asker:
+        await asker.heartbeat("asker", producers=["P"])
+        many = {f"k{number}": "v" for number in range(3000)}
+        opaque = await client.post(SEND, send_ext(TOPIC, PROPERTIES | many | {"REPLY_TO_CLIENT": "asker"}), b"x")
+        calls = broker.context.client_calls
+        await until(lambda: calls.running == 1)
+        # Two strings of about 50 bytes each, and two entries of dicts.
+        assert calls.held_bytes > 3000 * 200
+        await asker.answer(await asker.asked_for(PUSH))
+        assert (await client.reply(opaque)).code == 0
+        assert calls.held_bytes == 0
+
+
 @pytest.mark.parametrize("limit", ["calls", "bytes"])
 @pytest.mark.parametrize("whose", ["the client's", "the replier's", "all"])
 async def test_replies_that_wait_are_bounded(

@@ -12,7 +12,9 @@ import trio
 
 from tests.broker.test_cli import write_config
 from tests.ports import free_port
-from trimq.broker.controller import BrokerController, StartError
+from trimq.broker.controller import BrokerController
+from trimq.broker.ports import ClientPorts
+from trimq.broker.start_error import StartError
 from trimq.broker.store.disk.real_disk import RealDisk
 from trimq.broker.testing import configuration
 from trimq.remoting.http.web_config import MetricsExporterType, WebConfig
@@ -74,14 +76,14 @@ async def test_a_broken_state_file_refuses_before_a_port_is_open(
     (tmp_path / "config" / "consumerOffset.json").write_text("{broken")
     controller = BrokerController(configuration(tmp_path, {}))
     listened = False
-    original = controller._open_ports
+    original = ClientPorts.open
 
-    def counted(sockets: list[socket.socket]) -> None:
+    def counted(ports: ClientPorts) -> None:
         nonlocal listened
         listened = True
-        original(sockets)
+        original(ports)
 
-    monkeypatch.setattr(controller, "_open_ports", counted)
+    monkeypatch.setattr(ClientPorts, "open", counted)
     problem = pytest.RaisesExc(StartError, match=r"consumerOffset\.json")
     with pytest.RaisesGroup(problem, flatten_subgroups=True):
         await controller.run()

@@ -10,7 +10,7 @@ import pytest
 
 from tests.broker.transactions import COMMIT, EXPIRED, HALF, OK, OP, ROLLBACK, Life, asked_for
 from tests.store.builders import message
-from trimq.broker.controller import StartError
+from trimq.broker.start_error import StartError
 from trimq.protocol.codes import ResponseCode
 from trimq.protocol.message import decode_message
 

@@ -5,11 +5,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import anyio
 import pytest
 
 from tests.interop.harness import probe
 from tests.interop.harness.processes import ended_afterwards
 from tests.interop.harness.servers import Broker, NameServer, Peer
+from tests.interop.harness.waiting import POLL_INTERVAL
+from trimq.client import Admin
 
 PROPERTIES = {
     "recallMessageEnable": "true",
@@ -37,6 +40,14 @@ class Servers:
     def create_topic(self, topic: str, queues: int = 4) -> str:
         probe.create_topic(self.broker.address, topic, queues)
         return topic
+
+    async def indexed(self, topic: str, *keys: str, count: int = 1) -> None:
+        """Wait until a query finds ``count`` messages of each key: the index is built after a send's reply."""
+        async with Admin(self.namesrv) as admin:
+            with anyio.fail_after(30):
+                for key in keys:
+                    while len(await admin.messages_by_key(topic, key)) < count:  # noqa: ASYNC110 - another process
+                        await anyio.sleep(POLL_INTERVAL)
 
     def expect(self, request: pytest.FixtureRequest, feature: str) -> None:
         """Expect the test to fail if this peer does not have a feature."""

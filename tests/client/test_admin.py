@@ -114,6 +114,7 @@ async def test_a_groups_own_topics_are_deleted(servers: Servers, name: str) -> N
 
 async def test_messages_are_found(servers: Servers, name: str) -> None:
     async with one_of_three(servers, name) as (admin, _, queue):
+        await servers.indexed(name, "k1")
         [message] = await admin.messages_by_key(name, "k1")
         assert message.body == b"1"
         assert await admin.messages_by_key(name, "k1", end=message.store_time - 3600) == []

@@ -29,6 +29,7 @@ from trimq.client import (
     UsageError,
     request_reply,
 )
+from trimq.client.interceptors import Interceptor, SendContext
 from trimq.protocol.body import BrokerData, QueueData, TopicRouteData, encode_json
 from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.command import RemotingCommand
@@ -104,7 +105,7 @@ async def test_many_requests_in_flight(servers: Servers, name: str) -> None:
             number: b"%d." % number * 2 for number in range(50)
         }
         assert all(reply.properties == {"by": "test"} for reply in found.values())
-        assert not any(reply.wants_reply for reply in found.values() if "CLUSTER" not in reply.all_properties)
+        assert not any(reply.wants_reply for reply in found.values())
 
 
 async def test_large_bodies_are_compressed_on_both_ways(servers: Servers, name: str) -> None:
@@ -476,6 +477,64 @@ async def test_such_a_push_with_the_right_correlation(kind: str) -> None:
             assert reply.body in {b"first", b"second"}
         except ValueError:
             assert kind in {"flags of compression", "every flag"}
+
+
+async def test_a_broker_that_is_not_there_does_not_delay_the_greeting_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(request_reply, "CHECK_SECONDS", 0.01)
+    async with scripted_broker() as one, scripted_broker() as two, Producer("p", namesrv=one.address) as producer:
+        one.answers |= {RequestCode.GET_ROUTEINFO_BY_TOPIC: route_of(one, two), SEND: stored}
+        two.answers[SEND] = stored
+        async with anyio.create_task_group() as group:
+
+            async def ask() -> None:
+                await producer.request(Message("T", b"x"), ttl=60)
+
+            group.start_soon(ask)
+            with anyio.fail_after(10):
+                await one.until(RequestCode.HEART_BEAT, 1)
+                await two.until(RequestCode.HEART_BEAT, 1)
+            # From now on the second broker does not answer: a greeting of it lasts until its timeout.
+            two.answers[RequestCode.HEART_BEAT] = lambda _: None
+            for count in (2, 3, 4):
+                for broker in (two, one):
+                    for stream in {stream for stream, _ in broker.seen}:
+                        await stream.aclose()
+                with anyio.fail_after(2):
+                    await one.until(RequestCode.HEART_BEAT, count)
+            assert two.counts[RequestCode.HEART_BEAT] <= 3
+            assert set(producer._requests._asked) == {one.address, two.address}
+            group.cancel_scope.cancel()
+        assert not producer._requests._asked
+
+
+async def test_interceptors_see_replies() -> None:
+    class Seen(Interceptor):
+        def __init__(self) -> None:
+            self.before: list[SendContext] = []
+            self.after: list[SendContext] = []
+
+        def before_send(self, context: SendContext) -> None:
+            context.properties["span"] = "7"
+            self.before.append(context)
+
+        def after_send(self, context: SendContext) -> None:
+            self.after.append(context)
+
+    seen = Seen()
+    async with scripted_broker() as broker, Producer("p", namesrv=broker.address, interceptors=[seen]) as producer:
+        broker.answers |= {RequestCode.GET_ROUTEINFO_BY_TOPIC: route_of(broker), REPLY: stored}
+        receipt = await producer.reply(received(QUESTION), b"answer")
+        broker.answers[REPLY] = refused(ResponseCode.SYSTEM_ERROR)
+        with pytest.raises(NotDeliveredError) as caught:
+            await producer.reply(received(QUESTION), b"answer")
+        first, second = seen.after
+        assert seen.before == seen.after
+        assert (first.receipt, first.error, first.address) == (receipt, None, broker.address)
+        assert (second.receipt, second.error, second.message.topic) == (None, caught.value, "c_REPLY_TOPIC")
+        (_, command), *_ = [entry for entry in broker.seen if entry[1].code == REPLY]
+        assert decode_properties(command.ext_fields()["i"])["span"] == "7"
 
 
 async def test_a_reply_goes_to_the_broker_of_its_request() -> None:

@@ -3,10 +3,13 @@
 import anyio
 import pytest
 
+from tests.client.scripted import scripted_broker
 from tests.client.servers import Servers
 from tests.interop.harness import probe
-from trimq.client import Consumer, Message, Producer, PullConsumer, Sql, UsageError
+from trimq.client import Client, Consumer, Message, Producer, PullConsumer, Sql, UsageError
+from trimq.client.expression_check import check_in_broker
 from trimq.client.subscription import Subscription
+from trimq.protocol.body import BrokerData, QueueData, TopicRouteData, encode_json
 from trimq.protocol.codes import RequestCode
 
 pytestmark = pytest.mark.anyio
@@ -93,6 +96,20 @@ async def test_an_expression_that_is_not_valid(text: str, why: str) -> None:
     ):
         with pytest.raises(UsageError, match=why):
             make()
+
+
+async def test_a_broker_without_a_master_is_not_asked() -> None:
+    async with scripted_broker() as broker:
+        brokers = [
+            BrokerData(cluster="c", broker_name="a", broker_addrs={"1": "127.0.0.1:1"}),
+            BrokerData(cluster="c", broker_name="b", broker_addrs={"0": broker.address}),
+        ]
+        queues = [QueueData(broker_name=name, read_queue_nums=1, write_queue_nums=1, perm=6) for name in "ab"]
+        route = encode_json(TopicRouteData(broker_datas=brokers, queue_datas=queues))
+        broker.answers[RequestCode.GET_ROUTEINFO_BY_TOPIC] = lambda command: command.reply(body=route)
+        async with Client(broker.address) as client:
+            await check_in_broker(client, "G", Subscription("T", Sql("a = 1"), 1))
+        assert broker.counts[RequestCode.CHECK_CLIENT_CONFIG] == 1
 
 
 async def test_a_topic_that_comes_later(servers: Servers, name: str) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import time
+from functools import partial
 from typing import Any
 
 import anyio
@@ -24,6 +25,7 @@ from trimq.protocol.message_trace import (
     SubBeforeTrace,
     encode_trace,
 )
+from trimq.protocol.topic_rules import TRACE_TOPIC
 
 RUNNER = CliRunner()
 
@@ -34,9 +36,11 @@ def topic(servers: Servers, name: str) -> str:
     return servers.create_topic(f"{name}_traces", 1)
 
 
-async def put(servers: Servers, topic: str, body: bytes, keys: list[str]) -> None:
+async def put(servers: Servers, topic: str, body: bytes, keys: list[str], count: int = 1) -> None:
+    """Send a message of traces, and wait until ``count`` messages with its keys are found."""
     async with Producer("traces", namesrv=servers.namesrv) as producer:
         await producer.send(Message(topic, body, keys=keys))
+    await servers.indexed(topic, *keys, count=count)
 
 
 def body(*traces: MessageTrace) -> bytes:
@@ -57,6 +61,7 @@ async def test_what_the_sdk_writes_the_sdk_reads(servers: Servers, name: str, to
             for _ in range(2):
                 async with (await anext(consumer)).process():
                     pass
+    await servers.indexed(topic, "o-1", count=2)
     async with Admin(servers.namesrv) as admin:
         found = await admin.message_traces(receipt.message_id, trace_topic=topic)
         by_key = await admin.messages_by_key(topic, "o-1")
@@ -77,9 +82,34 @@ async def test_what_the_sdk_writes_the_sdk_reads(servers: Servers, name: str, to
     assert other.message_id not in {view.trace.message_id for view in found.views}
 
 
+@pytest.mark.anyio
+async def test_a_reply_is_traced(servers: Servers, name: str, topic: str) -> None:
+    servers.create_topic(name, 1)
+    async with (
+        Producer(f"p_{name}", namesrv=servers.namesrv) as asker,
+        Consumer(name, name, namesrv=servers.namesrv, start="first") as consumer,
+        anyio.create_task_group() as group,
+    ):
+        group.start_soon(partial(asker.request, Message(name, b"price?"), ttl=60))
+        async with Producer(
+            f"r_{name}", namesrv=servers.namesrv, enable_msg_trace=True, customized_trace_topic=topic
+        ) as replier:
+            with anyio.fail_after(60):
+                message = await anext(consumer)
+                async with message.process():
+                    receipt = await replier.reply(message, b"9.90")
+    await servers.indexed(topic, receipt.message_id)
+    async with Admin(servers.namesrv) as admin:
+        [view] = (await admin.message_traces(receipt.message_id, trace_topic=topic)).views
+    assert isinstance(view.trace, PubTrace)
+    assert view.trace.topic.endswith("_REPLY_TOPIC")
+    assert (view.trace.success, view.trace.body_length) == (True, 4)
+
+
 def test_blocking_programs(servers: Servers, name: str, topic: str) -> None:
     with sync.Producer(name, namesrv=servers.namesrv, enable_msg_trace=True, customized_trace_topic=topic) as producer:
         receipt = producer.send(Message(servers.create_topic(name, 1), b"x"))
+    anyio.run(servers.indexed, topic, receipt.message_id)
     with sync.Admin(servers.namesrv) as admin:
         found = admin.message_traces(receipt.message_id, trace_topic=topic)
     assert [view.trace.type for view in found.views] == ["Pub"]
@@ -198,8 +228,8 @@ def test_what_is_not_found_or_not_readable(servers: Servers, topic: str) -> None
 
 
 def test_the_period_and_the_number(servers: Servers, topic: str) -> None:
-    for _ in range(2):
-        anyio.run(put, servers, topic, body(PUB), ["id"])
+    for count in (1, 2):
+        anyio.run(put, servers, topic, body(PUB), ["id"], count)
     words = ["-i", "id", "-t", topic, "--json"]
     assert len(json.loads(run(servers, *words).output)) == 2
     assert len(json.loads(run(servers, *words, "-c", "1").output)) == 1
@@ -211,4 +241,6 @@ def test_send_message_with_a_trace(servers: Servers, name: str) -> None:
     words = ["sendMessage", "-t", servers.create_topic(name, 1), "-p", "x", "-n", servers.namesrv, "--json"]
     for traced, code in (("true", 0), ("false", 1)):
         [sent] = json.loads(RUNNER.invoke(main, [*words, "-m", traced]).output)
+        if code == 0:
+            anyio.run(servers.indexed, TRACE_TOPIC, sent["MsgId"])
         assert run(servers, "-i", sent["MsgId"]).exit_code == code

@@ -56,22 +56,29 @@ class DiskImage:
     files: dict[int, FileImage]
     moment: Any
 
+    def key(self) -> int:
+        """A hash that is equal for disks with the same names and files, both as they are seen and on the device."""
+        files = tuple((n, f.cache, f.durable, f.blocks, f.modified_ms) for n, f in sorted(self.files.items()))
+        return hash((tuple(self.names.items()), tuple(self.durable_names.items()), self.pending, files))
+
 
 class RecordingDisk(SimDisk):
-    """Stores an image before each call whose number ``wanted`` accepts; ``images`` maps call numbers to images."""
+    """Stores an image before each call whose number ``wanted`` accepts; ``images`` maps call numbers to images.
+
+    None accepts no call.
+    """
 
     def __init__(self, **more: Any) -> None:
         super().__init__(**more)
         self.images: dict[int, DiskImage] = {}
-        self.wanted: Callable[[int], bool] = lambda _call: False
+        self.wanted: Callable[[int], bool] | None = None
         self.moment: Callable[[], Any] = lambda: None
         self._files: dict[int, FileImage] = {}
         self._last: DiskImage | None = None
 
     def _call(self, method: str, path: object = "") -> None:
-        number = self.calls + 1
-        if self.after_cut is None and self.wanted(number):
-            self.images[number] = self.picture(f"{method} {path}", self.moment())
+        if self.wanted is not None and self.after_cut is None and self.wanted(self.calls + 1):
+            self.images[self.calls + 1] = self.picture(f"{method} {path}", self.moment())
         super()._call(method, path)
 
     def picture(self, call: str, moment: Any) -> DiskImage:
@@ -128,11 +135,12 @@ class Found:
     still_up: DiskImage | None = None
     """Set if the machine did not go down: the page cache survives, and its dirty pages are still not on the device."""
 
-    def key(self) -> object:
-        """A key that is equal for disks with the same content."""
-        return tuple(
-            (path, None if number is None else self.data[number]) for path, number in sorted(self.names.items())
-        )
+    def key(self) -> int:
+        """A hash that is equal for disks of which a store sees, and can lose, the same."""
+        if self.still_up is not None:
+            return self.still_up.key()
+        files = [(number, self.blocks.get(number), self.modified_ms.get(number)) for number in sorted(self.data)]
+        return hash((tuple(sorted(self.names.items())), tuple((*file, self.data[file[0]]) for file in files)))
 
     def disk(self, *, seed: int = 0, kind: type[SimDisk] = SimDisk, **more: Any) -> SimDisk:
         """Build a disk with this content, all of it durable unless the machine is still up."""

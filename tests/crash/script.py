@@ -7,6 +7,7 @@ can be run alone on the disk that the previous one left.
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from random import Random
 from typing import Any, Final, NamedTuple
 
@@ -51,14 +52,19 @@ class Sent(NamedTuple):
         return int(rest.partition("\x02")[0]) if rest else None
 
     @property
-    def keys(self) -> list[str]:
+    def keys(self) -> tuple[str, ...]:
         """The words by which a query finds the message."""
-        words = []
-        for part in self.properties.split("\x02"):
-            name, _, value = part.partition("\x01")
-            if name in ("KEYS", "UNIQ_KEY"):
-                words += value.split()
-        return words
+        return _keys(self.properties)
+
+
+@lru_cache(maxsize=10_000)
+def _keys(properties: str) -> tuple[str, ...]:
+    words: list[str] = []
+    for part in properties.split("\x02"):
+        name, _, value = part.partition("\x01")
+        if name in ("KEYS", "UNIQ_KEY"):
+            words += value.split()
+    return tuple(words)
 
 
 # -- events
@@ -355,7 +361,7 @@ class Script:
                 queue_id,
                 properties=[one.properties.encode() for one in sent],
                 tags_codes=[one.tags_code or 0 for one in sent],
-                keys=[tuple(one.keys) for one in sent],
+                keys=[one.keys for one in sent],
             )
             result = self.store.put_message(put, answer)
         if result is not None:
@@ -372,7 +378,7 @@ def _message(sent: Sent, *, v6: bool) -> Any:
         sent.queue_id,
         properties=sent.properties.encode(),
         tags_code=sent.tags_code or 0,
-        keys=tuple(sent.keys),
+        keys=sent.keys,
         **host,
     )
 

@@ -1,24 +1,30 @@
 """Cuts and faults at every disk call of the script; enumeration.py and faults.py define the states.
 
-Half of the enumeration is marked slow and runs in ``make crash``, as in CI; ``make test`` checks a sample.
+The full enumeration is marked slow and runs in ``make crash``, as in CI; ``make test`` checks a sample.
 """
 
 import sys
+from dataclasses import replace
+from random import Random
 
 import pytest
 
 from tests.crash import faults
 from tests.crash.enumeration import (
     Enumeration,
+    Expected,
     State,
     Tally,
+    enumerate_states,
     in_processes,
-    part_of,
     record,
 )
-from tests.crash.losses import Loss
+from tests.crash.images import NameChange
+from tests.crash.losses import Damage, Loss, Survivor, survivor
 from tests.crash.script import Recalling
 
+SEEDS = (1, 2)
+SECOND = 3
 PARTS = 8
 
 
@@ -28,16 +34,17 @@ def _say(capsys: pytest.CaptureFixture[str], text: object) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(2400)
 def test_a_cut_at_any_call_breaks_no_promise(capsys: pytest.CaptureFixture[str]) -> None:
-    """Every second state of a seed, each with one cut during its recovery. `make nightly` checks all of more seeds."""
-    whole = Tally()
-    for tally in in_processes(part_of, [(1, part, PARTS, 1) for part in range(0, PARTS, 2)]):
-        whole.add(tally)
-    _say(capsys, whole)
-    assert sum(whole.operations.values()) >= 60
-    assert set(whole.by_loss) == {loss.value for loss in Loss}
-    assert whole.states >= 4_000
+    """All states of two seeds, each with three cuts during its recovery. States that equal another are not counted."""
+    states = 0
+    for seed, tally in zip(SEEDS, enumerate_states(SEEDS, second=SECOND), strict=True):
+        _say(capsys, f"seed {seed}: {tally}")
+        states += tally.states
+        assert sum(tally.operations.values()) >= 60
+        assert set(tally.by_loss) == {loss.value for loss in Loss}
+    _say(capsys, f"{states} states")
+    assert states >= 50_000
 
 
 @pytest.mark.slow
@@ -101,6 +108,57 @@ def test_a_kill_leaves_no_queue_file_without_a_unit() -> None:
                 checked += 1
                 assert any(image.files[number].cache[:20]), f"{path} is empty before call {cut}, {image.call}"
     assert checked > 1000
+
+
+def test_equal_states_are_checked_once() -> None:
+    found = Enumeration(3)
+    found.run(200, 800, second=2)
+    states, equal = found.tally.states, found.tally.equal
+    assert states > found.tally.second > 0
+    found.run(200, 800, second=0)
+    assert found.tally.states == states
+    assert found.tally.equal > equal
+    assert sum(found.tally.by_loss.values()) == states - found.tally.second
+
+
+def test_what_makes_two_states_equal() -> None:
+    """The same disk, also on the device; the same promise; no fewer crashes: a timed message may come after each."""
+    found = Enumeration(3)
+    first = State(3, 200, Loss.ALL)
+    second = State(3, 200, Loss.ALL, ((5, Loss.ALL),))
+    image = found.recording.images[200]
+    lost = survivor(image, Loss.ALL, Random(0))
+    killed = survivor(image, Loss.NOTHING, Random(0))
+    assert lost is not None
+    assert killed is not None
+    expected = Expected(image.moment, killed=False)
+    assert found._is_new(second, lost, expected)
+    assert not found._is_new(second, lost, expected)
+    assert found._is_new(first, lost, expected), "it was checked after two crashes, and not after one"
+    assert not found._is_new(first, lost, expected)
+    assert found._is_new(first, lost, expected._replace(killed=True))
+    assert found._is_new(first, lost, expected._replace(damage=(Damage(0, 10),)))
+    assert found._is_new(first, lost, expected._replace(damaged=True))
+    assert found._is_new(first, killed, expected)
+    assert found._is_new(first, Survivor(replace(killed.found, still_up=None)), expected), "all of it is on the device"
+    file = next(iter(image.files.values()))
+    for up in (
+        replace(image, durable_names={}),
+        replace(image, pending=(NameChange(("/store/lock",), ()),)),
+        replace(image, files={**image.files, file.number: replace(file, durable=file.durable + b"1")}),
+        replace(image, files={**image.files, file.number: replace(file, blocks=frozenset({99}))}),
+    ):
+        assert found._is_new(first, Survivor(replace(killed.found, still_up=up)), expected)
+    disk = lost.found
+    for number, data in disk.data.items():
+        for other in (
+            replace(disk, data={**disk.data, number: data + b"1"}),
+            replace(disk, blocks={**disk.blocks, number: frozenset({99})}),
+            replace(disk, modified_ms={**disk.modified_ms, number: 1}),
+        ):
+            assert found._is_new(first, Survivor(other), expected)
+    assert not found._is_new(second, lost, expected)
+    assert found.tally.equal == 3
 
 
 @pytest.mark.parametrize("text", ["1:300:PAGES", "12:7:ONE_LOST+40:ALL"])

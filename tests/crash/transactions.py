@@ -7,7 +7,7 @@ even if its producer commits it again after every crash.
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from random import Random
 from typing import Any, Final, NamedTuple
@@ -28,6 +28,7 @@ from trimq.protocol.property_text import join_properties
 from trimq.protocol.record import RecordError
 from trimq.protocol.topic_rules import TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
 from trimq.protocol.transaction import QUEUE, Half, NotAHalfError, decode_half, make_half
+from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.runtime.clock import Clock
 
 TOPIC: Final = "Paid"
@@ -111,11 +112,16 @@ def add_event(halves: dict[bytes, HalfPromise], event: TransactionEvent, flushed
 # -- the service on the script's store
 
 
+@lru_cache
+def _configuration() -> Configuration:
+    return configuration(Path(_ROOT), {"transactionOpMsgMaxSize": 6})
+
+
 class Transactions:
     """The halves of an opened store, without the broker around it."""
 
     def __init__(self, store: MessageStore, disk: Disk, clock: Clock) -> None:
-        config = configuration(Path(_ROOT), {"transactionOpMsgMaxSize": 6})
+        config = _configuration()
         self.store = store
         self.offsets = ConsumerOffsetManager(config, disk, clock)
         self.service = TransactionalMessageService(

@@ -57,8 +57,10 @@ class _Inode:
         return bytes(self.cache[number * PAGE : (number + 1) * PAGE])
 
     def dirty_pages(self) -> list[int]:
-        pages = range((len(self.cache) + PAGE - 1) // PAGE)
-        return [number for number in pages if self.page(number) != self.durable[number * PAGE : (number + 1) * PAGE]]
+        cache, durable = self.cache, self.durable
+        if cache == durable:
+            return []
+        return [at // PAGE for at in range(0, len(cache), PAGE) if cache[at : at + PAGE] != durable[at : at + PAGE]]
 
     def persist(self, number: int) -> None:
         page = self.page(number)
@@ -372,6 +374,8 @@ class SimDisk:
 
     def _allocate(self, inode: _Inode, begin: int, end: int) -> None:
         wanted = set(range(begin // PAGE, (end + PAGE - 1) // PAGE)) - inode.blocks
+        if not wanted:
+            return
         if self.used() + PAGE * len(wanted) > self.capacity:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         inode.blocks |= wanted

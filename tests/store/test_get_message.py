@@ -121,7 +121,7 @@ async def test_limits_and_advice_where_messages_are_on_disk_only() -> None:
         await fill(store, 20)
         border = (await drain(store))[10].commit_log_offset
         getter = MessageGetter(store.commit_log, store.queues, store.stats, store.config, 1 << 40)
-        getter._memory = store.max_phy_offset - border
+        getter.limits.memory = store.max_phy_offset - border
         known = getter.get(TOPIC, 0, 0, 32, 1 << 20, None)
         assert known is not None
         assert (known.count, known.suggest_slave) == (20, False), "far behind the end, but in memory"

@@ -295,7 +295,10 @@ def test_the_wheel_is_a_map_of_times(steps: list[tuple[int, bool]]) -> None:
         assert slots == {time: Slot(time, held[0], held[-1], len(held)) for time, held in model.items()}
         assert wheel.count == sum(map(len, model.values()))
         assert wheel.is_empty == (not model)
-        assert wheel.next_time(NOW, NOW + 25_600) == min(model, default=NOW + 25_600)
+        first = min(model, default=NOW + 25_600)
+        assert wheel.next_time(NOW, NOW + 25_600) == first
+        assert wheel.next_time(100, NOW + 25_600) == first, "the wall clock was set from 1970 to now"
+        assert wheel.next_time(NOW - 30_000, NOW + 12_000) == min(first, NOW + 12_000)
         assert all(wheel.find(time) == slot for time, slot in slots.items())
         assert wheel.find(NOW + 25_600 + number * 100) is None
 

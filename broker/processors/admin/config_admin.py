@@ -32,7 +32,7 @@ class ConfigAdminProcessor:
 
     def register(self, table: HandlerTable) -> None:
         """Register the handlers of this family."""
-        table.register(RequestCode.UPDATE_BROKER_CONFIG, self.update_config, copy_body=True)
+        table.register(RequestCode.UPDATE_BROKER_CONFIG, self.update_config)
         table.register(RequestCode.GET_BROKER_CONFIG, self.config)
 
     async def update_config(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:

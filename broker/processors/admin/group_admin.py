@@ -61,8 +61,8 @@ class GroupAdminProcessor:
 
     def register(self, table: HandlerTable) -> None:
         """Register the handlers of this family."""
-        table.register(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, self.update, copy_body=True)
-        table.register(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, self.update_list, copy_body=True)
+        table.register(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, self.update)
+        table.register(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, self.update_list)
         table.register(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, self.all_configs)
         table.register(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, self.config)
         table.register(RequestCode.DELETE_SUBSCRIPTIONGROUP, self.delete)

@@ -64,7 +64,7 @@ class TopicAdminProcessor:
     def register(self, table: HandlerTable) -> None:
         """Register the handlers of this family."""
         table.register(RequestCode.UPDATE_AND_CREATE_TOPIC, self.update)
-        table.register(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, self.update_list, copy_body=True)
+        table.register(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, self.update_list)
         table.register(RequestCode.GET_ALL_TOPIC_CONFIG, self.all_configs)
         table.register(RequestCode.GET_TOPIC_CONFIG, self.config)
         table.register(RequestCode.DELETE_TOPIC_IN_BROKER, self.delete)

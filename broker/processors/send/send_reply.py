@@ -61,6 +61,8 @@ from trimq.remoting.server.handlers import DEFERRED, Later, Outcome
 
 _log = structlog.get_logger("broker.replies")
 
+_PROPERTY_BYTES: Final = 256
+"""What one decoded property takes besides its text: two strings, and its entries in two dicts."""
 _COMPRESSION: Final = sysflag.COMPRESSED | sysflag.COMPRESSION_MASK
 
 
@@ -190,7 +192,7 @@ class ReplyMessageProcessor:
             self._calls.note(reply.client_id or "", reply.problem)
             if not reply.wait_for_topic:
                 return self._put(reply)
-        size = len(command.body) + 4 * len(text)
+        size = len(command.body) + 4 * len(text) + _PROPERTY_BYTES * len(properties)
         # Started before the body is copied: over a limit nothing is held.
         self._calls.start(connection, client or connection, size, partial(self._serve, reply, client))
         command.copy_buffers()

@@ -18,23 +18,16 @@ from trimq.broker.store.disk.page_cache import is_dense
 from trimq.broker.store.log.commit_log import CommitLog
 from trimq.broker.store.queue.consume_queue import ConsumeQueue
 from trimq.broker.store.queue.consume_queue_store import ConsumeQueueStore
-from trimq.broker.store.read.in_memory_records import (
-    Found,
-    checked_views,
-    in_memory_records,
-    place_unpacker,
-    tagged,
-    views_of,
-)
-from trimq.broker.store.read.match_properties import AT_ONCE, matched
+from trimq.broker.store.read.get_limits import GetLimits
+from trimq.broker.store.read.in_memory_getter import InMemoryGetter
+from trimq.broker.store.read.match_properties import AT_ONCE
 from trimq.broker.store.read.read_ahead import ReadAhead
-from trimq.broker.store.read.record_look import Place, begins_record, is_message, place_of, properties_of
+from trimq.broker.store.read.record_look import Place, begins_record, is_message, place_of
 from trimq.broker.store.stats import StoreStats
 from trimq.broker.store.types import GetMessageResult, GetMessageStatus, MessageFilter
-from trimq.protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE
+from trimq.protocol.queue_unit import FILLER_SIZE, UNIT
 from trimq.protocol.record import RecordError, decode_head
 
-_MIN_BYTES: Final = 100
 _FOUND: Final = GetMessageStatus.FOUND
 _ITERATE: Final = UNIT.iter_unpack
 
@@ -48,8 +41,6 @@ ReadRequest = tuple[int, int, int]
 ``_PAUSE`` reads nothing: other tasks run before the steps continue.
 """
 _PAUSE: Final = (0, 0, 0)
-InMemory = tuple[MappedFile, Found, int]
-"""The log file, the records found in it, and the next queue offset."""
 Bytes = memoryview | bytes
 Steps = Generator[ReadRequest, Bytes, GetMessageResult]
 
@@ -72,7 +63,7 @@ class _Chosen(NamedTuple):
 
 
 class MessageGetter:
-    """The read path. ``config`` may be replaced at any time.
+    """The read path. ``in_memory`` has the reads that are tried first.
 
     ``memory``: bytes of RAM of this machine. Records further back than the configured part of it count as on disk for
     the limits of a pull.
@@ -82,26 +73,12 @@ class MessageGetter:
         self, log: CommitLog, queues: ConsumeQueueStore, stats: StoreStats, config: MessageStoreConfig, memory: int
     ) -> None:
         self._log = log
-        self._page_cache = log.files.page_cache
         self._queues = queues
         self._stats = stats
-        self._ram = memory
+        self.limits = GetLimits(config, memory)
+        self.in_memory = InMemoryGetter(log, queues, stats, self.limits)
         self._reported: set[tuple[str, int, int]] = set()
         self.read_ahead = ReadAhead(log.files, memory)
-        self.set_config(config)
-
-    def set_config(self, config: MessageStoreConfig) -> None:
-        """Apply changed limits."""
-        self._memory = self._ram * config.access_message_in_memory_max_ratio // 100
-        self._scan_units = config.max_filter_message_size // UNIT_SIZE
-        self._memory_limits = (
-            min(config.max_transfer_bytes_on_message_in_memory, FILLER_SIZE - 1),
-            config.max_transfer_count_on_message_in_memory,
-        )
-        self._disk_limits = (
-            config.max_transfer_bytes_on_message_in_disk,
-            config.max_transfer_count_on_message_in_disk,
-        )
 
     def get(
         self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, filter: MessageFilter | None
@@ -110,7 +87,7 @@ class MessageGetter:
         queue = self._queues.find(topic, queue_id)
         if queue is None or not queue.min_offset <= offset < queue.next_offset:
             return self._refuse(queue, offset)
-        found = self.in_memory(queue, offset, max_count, max_bytes, filter)
+        found = self.in_memory.get(queue, offset, max_count, max_bytes, filter)
         if found is not None:
             file, (buffers, count, size), following = found
             low, high = queue.min_offset, queue.next_offset
@@ -122,7 +99,7 @@ class MessageGetter:
             # The task that serves it pauses between the records. What was looked at is little, and is looked at again.
             return None
         # Not the usual case: take the full path, as far as it goes without the device.
-        units = self._queues.read(queue, offset, self._units_to_read(max_count, filter))
+        units = self._queues.read(queue, offset, self.limits.units_to_read(max_count, filter))
         if units is None:
             return None
         steps = self._gather(queue, offset, units, max_count, max_bytes, filter)
@@ -135,137 +112,6 @@ class MessageGetter:
         steps.close()
         return None
 
-    def in_memory(
-        self, queue: ConsumeQueue, offset: int, max_count: int, max_bytes: int, filter: MessageFilter | None
-    ) -> InMemory | None:
-        """Messages from a readable ``offset`` on that are all in memory and in one log file; else None.
-
-        An empty answer means that the filter wants none of the units that it may check. The views are valid until the
-        next await, or as long as the caller holds the file.
-        """
-        if filter is not None:
-            if filter.needs_properties:
-                return self._in_memory_matched(queue, offset, max_count, max_bytes, filter)
-            return self._in_memory_tagged(queue, offset, max_count, max_bytes, filter)
-        found = self.ahead(queue, offset, max_count, max_bytes)
-        if found is not None:
-            self.count(found[1][1])
-        return found
-
-    def count(self, messages: int) -> None:
-        """Count messages that ``ahead`` has found and that are now sent."""
-        self._stats.transferred_messages_total += messages
-        self._stats.found_times_total += 1
-
-    def ahead(self, queue: ConsumeQueue, offset: int, max_count: int, max_bytes: int) -> InMemory | None:
-        """As ``in_memory`` without a filter, for a consumer that has not pulled yet: it is not counted."""
-        limit_bytes, limit_count = self._in_memory_limits(max_bytes, max_count)
-        if limit_count < 1:
-            return None
-        if offset >= queue.tail_offset:
-            at = (offset - queue.tail_offset) * UNIT_SIZE
-            units: bytes | bytearray | None = queue.tail[at : at + limit_count * UNIT_SIZE]
-        else:
-            units = self._queues.read(queue, offset, limit_count)
-        if not units:
-            return None
-        fields = place_unpacker(len(units) // UNIT_SIZE)(units)
-        file = self._in_memory_file(fields[0])
-        if file is None:
-            return None
-        places, sizes = fields[::2], fields[1::2]
-        # Units put by this process agree with the records it wrote. Others came from a file and are checked one by one.
-        if offset >= queue.known_from:
-            found = views_of(file, self._page_cache, places, sizes, limit_bytes)
-        else:
-            place = place_of(queue.topic, queue.queue_id)
-            found = checked_views(file, self._page_cache, units, places, sizes, limit_bytes, offset, place)
-            if found is None:
-                found = in_memory_records(file, self._page_cache, units, limit_bytes, limit_count, offset, place)
-        return None if found is None else (file, found, offset + found[1])
-
-    def _in_memory_limits(self, max_bytes: int, max_count: int) -> tuple[int, int]:
-        limit_bytes, limit_count = self._memory_limits
-        if max_bytes < limit_bytes:
-            limit_bytes = max(max_bytes, _MIN_BYTES)
-        return limit_bytes, min(max_count, limit_count)
-
-    def _in_memory_tagged(
-        self, queue: ConsumeQueue, offset: int, max_count: int, max_bytes: int, filter: MessageFilter
-    ) -> InMemory | None:
-        """As ``in_memory``, for a filter that uses only tags, among units that this process has put."""
-        limit_bytes, limit_count = self._in_memory_limits(max_bytes, max_count)
-        codes: frozenset[int] | None = getattr(filter, "codes", None)
-        if codes is None or offset < queue.known_from:
-            return None
-        units = self._queues.read(queue, offset, self._units_to_read(limit_count, filter))
-        if not units:
-            return None
-        file = self._in_memory_file(int.from_bytes(units[:8], "big"))
-        if file is None:
-            return None
-        chosen = tagged(units, codes, limit_bytes, limit_count)
-        if chosen is None:
-            return None
-        places, sizes, scanned = chosen
-        if not places:
-            self._stats.missed_times_total += 1
-            return file, ([], 0, 0), offset + scanned
-        found = views_of(file, self._page_cache, places, sizes, limit_bytes)
-        if found is None:
-            return None
-        self.count(found[1])
-        return file, found, offset + scanned
-
-    def _in_memory_matched(
-        self, queue: ConsumeQueue, offset: int, max_count: int, max_bytes: int, filter: MessageFilter
-    ) -> InMemory | None:
-        """As ``in_memory``, for a filter of properties. None also if the first units have less than a pull may get."""
-        limit_bytes, limit_count = self._in_memory_limits(max_bytes, max_count)
-        units = self._queues.read(queue, offset, AT_ONCE)
-        if not units or limit_count < 1:
-            return None
-        file = self._in_memory_file(int.from_bytes(units[:8], "big"))
-        if file is None:
-            return None
-        place = place_of(queue.topic, queue.queue_id)
-        found = matched(file, self._page_cache, units, limit_bytes, limit_count, offset, place, filter)
-        if found is None:
-            return None
-        (_, count, _), scanned = found
-        following = offset + scanned
-        if following < queue.next_offset and scanned == len(units) // UNIT_SIZE and count < limit_count:
-            return None
-        if count:
-            self.count(count)
-        else:
-            self._stats.missed_times_total += 1
-        return file, found[0], following
-
-    def look_properties(self, topic: str, queue_id: int, offset: int) -> bytes | None:
-        """The encoded properties of a queue's message; None if it is not there, or not in memory."""
-        queue = self._queues.find(topic, queue_id)
-        if queue is None or not queue.min_offset <= offset < queue.next_offset:
-            return None
-        units = self._queues.read(queue, offset, 1)
-        if not units:
-            return None
-        phy, size, _ = UNIT.unpack_from(units)
-        data = self._log.read(phy, size)
-        place = place_of(topic, queue_id)
-        if data is None or len(data) != size or not is_message(data, 0, phy, size, offset, place):
-            return None
-        return properties_of(data, 0, size, place)
-
-    def _in_memory_file(self, first: int) -> MappedFile | None:
-        """The log file of the message at offset ``first``; None if it has expired."""
-        log = self._log.files
-        files = log.files
-        if not files:
-            return None
-        index = (first - files[0].start) // log.size
-        return files[index] if 0 <= index < len(files) else None
-
     async def get_cold(
         self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, filter: MessageFilter | None
     ) -> GetMessageResult:
@@ -274,7 +120,7 @@ class MessageGetter:
         queue = self._queues.find(topic, queue_id)
         if queue is None or not queue.min_offset <= offset < queue.next_offset:
             return self._refuse(queue, offset)
-        units = await self._queues.read_cold(queue, offset, self._units_to_read(max_count, filter))
+        units = await self._queues.read_cold(queue, offset, self.limits.units_to_read(max_count, filter))
         steps = self._gather(queue, offset, units, max_count, max_bytes, filter)
         result = await self._drive(steps)
         took = int((time.perf_counter() - started) * 1000)
@@ -301,17 +147,6 @@ class MessageGetter:
         data = self._log.read(offset, length)
         return await self._log.read_cold(offset, length) if data is None else data
 
-    def _units_to_read(self, max_count: int, filter: MessageFilter | None) -> int:
-        if filter is None:
-            return max(1, min(max_count, max(self._memory_limits[1], self._disk_limits[1])))
-        return max(self._scan_units, max_count)
-
-    def _limits(self, max_bytes: int, max_count: int, *, on_disk: bool) -> tuple[int, int]:
-        size, count = self._disk_limits if on_disk else self._memory_limits
-        if max_bytes < size:
-            size = max(max_bytes, _MIN_BYTES)
-        return size, min(count, max_count)
-
     def _refuse(self, queue: ConsumeQueue | None, offset: int) -> GetMessageResult:
         """The answer if there is no unit at ``offset``."""
         self._stats.missed_times_total += 1
@@ -336,7 +171,7 @@ class MessageGetter:
         filter: MessageFilter | None,
     ) -> Steps:
         """Choose the units that fit the limits and the filter, then read their records."""
-        border = self._log.max_offset - self._memory
+        border = self._log.max_offset - self.limits.memory
         chosen = yield from self._choose(offset, units, max_count, max_bytes, filter, border)
         low, high = queue.min_offset, queue.next_offset
         suggest = chosen.last_phy < border
@@ -360,7 +195,7 @@ class MessageGetter:
         match = None if filter is None else filter.match_tags
         looks = AT_ONCE if filter is not None and filter.needs_properties else 0
         on_disk = True
-        limit_bytes, limit_count = self._limits(max_bytes, max_count, on_disk=True)
+        limit_bytes, limit_count = self.limits.on_disk(max_bytes, max_count)
         total = count = scanned = phy = 0
         runs: list[Run] = []
         run_end = -1
@@ -369,7 +204,7 @@ class MessageGetter:
             # Units rise: from the first one in memory on, the limits for memory hold.
             if on_disk and phy >= border:
                 on_disk = False
-                limit_bytes, limit_count = self._limits(max_bytes, max_count, on_disk=False)
+                limit_bytes, limit_count = self.limits.in_memory(max_bytes, max_count)
             if size == FILLER_SIZE or phy < log_min:
                 scanned += 1
                 status = GetMessageStatus.MESSAGE_WAS_REMOVING

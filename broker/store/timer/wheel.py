@@ -83,7 +83,8 @@ class TimerWheel:
     def next_time(self, begin: int, end: int) -> int:
         """The time of the first slot in [begin, end) that is not empty; ``end`` if there is none."""
         time, step = begin, self.precision
-        while time < end:
+        turn = begin + self.slots * step
+        while time < min(end, turn):
             index = time // step % self.slots
             if index // _SLOTS_OF_PAGE not in self._pages:
                 in_page = min(_SLOTS_OF_PAGE - index % _SLOTS_OF_PAGE, self.slots - index)
@@ -92,7 +93,9 @@ class TimerWheel:
                 return time
             else:
                 time += step
-        return end
+        # Behind a whole turn only slots from before the wall clock was set back, perhaps by years: not one by one.
+        later = (slot.time for slot in self.all_slots() if begin <= slot.time < end) if time < end else ()
+        return min(later, default=end)
 
     def all_slots(self) -> Iterator[Slot]:
         """All slots that are not empty."""

@@ -5,6 +5,7 @@ import trio
 import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from tests.broker.services.fakes import configuration
 from tests.store.simdisk import SimDisk
@@ -115,6 +116,15 @@ async def test_an_old_route_is_used_while_no_name_server_answers() -> None:
     world.servers.queues["T"] = [on("a", 2)]
     world.clock.advance(1.1)
     assert await world.routes.find("T") == QueueRoute("T", (("a", 2),))
+
+
+async def test_failures_are_logged_within_a_budget() -> None:
+    world = World("ns:1")
+    world.servers.down = {"ns:1"}
+    with capture_logs() as logs:
+        for number in range(100):
+            assert await world.routes.find(f"T{number}") is None
+    assert 0 < len([entry for entry in logs if entry["event"] == "route_not_fetched"]) <= 20
 
 
 async def test_an_unknown_topic_is_asked_about_once_a_second() -> None:

@@ -1,0 +1,62 @@
+"""The sockets for clients: the main port, and the VIP port (fastListenPort), which serves no pulls."""
+
+import socket
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Self
+
+from trimq.broker import addresses
+from trimq.broker.config import BrokerConfig
+from trimq.broker.start_error import StartError
+from trimq.remoting.config.configuration import NettyServerConfig
+from trimq.remoting.server.accept import bind, open_port
+
+
+class ClientPorts:
+    """The bound sockets, main port first. None listens before ``open``; leaving the block closes them.
+
+    ``address`` is the advertised ``host:port``, ``endpoint`` one that this machine can connect to, ``listening``
+    describes where the sockets listen.
+    """
+
+    def __init__(self, broker: BrokerConfig, network: NettyServerConfig) -> None:
+        """Bind. Raises StartError if a port is taken."""
+        self._network = network
+        self._stack = ExitStack()
+        self.sockets: list[socket.socket] = []
+        try:
+            for port in (broker.listen_port, broker.fast_port):
+                # Port 0 means any free port for the main port, and off for the VIP port.
+                if port or not self.sockets:
+                    self.sockets.append(self._stack.enter_context(bind(network.bind_address, port, network)))
+        except OSError as error:
+            self._stack.close()
+            raise _port_taken(error) from error
+        port = self.sockets[0].getsockname()[1]
+        host = addresses.advertised_address(broker.broker_ip1, network.bind_address)
+        self.address = addresses.join(host, port)
+        self.endpoint = (addresses.LOOPBACK if network.bind_address in addresses.WILDCARDS else host, port)
+        self.listening = [
+            f"{network.bind_address}:{found.getsockname()[1]}" + (" (without pulls)" if n else "")
+            for n, found in enumerate(self.sockets)
+        ]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def open(self) -> None:
+        """Listen: clients can connect from here on. Raises StartError."""
+        try:
+            for sock in self.sockets:
+                open_port(sock, self._network)
+        except OSError as error:
+            raise _port_taken(error) from error
+
+
+def _port_taken(error: OSError) -> StartError:
+    return StartError(f"{error.strerror or error}: stop the process that listens there, or set listenPort")
