@@ -14,8 +14,8 @@ QueuesOf = Callable[[str], int | None]
 def place_of(properties: dict[str, str], queues_of: QueuesOf | None = None) -> RealPlace | str:
     """The real topic and queue of a message, or why it has none that a client may send to: a text for the log.
 
-    ``queues_of`` returns how many queues a topic has, None for a topic that does not exist: then nobody can read the
-    message. A queue that is none, or that the topic has no more, becomes queue 0. This broker stores no message for
+    ``queues_of`` returns how many queues a topic has, None for a topic that does not exist: then no client can read
+    the message. A queue that is none, or that the topic has no more, becomes queue 0. This broker stores no message for
     another place; RocketMQ lets a client write to the topics where they wait.
     """
     topic = properties.get(PROPERTY_REAL_TOPIC)

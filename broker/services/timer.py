@@ -198,11 +198,11 @@ class TimerMessageService:
             return await step()
         except Exception as error:  # noqa: BLE001 - the timer goes on
             if self._log_budget.allows():
-                next_offset, read_time = self._timers.next_offset, self._timers.read_time
-                unknown = None if isinstance(error, OSError) else error
-                _log.error(
-                    "timer_failed", error=str(error), next_offset=next_offset, read_time=read_time, exc_info=unknown
-                )
+                where = {"next_offset": self._timers.next_offset, "read_time": self._timers.read_time}
+                if isinstance(error, OSError):
+                    _log.error("timer_files_not_written", error=str(error), **where)
+                else:
+                    _log.exception("timer_failed", **where)
             return None
 
     async def stop(self) -> None:

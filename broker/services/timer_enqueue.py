@@ -127,7 +127,10 @@ class TimerEnqueue:
         first = self._timers.next_offset
         if result.status is GetMessageStatus.OFFSET_OVERFLOW_BADLY or result.next_begin_offset <= first:
             return False
-        self._skip(result.next_begin_offset - first, "timed_messages_deleted")
+        lost = result.next_begin_offset - first
+        if self._log_budget.allows():
+            _log.error("timed_messages_deleted", first=first, count=lost)
+        self._skip(lost)
         return True
 
     def _skip_unreadable(self, error: OSError) -> bool:
@@ -137,13 +140,13 @@ class TimerEnqueue:
         self._failed_reads += 1
         if self._failed_reads < READ_ATTEMPTS:
             raise error
-        self._skip(1, "timed_message_unreadable", reason=str(error))
+        if self._log_budget.allows():
+            _log.error("timed_message_unreadable", queue_offset=self._timers.next_offset, reason=str(error))
+        self._skip(1)
         return True
 
-    def _skip(self, lost: int, event: str, **fields: str) -> None:
+    def _skip(self, lost: int) -> None:
         timers = self._timers
-        if self._log_budget.allows():
-            _log.error(event, first=timers.next_offset, count=lost, **fields)
         self._puts.deleted += lost
         timers.enter(None, timers.next_offset + lost)
         self._ahead.passed()
@@ -197,12 +200,16 @@ class _Batch:
             due = due_time(properties)
         except TimerTextError as error:
             # Not from this broker: a client wrote to the timer's topic of RocketMQ.
-            self._leave_out(head, "timer_message_without_time", str(error))
+            if self._log_budget.allows():
+                _log.error("timer_message_without_time", queue_offset=head.queue_offset, reason=str(error))
+            self.next_offset = head.queue_offset + 1
             return
         problem = self._problem(topic, properties)
         if problem:
+            if self._log_budget.allows():
+                _log.error("timed_message_dropped", queue_offset=head.queue_offset, reason=problem)
             self.dropped += 1
-            self._leave_out(head, "timed_message_dropped", problem)
+            self.next_offset = head.queue_offset + 1
             return
         deletes = is_delete_mark(properties)
         if head.queue_offset < timers.found_until and due < timers.found_read_time:
@@ -228,9 +235,4 @@ class _Batch:
                 return
             self.new.append(timer)
             self.topics[topic] = self.topics.get(topic, 0) + (-1 if deletes else 1)
-        self.next_offset = head.queue_offset + 1
-
-    def _leave_out(self, head: record.RecordHead, event: str, reason: str) -> None:
-        if self._log_budget.allows():
-            _log.error(event, queue_offset=head.queue_offset, reason=reason)
         self.next_offset = head.queue_offset + 1

@@ -83,7 +83,7 @@ async def test_a_failure_is_tried_again_after_pauses_that_no_arrival_ends(monkey
             for _ in range(100):
                 await rig.advance(0.1)
         assert 10 < len(writes) < 17
-        assert 1 <= len([one for one in logs if one["event"] == "timer_failed"]) <= 11
+        assert 1 <= len([one for one in logs if one["event"] == "timer_files_not_written"]) <= 11
 
 
 class _BadRecords:
