@@ -161,7 +161,7 @@ class TimerPuts:
         for _ in range(READ_ATTEMPTS):
             try:
                 return await self._read(offset, size)
-            except OSError as error:
+            except Exception as error:  # noqa: BLE001 - the slot of the mark must not wait forever
                 if self._log_budget.allows():
                     _log.warning("timer_mark_not_read", commit_log_offset=offset, error=str(error), wait_ms=pause)
             if not await self._pause(pause):
@@ -314,8 +314,11 @@ class TimerPuts:
         return TimedMessage(view, head, decode_properties(text))
 
     async def topic_at(self, offset: int, size: int) -> str | None:
-        """REAL_TOPIC of the message at a log offset; None if it cannot be read."""
-        message = await self._read_patiently(offset, size)
+        """REAL_TOPIC of the message at a log offset; None if it cannot be read now."""
+        try:
+            message = await self._read(offset, size)
+        except Exception:  # noqa: BLE001 - its delivery will show why, and count it
+            return None
         return None if message is None else message.properties.get(PROPERTY_REAL_TOPIC)
 
     def place(self, properties: dict[str, str]) -> RealPlace | str:
