@@ -7,6 +7,7 @@ from trimq.broker.store.disk.mapped_file import MappedFile
 from trimq.broker.store.log.commit_log import CommitLog
 from trimq.broker.store.queue.consume_queue import ConsumeQueue
 from trimq.broker.store.queue.consume_queue_store import ConsumeQueueStore
+from trimq.broker.store.read.evaluation_cost import AT_ONCE
 from trimq.broker.store.read.get_limits import GetLimits
 from trimq.broker.store.read.in_memory_records import (
     Found,
@@ -16,7 +17,7 @@ from trimq.broker.store.read.in_memory_records import (
     tagged,
     views_of,
 )
-from trimq.broker.store.read.match_properties import AT_ONCE, matched
+from trimq.broker.store.read.match_properties import matched
 from trimq.broker.store.read.record_look import is_message, place_of, properties_of
 from trimq.broker.store.stats import StoreStats
 from trimq.broker.store.types import MessageFilter
