@@ -57,7 +57,7 @@ class Expression:
 def compile_expression(text: str) -> Expression:
     """Compile an SQL92 expression. Raises ExpressionError if RocketMQ would refuse it, or if it is over a limit.
 
-    A few comparisons take half a millisecond, the largest expression some 20 ms. The first call imports lark and
+    A few comparisons take half a millisecond, the largest expression up to 70 ms. The first call imports lark and
     prepares the grammar, some 60 ms: a program that must not wait makes it in a thread. Expressions that were compiled
     before are remembered, the last 100 as in RocketMQ, since every heartbeat of a consumer repeats its own.
     """
