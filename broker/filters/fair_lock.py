@@ -39,7 +39,7 @@ class FairLock:
             raise
 
     def _pass_on(self) -> None:
-        """The next client's turn; the lock stays held meanwhile, so that nobody who has not waited takes it."""
+        """The next client's turn; the lock stays held meanwhile, so that no task takes it that has not waited."""
         if not self._waiting:
             self._held = False
             return

@@ -2,14 +2,14 @@
 
 A queue unit's tags code does not decide for them, so each message has to be looked at. That is not done while it is
 dispatched: a burst of messages, or a queue on which many groups wait, would keep the event loop busy. The queue is
-noted, and its messages are evaluated in slices (evaluation_cost.py), once for each held pull, at the end of the
+noted, and its messages are evaluated in slices (protocol/sql92/cost.py), once for each held pull, at the end of the
 reactor's round and then by the task of the hold service.
 """
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from trimq.broker.store.read.evaluation_cost import LEAST, SLICE, cost
+from trimq.protocol.sql92.cost import LEAST, SLICE, cost
 
 if TYPE_CHECKING:
     from trimq.broker.services.long_polling import PullRequest

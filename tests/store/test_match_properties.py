@@ -12,10 +12,10 @@ from tests.store.simdisk import SimDisk
 from tests.store.stores import TOPIC, fill, opened, put, settings
 from trimq.broker.store.message_store import MessageStore
 from trimq.broker.store.queue.consume_queue import ConsumeQueue
-from trimq.broker.store.read.evaluation_cost import AT_ONCE
 from trimq.broker.store.types import GetMessageResult, GetMessageStatus
 from trimq.protocol.message import decode_messages
 from trimq.protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE
+from trimq.protocol.sql92.cost import AT_ONCE
 from trimq.protocol.sysflag import BORN_HOST_V6
 
 BIG = settings(mapped_file_size_commit_log=1 << 20, mapped_file_size_consume_queue=20_000)

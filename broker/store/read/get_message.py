@@ -18,7 +18,6 @@ from trimq.broker.store.disk.page_cache import is_dense
 from trimq.broker.store.log.commit_log import CommitLog
 from trimq.broker.store.queue.consume_queue import ConsumeQueue
 from trimq.broker.store.queue.consume_queue_store import ConsumeQueueStore
-from trimq.broker.store.read.evaluation_cost import LEAST, SLICE, cost
 from trimq.broker.store.read.get_limits import GetLimits
 from trimq.broker.store.read.in_memory_getter import InMemoryGetter
 from trimq.broker.store.read.read_ahead import ReadAhead
@@ -27,6 +26,7 @@ from trimq.broker.store.stats import StoreStats
 from trimq.broker.store.types import GetMessageResult, GetMessageStatus, MessageFilter
 from trimq.protocol.queue_unit import FILLER_SIZE, UNIT
 from trimq.protocol.record import RecordError, decode_head
+from trimq.protocol.sql92.cost import LEAST, SLICE, cost
 
 _FOUND: Final = GetMessageStatus.FOUND
 _ITERATE: Final = UNIT.iter_unpack

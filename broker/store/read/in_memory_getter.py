@@ -7,7 +7,6 @@ from trimq.broker.store.disk.mapped_file import MappedFile
 from trimq.broker.store.log.commit_log import CommitLog
 from trimq.broker.store.queue.consume_queue import ConsumeQueue
 from trimq.broker.store.queue.consume_queue_store import ConsumeQueueStore
-from trimq.broker.store.read.evaluation_cost import AT_ONCE
 from trimq.broker.store.read.get_limits import GetLimits
 from trimq.broker.store.read.in_memory_records import (
     Found,
@@ -22,6 +21,7 @@ from trimq.broker.store.read.record_look import is_message, place_of, properties
 from trimq.broker.store.stats import StoreStats
 from trimq.broker.store.types import MessageFilter
 from trimq.protocol.queue_unit import UNIT, UNIT_SIZE
+from trimq.protocol.sql92.cost import AT_ONCE
 
 InMemory = tuple[MappedFile, Found, int]
 """The log file, the records found in it, and the next queue offset."""

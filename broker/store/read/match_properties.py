@@ -1,7 +1,7 @@
 """Matches the properties of records that are in memory, for filters that cannot decide by a queue unit alone (SQL92).
 
 Reading a record costs much more than testing a tag code, so that one call looks at few units: enough for most pulls,
-and no more than the event loop can spare (evaluation_cost.py). If it does not find what a pull may get, the pull is
+and no more than the event loop can spare (protocol/sql92/cost.py). If it does not find what a pull may get, the pull is
 served by a task that pauses after as many (``MessageGetter.get_cold``).
 """
 
@@ -9,12 +9,12 @@ from typing import Any, Final
 
 from trimq.broker.store.disk.mapped_file import MappedFile
 from trimq.broker.store.disk.page_cache import CHUNK, PageCache
-from trimq.broker.store.read.evaluation_cost import DECODING, SLICE, TERM
 from trimq.broker.store.read.in_memory_records import Found
 from trimq.broker.store.read.record_look import Place, is_message, properties_of
 from trimq.broker.store.types import MessageFilter
 from trimq.protocol.queue_unit import FILLER_SIZE, UNIT
 from trimq.protocol.record import OVERHEAD_V1
+from trimq.protocol.sql92.cost import DECODING, SLICE, TERM
 
 _ITERATE: Final = UNIT.iter_unpack
 
@@ -32,8 +32,8 @@ def matched(
     """Views of the records that ``accept`` takes, among ``units`` from ``offset`` on, and the number of scanned units.
 
     None for any unusual case: a filler, another file, cold data, bytes that are not the message of their unit, or a
-    slice (evaluation_cost.py) that ends before the limits are reached. The caller holds ``file`` as long as the views
-    are used.
+    slice (protocol/sql92/cost.py) that ends before the limits are reached. The caller holds ``file`` as long as the
+    views are used.
     """
     match_tags, match_record = accept.match_tags, accept.match_record
     each_byte, each_record, left = accept.terms + DECODING, accept.terms * TERM, SLICE

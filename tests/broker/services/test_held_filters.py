@@ -6,7 +6,7 @@ import trio.testing
 from tests.broker.services.fakes import FakeConnection
 from tests.broker.services.test_long_polling import Tags, World
 from trimq.broker.services.long_polling import PullRequest
-from trimq.broker.store.read.evaluation_cost import AT_ONCE as SLICE
+from trimq.protocol.sql92.cost import AT_ONCE as SLICE
 
 
 class Wants:
