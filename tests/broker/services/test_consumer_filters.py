@@ -470,6 +470,8 @@ def test_the_filter_of_a_retry_topic_changes_with_the_groups_expressions() -> No
     filters.register("G", [sql("T", "a = 2", 3)])
     assert filters.retry_filter("G") is not one
     assert [filters.retry_filter("G").match_record(message) for message in messages[:2]] == [False, True]
+    filters.register("G", [sql("V", "a = 2")])
+    assert [filters.retry_filter("G").match_record(message) for message in messages[4:]] == [False, True]
 
 
 async def test_the_filter_of_a_retry_topic_is_compiled_in_a_thread_after_a_start() -> None:
