@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench import spark_report
+from bench import micro_benchmarks, spark_report
 from bench.plots import Bar, Plots, bars, lines
 from bench.processes import describe
 from bench.stalls import ENDS_MS
@@ -299,7 +299,12 @@ def _interpreters(numbers: dict[str, Any]) -> list[str]:
 
 
 def _micro_benchmarks(numbers: dict[str, float]) -> list[str]:
-    return ["| function | us |", "|---|--:|", *[f"| {name} | {value:.2f} |" for name, value in numbers.items()]]
+    rows = ["| function | us | calls/s | floor | |", "|---|--:|--:|--:|---|"]
+    for name, value in numbers.items():
+        floor = micro_benchmarks.FLOORS.get(name)
+        mark = "slower" if floor is not None and 1e6 / value < floor else ""
+        rows.append(f"| {name} | {value:.2f} | {1e6 / value:,.0f} | {'' if floor is None else f'{floor:,}'} | {mark} |")
+    return rows
 
 
 def main() -> None:

@@ -29,6 +29,7 @@ class _Tag:
     """A filter by a tag that every tenth message has."""
 
     needs_properties = False
+    terms = 0
 
     def __init__(self) -> None:
         self._code = tags_code("seldom")

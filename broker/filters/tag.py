@@ -25,6 +25,7 @@ class TagFilter:
     __slots__ = ("codes",)
 
     needs_properties = False
+    terms = 0
 
     def __init__(self, codes: frozenset[int]) -> None:
         self.codes = codes

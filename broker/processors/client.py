@@ -5,7 +5,11 @@ Source: RocketMQ's ClientManageProcessor and ConsumerManageProcessor.
 
 from typing import Any
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from trimq.broker.config import BrokerConfig
+from trimq.broker.filters.sql import NOTHING, Compiled
 from trimq.broker.filters.tag import SubscriptionError, is_tag_type
 from trimq.broker.processors.pull.pull_filters import check_property_filter
 from trimq.broker.processors.send.send_checks import UNIT_RETRY
@@ -53,6 +57,13 @@ class CheckClientRequestBody(Body):
     subscription_data: SubscriptionData | None = None
 
 
+class _Left(Struct, eq=False):
+    """The groups that a connection has left while a heartbeat of it waits."""
+
+    producers: set[str | None]
+    consumers: set[str | None]
+
+
 class ClientProcessor:
     """Updates the tables of producers and consumers from the heartbeats of clients."""
 
@@ -75,6 +86,8 @@ class ClientProcessor:
         self._producers = producers
         self._registration = registration
         self._fingerprints: dict[str, int] = {}
+        self._waiting: dict[Connection, list[_Left]] = {}
+        """The heartbeats whose expressions are being compiled."""
 
     def register(self, table: HandlerTable) -> None:
         """Register the handlers of this family."""
@@ -90,26 +103,41 @@ class ClientProcessor:
         soon as they have the reply.
         """
         data = decode_json(command.body, HeartbeatData)
-        new = [
-            text
-            for consumer in data.consumer_data_set
-            for text in self._filters.to_prepare(consumer.subscription_data_set)
-        ]
-        return self._compiled(connection, command, data, new) if new else self._take(connection, command, data)
+        needed: dict[str, None] = {}
+        for consumer in data.consumer_data_set:
+            needed |= self._filters.to_prepare(consumer.group_name, consumer.subscription_data_set)
+        if needed and (first := self._filters.prepare_first(needed)):
+            return self._compiled(connection, command, data, first)
+        return self._take(connection, command, data, None)
 
     async def _compiled(
         self, connection: Connection, command: RemotingCommand, data: HeartbeatData, expressions: list[str]
     ) -> Any:
         """Take a heartbeat whose expressions are new, after they were compiled."""
-        for text in expressions:
-            await self._filters.prepare(text)
-        return None if connection.closed else self._take(connection, command, data)
+        left = _Left(set(), set())
+        waiting = self._waiting.setdefault(connection, [])
+        waiting.append(left)
+        try:
+            compiled = await self._filters.prepare(expressions, connection)
+        finally:
+            waiting.remove(left)
+            if not waiting:
+                del self._waiting[connection]
+        if connection.closed:
+            return None
+        # Of the groups that the client has left meanwhile it must not become a member again.
+        consumers = [each for each in data.consumer_data_set if each.group_name not in left.consumers]
+        producers = [each for each in data.producer_data_set if each.group_name not in left.producers]
+        data = replace(data, consumer_data_set=consumers, producer_data_set=producers)
+        return self._take(connection, command, data, compiled)
 
-    def _take(self, connection: Connection, command: RemotingCommand, data: HeartbeatData) -> Outcome:
+    def _take(
+        self, connection: Connection, command: RemotingCommand, data: HeartbeatData, compiled: Compiled | None
+    ) -> Outcome:
         before = self._topics.data_version
         changed = False
         for consumer in data.consumer_data_set:
-            changed = self._consumer(connection, command, data, consumer) or changed
+            changed = self._consumer(connection, command, data, consumer, compiled) or changed
         for producer in data.producer_data_set:
             self._producers.register(producer.group_name, _channel(connection, command, data.client_id))
         header = HeartbeatResponseHeader(
@@ -124,7 +152,12 @@ class ClientProcessor:
         return reply
 
     def _consumer(
-        self, connection: Connection, command: RemotingCommand, data: HeartbeatData, consumer: ConsumerData
+        self,
+        connection: Connection,
+        command: RemotingCommand,
+        data: HeartbeatData,
+        consumer: ConsumerData,
+        compiled: Compiled | None,
     ) -> bool:
         """Register one consumer group; True if its fingerprint differs from that of the last heartbeat."""
         group = self._groups.find(consumer.group_name)
@@ -148,7 +181,7 @@ class ClientProcessor:
             update_subscription=with_subscriptions,
         )
         if with_subscriptions:
-            self._filters.register(consumer.group_name, consumer.subscription_data_set)
+            self._filters.register(consumer.group_name, consumer.subscription_data_set, compiled)
         if not data.heartbeat_fingerprint:
             return False
         known = self._fingerprints.get(consumer.group_name)
@@ -158,6 +191,9 @@ class ClientProcessor:
     def unregister(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """UNREGISTER_CLIENT (35): the client leaves the named groups."""
         header = command.header(UnregisterClientRequestHeader)
+        for left in self._waiting.get(connection, ()):
+            left.producers.add(header.producer_group)
+            left.consumers.add(header.consumer_group)
         if header.producer_group:
             self._producers.unregister(header.producer_group, connection)
         if header.consumer_group:
@@ -177,7 +213,7 @@ class ClientProcessor:
             return command.reply(body=encode_json({"consumerIdList": ids}))
         return in_slices(connection, command, object_pieces(("consumerIdList", list_pieces(ids))))
 
-    async def check_config(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+    async def check_config(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """CHECK_CLIENT_CONFIG (46): whether the broker can serve a subscription.
 
         SYSTEM_ERROR for an expression without enablePropertyFilter, SUBSCRIPTION_PARSE_FAILED for one that is wrong.
@@ -185,10 +221,16 @@ class ClientProcessor:
         subscription = decode_json(command.body, CheckClientRequestBody).subscription_data
         if subscription is not None and not is_tag_type(subscription.expression_type):
             check_property_filter(self._section(BrokerConfig), subscription.expression_type)
-            if self._filters.is_slow(subscription.expression_type, subscription.sub_string):
-                await self._filters.prepare(subscription.sub_string)
+            kind, text = subscription.expression_type, subscription.sub_string
+            compiled: Compiled = NOTHING
+            if self._filters.is_slow(kind, text):
+                compiled = await self._filters.prepare([text], connection)
+                if text not in compiled:
+                    raise RemotingError(
+                        ResponseCode.SYSTEM_BUSY, "too many expressions of this client wait to be compiled: try again"
+                    )
             try:
-                self._filters.filter(subscription.expression_type, subscription.sub_string)
+                self._filters.filter(kind, text, compiled)
             except SubscriptionError as error:
                 raise RemotingError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from None
         return command.reply()

@@ -2,18 +2,17 @@
 
 A queue unit's tags code does not decide for them, so each message has to be looked at. That is not done while it is
 dispatched: a burst of messages, or a queue on which many groups wait, would keep the event loop busy. The queue is
-noted, and its messages are evaluated in slices, once for each held pull, at the end of the reactor's round and then by
-the task of the hold service.
+noted, and its messages are evaluated in slices (protocol/sql92/cost.py), once for each held pull, at the end of the
+reactor's round and then by the task of the hold service.
 """
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
+
+from trimq.protocol.sql92.cost import LEAST, SLICE, cost
 
 if TYPE_CHECKING:
     from trimq.broker.services.long_polling import PullRequest
-
-SLICE: Final = 64
-"""Evaluations, and looks at records, in one slice."""
 
 Queue = tuple[str, int]
 """Topic and queue id."""
@@ -72,7 +71,7 @@ class HeldFilters:
         self._looked.clear()
 
     def _check_queue(self, queue: Queue, arrivals: _Arrivals, left: int) -> int:
-        """Evaluate up to ``left`` times. Returns how many are left; 0 if the queue is to be continued."""
+        """Evaluate for a cost of ``left``. Returns how much is left; 0 if the queue is to be continued."""
         while arrivals.pulls or arrivals.until < arrivals.end:
             if not arrivals.pulls:
                 arrivals.until = arrivals.end
@@ -92,9 +91,11 @@ class HeldFilters:
             place = queue, pull.checked
             if place not in self._looked:
                 self._looked[place] = self.look(*queue, pull.checked)
-                left -= 1
-            left -= 1
-            if _accepts(pull, self._looked[place]):
+                left -= LEAST
+            properties = self._looked[place]
+            terms = 0 if pull.filter is None else pull.filter.terms
+            left -= cost(0 if properties is None else len(properties), terms)
+            if _accepts(pull, properties):
                 self._wake([pull])
                 break
             pull.checked += 1

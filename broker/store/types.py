@@ -104,6 +104,9 @@ class MessageFilter(Protocol):
 
     needs_properties: bool
 
+    terms: int
+    """How many conditions ``match_record`` evaluates at most: with many, fewer records are evaluated at once."""
+
     def match_tags(self, tags_code: int) -> bool:
         """Match by the tag slot of the queue unit, without reading the record."""
         ...

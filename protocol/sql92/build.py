@@ -132,14 +132,12 @@ class TreeBuilder:
         match low.node, high.node:
             case Number(first, True), Number(last, True) if compare_numbers(last, first) < 0:
                 _refuse(low, f"BETWEEN needs the smaller number first, and {first} is larger than {last}")
-        both = And((_compared(">=", value, low), _compared("<=", value, high)))
-        return _term(_between(value, low, high, negated=False) or both, value, low, high)
+        return _range(value, (">=", low), ("<=", high), negated=False)
 
     def not_between(self, parts: list["Built | Token"]) -> Built:
         """``... NOT BETWEEN ... AND ...``: its order is not checked, as in RocketMQ."""
         value, _, low, high = cast("tuple[Built, Token, Built, Built]", parts)
-        either = Or((_compared("<", value, low), _compared(">", value, high)))
-        return _term(_between(value, low, high, negated=True) or either, value, low, high)
+        return _range(value, ("<", low), (">", high), negated=True)
 
     def find(self, parts: list["Built | Token"]) -> Built:
         """``... CONTAINS 'text'``, STARTSWITH, ENDSWITH."""
@@ -202,9 +200,9 @@ class TreeBuilder:
         return _joined(Or((*before, *after)), left, right)
 
     @staticmethod
-    def finish(whole: Built) -> Node:
-        """The tree of the whole expression."""
-        return _boolean(whole)
+    def finish(whole: Built) -> tuple[Node, int]:
+        """The tree of the whole expression, and the number of its terms."""
+        return _boolean(whole), max(1, whole.terms)
 
 
 def too_deep(at: int) -> ExpressionError:
@@ -219,11 +217,11 @@ def _deeper(node: Node, at: int, operand: Built) -> Built:
     return Built(node, at, depth, operand.terms)
 
 
-def _term(node: Node, first: Built, *others: Built) -> Built:
+def _term(node: Node, first: Built, *others: Built, terms: int = 1) -> Built:
     """A comparison: a level deeper than its operands."""
     depth = max([first.depth, *[other.depth for other in others]])
-    terms = first.terms + sum(other.terms for other in others)
-    return _counted(Built(node, first.at, depth + 1, terms + 1 + isinstance(node, And | Or | Between)))
+    terms += first.terms + sum(other.terms for other in others)
+    return _counted(Built(node, first.at, depth + 1, terms))
 
 
 def _joined(node: Node, left: Built, right: Built) -> Built:
@@ -254,6 +252,18 @@ def _compared(relation: Relation, left: Built, right: Built) -> Compare:
         if isinstance(operand.node, (Text, *BOOLEANS)):
             _refuse(operand, f"only properties and numbers can be compared by {relation}")
     return Compare(relation, left.node, right.node)
+
+
+def _range(value: Built, first: tuple[Relation, Built], second: tuple[Relation, Built], *, negated: bool) -> Built:
+    """BETWEEN: RocketMQ compares the value twice. No operand but a property or a number may be in the tree twice."""
+    (relation, low), (opposite, high) = first, second
+    node: Node | None = _between(value, low, high, negated=negated)
+    if node is None:
+        one, other = _compared(relation, value, low), _compared(opposite, value, high)
+        both = Or((one, other)) if negated else And((one, other))
+        # A minus gives null, unless its evaluation fails: neither limit is evaluated, the second time is as the first.
+        node = one if isinstance(value.node, Nothing) else both
+    return _term(node, value, low, high, terms=2)
 
 
 def _between(value: Built, low: Built, high: Built, *, negated: bool) -> Between | None:

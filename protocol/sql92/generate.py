@@ -74,16 +74,11 @@ def generate(tree: Node) -> tuple[Callable[..., bool], frozenset[str]]:
     return function, frozenset(names)
 
 
-def _earlier(text: str, name: str) -> str | None:
-    """A property whose last occurrence has no value: then an earlier one counts, if it has a value."""
-    return decode_properties(text).get(name)
-
-
 class _Generator:
     """Writes the source of one function, and collects the values of its namespace."""
 
     def __init__(self) -> None:
-        self.namespace: dict[str, Any] = {"__builtins__": {}, "earlier": _earlier, **_HELPERS}
+        self.namespace: dict[str, Any] = {"__builtins__": {}, **_HELPERS}
         self.properties: dict[str, str] = {}
         self._constants: dict[tuple[type, object], str] = {}
         self._temporaries = 0
@@ -107,7 +102,11 @@ class _Generator:
         ]
 
     def _search_in_text(self, number: int, name: str) -> list[str]:
-        """Takes one property out of a text that starts and ends with a separator."""
+        """Takes one property out of a text that starts and ends with a separator.
+
+        If its last occurrence has no value, an earlier one counts that has one: then all are decoded, once for all
+        names.
+        """
         mark = f"\x02{name}\x01"
         return [
             f"        at = text.rfind({self.constant(mark)})",
@@ -117,7 +116,9 @@ class _Generator:
             f"            at += {len(mark)}",
             f"            p{number} = text[at:text.find('\\2', at)]",
             f"            if not p{number}:",
-            f"                p{number} = earlier(text, {self.constant(name)})",
+            "                if get is None:",
+            "                    get = decode_properties(text).get",
+            f"                p{number} = get({self.constant(name)})",
         ]
 
     def constant(self, value: object) -> str:

@@ -6,7 +6,7 @@ that token is no token at all: ``a = 1 b`` is accepted as ``a = 1``. This one do
 
 import re
 from functools import cache
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from trimq.protocol.sql92.build import TreeBuilder, too_deep
 from trimq.protocol.sql92.errors import ExpressionError
@@ -91,8 +91,16 @@ _PREFIXES: Final = frozenset({"PLUS", "MINUS", "NOT"})
 _EXPECTED: Final = {"OPEN": "'('", "TEXT": "a text"}
 
 
-def parse(text: str) -> tuple[Node, int]:
-    """The tree of an expression, and the position up to which it was read.
+class Parsed(NamedTuple):
+    """An expression as a tree, the number of its terms, and the position up to which its text was read."""
+
+    tree: Node
+    terms: int
+    end: int
+
+
+def parse(text: str) -> Parsed:
+    """Parse an expression.
 
     Raises ExpressionError if RocketMQ refuses the expression, or if it is over a limit.
     """
@@ -106,7 +114,7 @@ def parse(text: str) -> tuple[Node, int]:
     from lark import UnexpectedCharacters, UnexpectedToken  # noqa: PLC0415 - imported by the first expression
 
     try:
-        return _parse(text), len(text)
+        return Parsed(*_parse(text), len(text))
     except UnexpectedToken as error:
         if error.token.type == "$END":
             raise ExpressionError(len(text), f"the expression ends here, but {_expected(error)} is missing") from None
@@ -116,7 +124,7 @@ def parse(text: str) -> tuple[Node, int]:
         at = cast("int", error.pos_in_stream)
         raise ExpressionError(at, _unreadable(text, at)) from None
     try:
-        return _parse(text[:stop]), stop
+        return Parsed(*_parse(text[:stop]), stop)
     except UnexpectedToken:
         raise refusal from None
 
@@ -124,7 +132,7 @@ def parse(text: str) -> tuple[Node, int]:
 _half_a_character: Final = re.compile("[\ud800-\udfff]").search
 
 
-def _parse(text: str) -> Node:
+def _parse(text: str) -> tuple[Node, int]:
     return TreeBuilder.finish(_parser().parse(text))  # type: ignore[arg-type] # the builder's result, not a tree
 
 

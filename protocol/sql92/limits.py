@@ -1,7 +1,8 @@
 """Bounds of an expression. RocketMQ has none: there a long one costs memory and time, a deep one the thread's stack.
 
-They keep the compilation of an expression within some milliseconds, and the generated code far below the limits of
-Python's own compiler. The text is measured before anything reads it, the others while it is parsed.
+They keep the compilation of an expression below a tenth of a second, and the generated code far below the limits of
+Python's own compiler. One evaluation does each term once at most, on properties of up to 32 KB. The text is measured
+before anything reads it, the others while it is parsed.
 """
 
 from typing import Final

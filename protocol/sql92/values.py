@@ -8,8 +8,8 @@ A text of another form makes the evaluation fail, and the message does not match
 
 import math
 import re
-import unicodedata
 from collections.abc import Callable
+from functools import cache
 from typing import Final
 
 Value = str | bool | int | float | None
@@ -21,7 +21,7 @@ class EvaluationError(ValueError):
 
 _LARGEST_INT: Final = 2**31 - 1
 _LARGEST_LONG: Final = 2**63 - 1
-_integer: Final = re.compile("([+-]?)0*([0-9]{1,19})").fullmatch
+_integer: Final = re.compile("([+-]?)(0*+)([0-9]{0,19})").fullmatch
 _decimal: Final = re.compile(
     r"[+-]?(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]++)?[fFdD]?", re.ASCII
 ).fullmatch
@@ -48,12 +48,10 @@ def to_long(text: str) -> int:
 
 
 def _whole(text: str, largest: int) -> int:
-    if not text.isascii():
-        text = "".join(map(_digit, text))
-    found = _integer(text)
-    if found is None:
+    found = _integer(text) if text.isascii() else _of_any_script()(text)
+    if found is None or not (found[2] or found[3]):
         raise EvaluationError(text)
-    value = int(found[2])
+    value = int(found[3] or "0")
     if found[1] == "-":
         value = -value
     if not -largest - 1 <= value <= largest:
@@ -61,12 +59,12 @@ def _whole(text: str, largest: int) -> int:
     return value
 
 
-def _digit(char: str) -> str:
-    """Java reads the digits of all scripts that fit into 16 bits."""
-    if char.isascii() or char > "\uffff":
-        return char
-    value = unicodedata.decimal(char, None)
-    return char if value is None else str(value)
+@cache
+def _of_any_script() -> Callable[[str], re.Match[str] | None]:
+    """As ``_integer``: Java reads the digits of all scripts that fit into 16 bits."""
+    digits = [char for char in map(chr, range(1 << 16)) if char.isdecimal()]
+    zeros = "".join(char for char in digits if not int(char))
+    return re.compile(f"([+-]?)([{zeros}]*+)([{''.join(digits)}]{{0,19}})").fullmatch
 
 
 def to_double(text: str) -> float:

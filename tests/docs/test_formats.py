@@ -221,11 +221,11 @@ async def test_consumer_filters(tmp_path: Path) -> None:
     path.write_text(EXAMPLES["consumer-filter"])
     filters = ConsumerFilterManager(configuration_of(tmp_path), RealDisk(), ManualClock())
     await filters.load()
-    accept = filters.find("Orders", "billing")
-    assert accept is not None
-    assert [accept.match_record(b"amount\x01%d\x02" % amount) for amount in (10, 11)] == [False, True]
     entry = filters.get("Orders", "billing")
     assert entry is not None
+    accept = filters.compiled(entry)
+    assert accept is not None
+    assert [accept.match_record(b"amount\x01%d\x02" % amount) for amount in (10, 11)] == [False, True]
     assert (entry.is_dead, entry.dead_time) == (True, 1_700_000_060_000)
     assert json.loads(b"".join(filters.pieces())) == json.loads(EXAMPLES["consumer-filter"])
 

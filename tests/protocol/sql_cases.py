@@ -114,6 +114,25 @@ def logic(rng: random.Random, depth: int = 3) -> str:
 _TESTS_OF_LOGIC = ["> 1", "> 1", "> 1", "= 5", "BETWEEN 1 AND 9", "IS NULL", "IN ('5')", "= 'x'", "= b", "CONTAINS 'x'"]
 
 
+def nested(rng: random.Random) -> str:
+    """A condition inside many others, each of which has it as its operand: BETWEEN compares its operand twice."""
+    text = logic(rng, 1)
+    for _ in range(rng.randrange(1, 9)):
+        low, high = rng.choice(["1", "a"]), rng.choice(["2", "b"])
+        text = rng.choice(
+            [
+                f"-({text}) BETWEEN {low} AND {high}",
+                f"-({text}) NOT BETWEEN {low} AND {high}",
+                f"-({text}) BETWEEN {low} AND {high}",
+                f"({text}) NOT CONTAINS 'x'",
+                f"({text}) IS NULL",
+                f"NOT ({text})",
+                f"a BETWEEN {low} AND -({text})",
+            ]
+        )
+    return text
+
+
 def logic_properties(rng: random.Random) -> str:
     """The properties of a message for ``logic``."""
     return "".join(f"{name}\x01{value}\x02" for name in "abc" if (value := rng.choice(["5", "5", "0", "x", "", "y"])))
@@ -242,14 +261,18 @@ class Case(NamedTuple):
 
 
 def cases(seed: int, count: int = 200) -> list[Case]:
-    """The cases of a seed: those of ``logic`` with six messages each, the others with three."""
+    """The cases of a seed: those of ``logic`` and ``nested`` with six messages each, the others with three."""
     rng = random.Random(seed)
-    return [
-        Case(logic(rng), [logic_properties(rng) for _ in range(6)])
-        if rng.random() < 0.3
-        else Case(expression(rng), [properties(rng) for _ in range(3)])
-        for _ in range(count)
-    ]
+    return [_case(rng) for _ in range(count)]
+
+
+def _case(rng: random.Random) -> Case:
+    kind = rng.random()
+    if kind < 0.3:
+        return Case(logic(rng), [logic_properties(rng) for _ in range(6)])
+    if kind < 0.4:
+        return Case(nested(rng), [logic_properties(rng) for _ in range(6)])
+    return Case(expression(rng), [properties(rng) for _ in range(3)])
 
 
 def verdict(case: Case) -> str | None:
@@ -347,6 +370,11 @@ EXACT = [
     ("5.0 = '5'", "", "", "T"),
     ("'' = 5", "", "", "E"),
     ("-5 = -5.0", "", "", "T"),
+    ("('x' = a) IS NOT NULL", "a=y", "", "T"),
+    ("-(a > 1) BETWEEN b AND 2", "a=5", "b=x", "N"),
+    ("-(a > 1) NOT BETWEEN 1 AND b", "a=x", "b=1", "E"),
+    ("a > 5", "a=\u0660\u0660\u0660\u0660\u0660\u0660\u0660\u0660\u0660\u0660\u0660\u0660\u0660\u0660\u0666", "", "T"),
+    ("a > 5", "a=\u0660\u0660\u0666x", "", "E"),
     ("TRUE = -5", "", "", "F"),
     ("5 = TRUE", "", "", "F"),
     ("5 NOT CONTAINS '5'", "", "", "F"),

@@ -5,14 +5,16 @@ from typing import cast
 
 import pytest
 
+from trimq.protocol import property_text
 from trimq.protocol.sql92 import Expression, compile_expression
+from trimq.protocol.sql92.limits import MAX_NESTING, MAX_TERMS
 
 HOSTILE_NAMES = [
     *["text", "get", "at", "p0", "p1", "t1", "c0", "c1", "matches", "str", "to_int", "to_long", "to_finite", "compare"],
     *[
         "equal",
         "is_text",
-        "earlier",
+        "__names__",
         "decode_properties",
         "EvaluationError",
         "None_",
@@ -119,6 +121,66 @@ def test_the_functions_constants_are_the_generators_own() -> None:
     code = code_of(compiled)
     own = {None, True, False, "\x02", "utf-8", "replace", *range(4)}
     assert constants(code) <= own, constants(code) - own
+
+
+WRAPPERS = [
+    "-({}) BETWEEN 1 AND 2",
+    "-({}) NOT BETWEEN 1 AND 2",
+    "-({}) BETWEEN a AND b",
+    "a BETWEEN -({}) AND b",
+    "a NOT BETWEEN b AND -({})",
+    "({}) NOT CONTAINS 'x'",
+    "({}) IS NOT NULL",
+    "({}) = (a > 1)",
+    "({}) <> (a > 1)",
+    "NOT ({})",
+    "(({}) AND a > 1) IS NULL",
+    "(({}) OR a > 1) IS NULL",
+]
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_each_operand_is_evaluated_once(wrapper: str) -> None:
+    """The code grows by the same number of bytes with each level: an operand that is written twice doubles it."""
+    text = " OR ".join(["c > 1"] * 20)
+    sizes = []
+    for _ in range(MAX_NESTING // 3):
+        sizes.append(len(code_of(Expression(text)).co_code))
+        text = wrapper.format(text)
+    assert sizes[-1] < 3 * sizes[0] + 2000, sizes
+
+
+@pytest.mark.parametrize(
+    ("text", "terms"),
+    [
+        ("a", 1),
+        ("a > 1", 1),
+        ("a BETWEEN 1 AND 2", 2),
+        ("-(a > 1) BETWEEN 1 AND b", 3),
+        ("a > 1 AND b OR NOT (c IN ('x', 'y'))", 3),
+        (" OR ".join(["a = 5"] * MAX_TERMS), MAX_TERMS),
+    ],
+)
+def test_terms_are_the_conditions(text: str, terms: int) -> None:
+    assert compile_expression(text).terms == terms
+
+
+def test_the_properties_are_decoded_once_for_an_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many of them have no value where they occur last."""
+    names = [f"p{number}" for number in range(12)]
+    compiled = Expression(" AND ".join(f"{name} = '{name}'" for name in names))
+    decoded = []
+
+    def decode(text: str) -> dict[str, str]:
+        decoded.append(text)
+        return property_text.decode_properties(text)
+
+    monkeypatch.setitem(cast("FunctionType", compiled.matches_text).__globals__, "decode_properties", decode)
+    stored = "".join(f"{name}\x01{name}\x02" for name in names)
+    assert compiled.matches_text(stored)
+    assert decoded == []
+    assert compiled.matches_text(stored + "".join(f"{name}\x01\x02" for name in names))
+    assert len(decoded) == 1
 
 
 def test_the_function_has_no_builtins() -> None:

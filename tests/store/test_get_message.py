@@ -22,6 +22,7 @@ BIG = settings(mapped_file_size_commit_log=1 << 20, mapped_file_size_consume_que
 
 class Tags:
     needs_properties = False
+    terms = 0
 
     def __init__(self, *tags: str) -> None:
         self._codes = {tags_code(tag) for tag in tags}
@@ -35,6 +36,7 @@ class Tags:
 
 class Properties(Tags):
     needs_properties = True
+    terms = 1
 
     def match_tags(self, code: int) -> bool:
         return True

@@ -1,5 +1,6 @@
 """Filters of properties in memory: they agree with the full path, and do no more at once than the loop can spare."""
 
+import pytest
 import trio
 import trio.testing
 from hypothesis import given
@@ -11,10 +12,10 @@ from tests.store.simdisk import SimDisk
 from tests.store.stores import TOPIC, fill, opened, put, settings
 from trimq.broker.store.message_store import MessageStore
 from trimq.broker.store.queue.consume_queue import ConsumeQueue
-from trimq.broker.store.read.match_properties import AT_ONCE
 from trimq.broker.store.types import GetMessageResult, GetMessageStatus
 from trimq.protocol.message import decode_messages
 from trimq.protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE
+from trimq.protocol.sql92.cost import AT_ONCE
 from trimq.protocol.sysflag import BORN_HOST_V6
 
 BIG = settings(mapped_file_size_commit_log=1 << 20, mapped_file_size_consume_queue=20_000)
@@ -27,8 +28,9 @@ class Has:
 
     needs_properties = True
 
-    def __init__(self, text: bytes, parity: int | None = None) -> None:
+    def __init__(self, text: bytes, parity: int | None = None, terms: int = 1) -> None:
         self.text = text
+        self.terms = terms
         self.parity = parity
         self.evaluated = 0
 
@@ -156,6 +158,40 @@ async def test_other_tasks_run_while_many_records_are_looked_at() -> None:
         assert (result.status, result.next_begin_offset) == (S.NO_MATCHED_MESSAGE, 800), "maxFilterMessageSize"
         assert accept.evaluated == 800
         assert longest <= 2 * AT_ONCE, "trio runs the tasks of a turn in any order"
+
+
+@pytest.mark.parametrize(
+    ("terms", "length", "expected"), [(256, 0, 32), (256, 1000, 2), (1, 30_000, 2), (256, 30_000, 1)]
+)
+async def test_fewer_records_are_looked_at_at_once_where_that_takes_long(
+    terms: int, length: int, expected: int
+) -> None:
+    """Long properties, and expressions with many conditions: at least one record, and a task goes on after a pause."""
+    async with opened(SimDisk(), BIG) as store:
+        count = 3 * expected + 30
+        for _ in range(count):
+            await put(store, b"x", more=f"n\x01{'1' * max(1, length)}\x02")
+        nothing = Has(b"n\x013\x02", terms=terms)
+        assert _in_memory(store, 0, nothing) is None
+        assert nothing.evaluated <= expected
+        most = nothing.evaluated
+        last, longest = most, 0
+
+        async def watch() -> None:
+            nonlocal longest, last
+            while True:
+                longest, last = max(longest, nothing.evaluated - last), nothing.evaluated
+                await trio.lowlevel.checkpoint()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watch)
+            result = await store.get_message_cold(TOPIC, 0, 0, 32, 1 << 20, nothing)
+            nursery.cancel_scope.cancel()
+        assert (result.next_begin_offset, nothing.evaluated) == (count, most + count)
+        assert longest <= 2 * expected, "trio runs the tasks of a turn in any order"
+        every = Has(b"n\x01", terms=terms)
+        found = _in_memory(store, 0, every, 1)
+        assert found == ([0], 1), "a slice has one record at least"
 
 
 async def test_records_between_others_are_merged_where_they_are_adjacent() -> None:

@@ -38,6 +38,7 @@ class Everything:
 
     def __init__(self, *, records: bool) -> None:
         self.needs_properties = records
+        self.terms = 1
 
     def match_tags(self, _code: int) -> bool:
         return True

@@ -11,6 +11,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from trimq.broker.config import BrokerConfig
+from trimq.broker.filters.sql import NOTHING, Compiled
 from trimq.broker.filters.tag import ALL, TAG
 from trimq.broker.processors.common import check_commit_offset, invalid, no_such_topic
 from trimq.broker.processors.pull.pull_fast_path import COPIED, PullFastPath
@@ -144,9 +145,17 @@ class PullMessageProcessor:
             return forbidden(command, error)
 
     def _pull(
-        self, connection: Connection, command: RemotingCommand, header: PullMessageRequestHeader, terms: object
+        self,
+        connection: Connection,
+        command: RemotingCommand,
+        header: PullMessageRequestHeader,
+        terms: object,
+        compiled: Compiled | None = None,
     ) -> Outcome:
-        """Serve a pull. ``terms`` are the gate's, stored with a held pull; None for a pull that was held already."""
+        """Serve a pull. ``terms`` are the gate's, stored with a held pull; None for a pull that was held already.
+
+        ``compiled``: the expressions that were compiled for it, None if that was not necessary until now.
+        """
         # A held pull is checked again: topic, group and permissions may have changed while it waited.
         flags = self._check(command, header)
         topic, group, queue_id = header.topic, header.consumer_group, header.queue_id
@@ -154,9 +163,11 @@ class PullMessageProcessor:
             accept = None
         else:
             try:
-                accept = self._filter(header)
+                accept = self._filter(header, compiled or NOTHING)
             except NotCompiledError as error:
-                return self._pull_compiled(connection, command, header, terms, error.text)
+                if compiled is not None:
+                    raise
+                return self._pull_compiled(connection, command, header, terms, error.texts)
         # After all checks: a reset is returned once, and a refused pull must not use it up.
         if self._offsets.reset_offset_table:
             reset = self._offsets.take_reset(topic, group, queue_id)
@@ -232,12 +243,12 @@ class PullMessageProcessor:
         command: RemotingCommand,
         header: PullMessageRequestHeader,
         terms: object,
-        text: str,
+        texts: list[str],
     ) -> Any:
-        """Serve a pull after its expression was compiled."""
-        await self._prepare(text)
+        """Serve a pull after its expressions were compiled."""
+        compiled = await self._prepare(texts, connection)
         try:
-            return self._pull(connection, command, header, terms)
+            return self._pull(connection, command, header, terms, compiled)
         except PullForbiddenError as error:
             return forbidden(command, error)
 

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Final
 
 from trimq.broker.config import BrokerConfig
-from trimq.broker.filters.sql import RetrySqlFilter
+from trimq.broker.filters.sql import NOTHING, Compiled, RetrySqlFilter
 from trimq.broker.filters.tag import SubscriptionError, TagFilter, filter_for, is_tag_type, parse_tags
 from trimq.broker.processors.pull.pull_reply import BROADCASTING_FORBIDDEN, SUBSCRIPTION_FORBIDDEN, PullForbiddenError
 from trimq.broker.services.consumer_filters import ConsumerFilterManager
@@ -35,11 +35,15 @@ _cached_filter: Final = lru_cache(maxsize=4096)(_parsed_filter)
 
 
 class NotCompiledError(RemotingError):
-    """The pull's expression has to be compiled in a thread first (ConsumerFilterManager.prepare)."""
+    """Expressions that the pull needs have to be compiled in a thread first (ConsumerFilterManager.prepare).
 
-    def __init__(self, text: str) -> None:
-        super().__init__(ResponseCode.SYSTEM_BUSY, "the expression is being compiled")
-        self.text = text
+    A pull is compiled once. It is answered with this error if others are needed then: too many of the client's wait, or
+    a heartbeat has changed them meanwhile.
+    """
+
+    def __init__(self, texts: list[str]) -> None:
+        super().__init__(ResponseCode.SYSTEM_BUSY, "the expressions of this pull have to be compiled first: try again")
+        self.texts = texts
 
 
 class PullFilters:
@@ -60,17 +64,20 @@ class PullFilters:
         self.prepare = expressions.prepare
         self._filters: dict[tuple[str, str], tuple[SubscriptionData, TagFilter | None]] = {}
 
-    def filter_of(self, header: PullMessageRequestHeader) -> MessageFilter | None:
-        """The filter; None if all messages are wanted. Raises RemotingError, NotCompiledError for an expression."""
+    def filter_of(self, header: PullMessageRequestHeader, compiled: Compiled = NOTHING) -> MessageFilter | None:
+        """The filter; None if all messages are wanted. ``compiled``: what was prepared for the pull.
+
+        Raises RemotingError, NotCompiledError for an expression.
+        """
         if header.sys_flag & PULL_SUBSCRIPTION:
-            return self._from_request(header)
+            return self._from_request(header, compiled)
         subscription = self._subscription(header)
         key = (header.consumer_group, header.topic)
         known = self._filters.get(key)
         if known is not None and known[0] is subscription:  # a heartbeat with a new version replaces the object
             return known[1]
         if not is_tag_type(subscription.expression_type):
-            return self._registered(header, subscription)
+            return self._registered(header, subscription, compiled)
         if len(self._filters) >= _MAX_FILTERS:
             self._filters.clear()
         accept = filter_for(subscription)
@@ -79,7 +86,7 @@ class PullFilters:
 
     # tags and expressions
 
-    def _from_request(self, header: PullMessageRequestHeader) -> MessageFilter | None:
+    def _from_request(self, header: PullMessageRequestHeader, compiled: Compiled) -> MessageFilter | None:
         text = header.subscription
         try:
             if is_tag_type(header.expression_type):
@@ -88,20 +95,23 @@ class PullFilters:
                 return _parsed_filter(text)
             if text:  # an expression that is missing is refused as such, whether or not others would be served
                 check_property_filter(self._section(BrokerConfig), header.expression_type)
-                if self._expressions.is_slow(header.expression_type, text):
-                    raise NotCompiledError(text)
-            accept = self._expressions.filter(header.expression_type, text)
+                is_slow = text not in compiled and self._expressions.is_slow(header.expression_type, text)
+                self._check_compiled(header, [text] if is_slow else [], compiled)
+            accept = self._expressions.filter(header.expression_type, text, compiled)
         except SubscriptionError as error:
             raise RemotingError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from None
-        return self._of_retries(header) or accept
+        return self._of_retries(header, compiled) or accept
 
-    def _registered(self, header: PullMessageRequestHeader, subscription: SubscriptionData) -> MessageFilter:
+    def _registered(
+        self, header: PullMessageRequestHeader, subscription: SubscriptionData, compiled: Compiled
+    ) -> MessageFilter:
         """The filter that a group's heartbeats have registered. RocketMQ looks for it before it checks the switch."""
         group, topic = header.consumer_group, header.topic
         entry = self._expressions.get(topic, group)
-        if entry is not None and self._expressions.is_not_compiled(entry):
-            raise NotCompiledError(entry.expression)
-        accept = None if entry is None else self._expressions.compiled(entry)
+        if entry is not None:
+            is_slow = entry.expression not in compiled and self._expressions.is_not_compiled(entry)
+            self._check_compiled(header, [entry.expression] if is_slow else [], compiled)
+        accept = None if entry is None else self._expressions.compiled(entry, compiled)
         if entry is None or accept is None:
             raise RemotingError(
                 ResponseCode.FILTER_DATA_NOT_EXIST,
@@ -114,15 +124,26 @@ class PullFilters:
                 f"the broker has an older expression of the consumer group {group} for {topic} than this pull",
             )
         check_property_filter(self._section(BrokerConfig), subscription.expression_type)
-        return self._of_retries(header) or accept
+        return self._of_retries(header, compiled) or accept
 
-    def _of_retries(self, header: PullMessageRequestHeader) -> RetrySqlFilter | None:
+    def _of_retries(self, header: PullMessageRequestHeader, compiled: Compiled) -> RetrySqlFilter | None:
         """For a retry topic under filterSupportRetry: the filter that looks at each message's real topic."""
+        group = self._retrying_group(header)
+        return None if group is None else self._expressions.retry_filter(group, compiled)
+
+    def _retrying_group(self, header: PullMessageRequestHeader) -> str | None:
         topic = header.topic
         if not topic.startswith(RETRY_PREFIX) or not self._section(BrokerConfig).filter_support_retry:
             return None
-        group = topic.removeprefix(RETRY_PREFIX)
-        return RetrySqlFilter(lambda real: self._expressions.find(real, group))
+        return topic.removeprefix(RETRY_PREFIX)
+
+    def _check_compiled(self, header: PullMessageRequestHeader, slow: list[str], compiled: Compiled) -> None:
+        """Raises NotCompiledError for ``slow``, together with what the filter of a retry topic needs."""
+        group = self._retrying_group(header)
+        if group is not None:
+            slow = [*slow, *self._expressions.not_compiled(group, compiled)]
+        if slow:
+            raise NotCompiledError(slow)
 
     # subscriptions
 

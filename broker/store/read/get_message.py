@@ -20,13 +20,13 @@ from trimq.broker.store.queue.consume_queue import ConsumeQueue
 from trimq.broker.store.queue.consume_queue_store import ConsumeQueueStore
 from trimq.broker.store.read.get_limits import GetLimits
 from trimq.broker.store.read.in_memory_getter import InMemoryGetter
-from trimq.broker.store.read.match_properties import AT_ONCE
 from trimq.broker.store.read.read_ahead import ReadAhead
 from trimq.broker.store.read.record_look import Place, begins_record, is_message, place_of
 from trimq.broker.store.stats import StoreStats
 from trimq.broker.store.types import GetMessageResult, GetMessageStatus, MessageFilter
 from trimq.protocol.queue_unit import FILLER_SIZE, UNIT
 from trimq.protocol.record import RecordError, decode_head
+from trimq.protocol.sql92.cost import LEAST, SLICE, cost
 
 _FOUND: Final = GetMessageStatus.FOUND
 _ITERATE: Final = UNIT.iter_unpack
@@ -193,7 +193,8 @@ class MessageGetter:
         """Choose among any units: expired, on disk, or unwanted ones. ``border``: in memory from this log offset on."""
         log_min = self._log.min_offset
         match = None if filter is None else filter.match_tags
-        looks = AT_ONCE if filter is not None and filter.needs_properties else 0
+        by_properties = filter if filter is not None and filter.needs_properties else None
+        left = SLICE
         on_disk = True
         limit_bytes, limit_count = self.limits.on_disk(max_bytes, max_count)
         total = count = scanned = phy = 0
@@ -215,11 +216,13 @@ class MessageGetter:
             scanned += 1
             if match is not None and not match(tags):
                 continue
-            if looks:
-                looks += 1
-                if not looks % AT_ONCE:
+            if by_properties is not None:
+                if left <= 0:
+                    left = SLICE
                     yield _PAUSE
-                if not (yield from self._matches_record(filter, phy, size)):
+                properties = yield from self._properties(phy, size)
+                left -= LEAST if properties is None else cost(len(properties), by_properties.terms)
+                if properties is None or not by_properties.match_record(properties):
                     continue
             if phy != run_end:
                 runs.append([])
@@ -229,18 +232,18 @@ class MessageGetter:
             count += 1
         return _Chosen(count, scanned, total, runs, phy, status)
 
-    def _matches_record(self, filter: MessageFilter | None, phy: int, size: int) -> Generator[ReadRequest, Bytes, bool]:
-        """Whether the filter matches a record's properties; bytes that are not a record match nothing."""
+    def _properties(self, phy: int, size: int) -> Generator[ReadRequest, Bytes, bytes | None]:
+        """A record's properties; None for bytes that are not a record, which no filter accepts."""
         data = self._log.read(phy, size)
         if data is None:
             data = yield phy, size, phy + size
-        if filter is None or not begins_record(data, phy, size):
-            return False
+        if not begins_record(data, phy, size):
+            return None
         try:
             head = decode_head(data)
         except RecordError:
-            return False
-        return filter.match_record(bytes(data[head.properties_at : head.properties_end]))
+            return None
+        return bytes(data[head.properties_at : head.properties_end])
 
     def _read_runs(
         self, result: GetMessageResult, runs: list[Run], queue: ConsumeQueue

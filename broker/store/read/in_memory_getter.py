@@ -16,11 +16,12 @@ from trimq.broker.store.read.in_memory_records import (
     tagged,
     views_of,
 )
-from trimq.broker.store.read.match_properties import AT_ONCE, matched
+from trimq.broker.store.read.match_properties import matched
 from trimq.broker.store.read.record_look import is_message, place_of, properties_of
 from trimq.broker.store.stats import StoreStats
 from trimq.broker.store.types import MessageFilter
 from trimq.protocol.queue_unit import UNIT, UNIT_SIZE
+from trimq.protocol.sql92.cost import AT_ONCE
 
 InMemory = tuple[MappedFile, Found, int]
 """The log file, the records found in it, and the next queue offset."""

@@ -1,8 +1,8 @@
 """Matches the properties of records that are in memory, for filters that cannot decide by a queue unit alone (SQL92).
 
 Reading a record costs much more than testing a tag code, so that one call looks at few units: enough for most pulls,
-and less than a millisecond of the event loop. If it does not find what a pull may get, the pull is served by a task
-that pauses after as many records (``MessageGetter.get_cold``).
+and no more than the event loop can spare (protocol/sql92/cost.py). If it does not find what a pull may get, the pull is
+served by a task that pauses after as many (``MessageGetter.get_cold``).
 """
 
 from typing import Any, Final
@@ -14,9 +14,8 @@ from trimq.broker.store.read.record_look import Place, is_message, properties_of
 from trimq.broker.store.types import MessageFilter
 from trimq.protocol.queue_unit import FILLER_SIZE, UNIT
 from trimq.protocol.record import OVERHEAD_V1
+from trimq.protocol.sql92.cost import DECODING, SLICE, TERM
 
-AT_ONCE: Final = 64
-"""Records that are looked at without a pause."""
 _ITERATE: Final = UNIT.iter_unpack
 
 
@@ -32,10 +31,12 @@ def matched(
 ) -> tuple[Found, int] | None:
     """Views of the records that ``accept`` takes, among ``units`` from ``offset`` on, and the number of scanned units.
 
-    None for any unusual case: a filler, another file, cold data, or bytes that are not the message of their unit. The
-    caller holds ``file`` as long as the views are used.
+    None for any unusual case: a filler, another file, cold data, bytes that are not the message of their unit, or a
+    slice (protocol/sql92/cost.py) that ends before the limits are reached. The caller holds ``file`` as long as the
+    views are used.
     """
     match_tags, match_record = accept.match_tags, accept.match_record
+    each_byte, each_record, left = accept.terms + DECODING, accept.terms * TERM, SLICE
     raw: Any = file.view.obj
     start, lowest, highest = file.start, file.in_memory_from, file.wrote
     places: list[tuple[int, int]] = []
@@ -47,6 +48,8 @@ def matched(
             return None
         if places and (total + size > limit_bytes or len(places) >= limit_count):
             break
+        if left <= 0:
+            return None
         scanned += 1
         if not match_tags(tags):
             continue
@@ -57,7 +60,9 @@ def matched(
             cached_from, cached_to = at - at % CHUNK, -(-(at + size) // CHUNK) * CHUNK
         if not is_message(raw, at, phy, size, offset + scanned - 1, place):
             return None
-        if match_record(properties_of(raw, at, size, place)):
+        properties = properties_of(raw, at, size, place)
+        left -= len(properties) * each_byte + each_record
+        if match_record(properties):
             places.append((at, at + size))
             total += size
     return (_merged(file.view, places), len(places), total), scanned

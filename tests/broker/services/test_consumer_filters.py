@@ -11,9 +11,10 @@ from structlog.testing import capture_logs
 
 from tests.broker.services.fakes import configuration
 from tests.store.simdisk import SimDisk
+from trimq.broker.filters.sql import SqlFilter
 from trimq.broker.filters.tag import SubscriptionError
 from trimq.broker.services import consumer_filters
-from trimq.broker.services.consumer_filters import ConsumerFilterManager
+from trimq.broker.services.consumer_filters import MOST_NEW, ConsumerFilterData, ConsumerFilterManager
 from trimq.broker.services.consumers import GroupChange
 from trimq.broker.services.state_file import StateFileError, replace_file
 from trimq.protocol.body import SubscriptionData
@@ -61,8 +62,12 @@ class World:
     def file(self) -> Any:
         return json.loads(self.disk.content(PATH))["filterDataByTopic"]
 
+    def find(self, topic: str, group: str) -> SqlFilter | None:
+        entry = self.filters.get(topic, group)
+        return None if entry is None else self.filters.compiled(entry)
+
     def accepts(self, topic: str, group: str, text: str) -> bool | None:
-        found = self.filters.find(topic, group)
+        found = self.find(topic, group)
         return None if found is None else found.match_record(text.encode())
 
 
@@ -71,8 +76,8 @@ def test_a_heartbeat_registers_expressions() -> None:
     world.filters.register("G", [sql("T", "a > 2"), sql("U", "a < 2"), SubscriptionData(topic="V", sub_string="tag")])
     assert world.accepts("T", "G", "a\x013\x02") is True
     assert world.accepts("U", "G", "a\x013\x02") is False
-    assert world.filters.find("V", "G") is None
-    assert world.filters.find("T", "H") is None
+    assert world.find("V", "G") is None
+    assert world.find("T", "H") is None
     assert world.filters.alive == 2
 
 
@@ -84,8 +89,8 @@ def test_what_cannot_be_compiled_is_logged_and_not_registered(text: str, kind: s
     with capture_logs() as logs:
         world.filters.register("G", [sql("T", text, kind=kind), sql("U", "a < 2")])
     assert [(entry["event"], entry["group"], entry["topic"]) for entry in logs] == [("expression_refused", "G", "T")]
-    assert world.filters.find("T", "G") is None
-    assert world.filters.find("U", "G") is not None
+    assert world.find("T", "G") is None
+    assert world.find("U", "G") is not None
 
 
 def test_the_newest_version_counts() -> None:
@@ -261,7 +266,7 @@ async def test_an_expression_of_the_file_that_cannot_be_compiled_is_dropped() ->
     replace_file(world.disk, PATH, APACHE.replace("a > 2", "a >").encode())
     await world.filters.load()
     with capture_logs() as logs:
-        assert world.filters.find("Orders", "billing") is None
+        assert world.find("Orders", "billing") is None
     assert [entry["event"] for entry in logs] == ["expression_refused"]
     assert world.filters.get("Orders", "billing") is None
 
@@ -309,44 +314,182 @@ def test_dead_ones_make_room_and_living_ones_do_not(monkeypatch: pytest.MonkeyPa
     filters.register("late", [sql("T", "a = 1")])
     assert filters.get("T", "late") is not None
     gone = [number for number in range(20) if filters.get("T", f"G{number}") is None]
-    assert gone == [3, 5], "those that were dead for longest, a tenth at once"
+    assert gone == [5], "the one that was dead for longest"
+    filters.register("G3", [sql("T", "a = 1", 2)])
+    for number in range(3):
+        filters.register(f"later{number}", [sql("T", "a = 1")])
+    gone = [number for number in range(20) if filters.get("T", f"G{number}") is None]
+    assert (gone, filters.refused) == ([5, 7], 3), "not one that is alive again"
 
 
 def test_the_size_of_all_expressions_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consumer_filters, "MOST_CHARACTERS", 100)
+    monkeypatch.setattr(consumer_filters, "MOST_CHARACTERS", 800)
     world = World()
-    world.filters.register("G", [sql("T", "a = 1".ljust(60))])
-    world.filters.register("H", [sql("T", "a = 1".ljust(41))])
+    for number in range(8):
+        world.filters.register(f"G{number}", [sql("T", "a = 1".ljust(100 - (number == 7)))])
+    world.filters.register("H", [sql("T", "a=1")])
     assert world.filters.refused == 1
-    world.filters.register("G", [sql("T", "a = 2".ljust(59), 2)])
-    world.filters.register("H", [sql("T", "a = 1".ljust(41))])
-    assert (world.filters.refused, world.filters.alive) == (1, 2)
+    world.filters.register("G0", [sql("T", "a = 2".ljust(98), 2)])
+    world.filters.register("H", [sql("T", "a=1")])
+    assert (world.filters.refused, world.filters.alive) == (1, 9)
+
+
+def test_one_group_has_a_share_of_the_space(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group that asks for more is refused, and the others are served as before."""
+    monkeypatch.setattr(consumer_filters, "MOST_ENTRIES", 80)
+    monkeypatch.setattr(consumer_filters, "MOST_CHARACTERS", 8000)
+    world = World()
+    filters = world.filters
+    tried = []
+    compiled = filters.filter
+
+    def counted(kind: str | None, text: str | None, *more: Any) -> SqlFilter:
+        tried.append(text)
+        return compiled(kind, text, *more)
+
+    monkeypatch.setattr(filters, "filter", counted)
+    with capture_logs() as logs:
+        filters.register("Many", [sql(f"T{number}", "a = 1") for number in range(1000)])
+    assert (filters.alive, filters.refused) == (10, 990)
+    assert len(tried) == 11, "after the first refusal the others are not looked at"
+    reason = "the group has 10 expressions with 50 characters"
+    assert [(entry["topic"], entry["topics"], entry["reason"]) for entry in logs] == [("T10", 990, reason)]
+    filters.register("Other", [sql(f"T{number}", "a = 1") for number in range(10)])
+    assert (filters.alive, filters.refused) == (20, 990)
+    filters.register("Long", [sql("T", "a = 1".ljust(600)), sql("U", "a = 1".ljust(600)), sql("V", "a = 1")])
+    assert (filters.alive, filters.refused) == (21, 992)
+
+
+def test_what_is_registered_stays_where_the_rest_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consumer_filters, "MOST_ENTRIES", 24)
+    world = World()
+    filters = world.filters
+    filters.register("G", [sql("T", "a = 1"), sql("U", "a = 1"), sql("V", "a = 1")])
+    filters.register("G", [sql("New", "a = 1", 2), sql("T", "a = 1", 2), sql("U", "a = 2", 2), sql("V", "a = 1", 2)])
+    assert world.find("T", "G") is not None
+    assert filters.get("U", "G") is None, "the group asks for something else than the old expression"
+    assert filters.refused == 2
+
+
+def test_a_full_table_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The work for a heartbeat depends on its own expressions, not on those of all groups."""
+    monkeypatch.setattr(consumer_filters, "MOST_ENTRIES", 800)
+    world = World()
+    filters = world.filters
+    for group in range(8):
+        filters.register(f"G{group}", [sql(f"T{number}", "a = 1") for number in range(100)])
+    looks = 0
+    is_dead: Any = vars(ConsumerFilterData)["is_dead"].fget
+
+    def counted(entry: ConsumerFilterData) -> bool:
+        nonlocal looks
+        looks += 1
+        return bool(is_dead(entry))
+
+    monkeypatch.setattr(ConsumerFilterData, "is_dead", property(counted))
+    for number in range(50):
+        filters.register(f"Late{number}", [sql("T", "a = 1"), sql("U", "a = 1")])
+    assert filters.refused == 100
+    assert looks <= 100
 
 
 async def test_what_takes_long_is_compiled_in_a_thread() -> None:
     world = World()
     filters = world.filters
+
+    def first(*subscriptions: SubscriptionData) -> list[str]:
+        return filters.prepare_first(filters.to_prepare("G", subscriptions))
+
     short, long = "a = 1", "a = 1 OR " * 30 + "b = 2"
-    assert filters.to_prepare([SubscriptionData(topic="T"), sql("U", short)]) == [short], "it loads the parser"
-    await filters.prepare(short)
+    assert first(SubscriptionData(topic="T"), sql("U", short)) == [short], "it loads the parser"
+    await filters.prepare([short], "c")
     few = [sql(f"T{number}", f"a = {number}") for number in range(5)]
-    assert filters.to_prepare(few) == [], "one of five is compiled already"
+    assert first(*few) == [], "one of five is compiled already"
     many = [*few, sql("U", "a = 7")]
-    assert filters.to_prepare(many) == [each.sub_string for each in many if each.sub_string != short]
-    assert filters.to_prepare([sql("T", long), sql("U", short), sql("V", "a" * 9000), sql("V", long, kind="x")]) == [
-        long
-    ]
+    assert sorted(first(*many)) == sorted(each.sub_string for each in many)
+    assert first(sql("T", long), sql("U", short), sql("V", "a" * 9000), sql("V", long, kind="x")) == [
+        short, "a" * 9000, long,
+    ]  # fmt: skip
+    filters.register("G", [sql("T0", "a = 1")])
+    assert first(sql("T0", "a = 1", 2), sql("T0", "a = 9", 1)) == [], "registered"
     assert filters.is_slow("SQL92", long)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(filters.prepare, long)
-        nursery.start_soon(filters.prepare, long)
+        nursery.start_soon(filters.prepare, [long], "c")
+        nursery.start_soon(filters.prepare, [long], "c")
     assert not filters.is_slow("SQL92", long)
     compiled = filters.filter("SQL92", long)
-    await filters.prepare(long)
+    assert (await filters.prepare([long], "c"))[long] is compiled
     assert filters.filter("SQL92", long) is compiled
-    # a heartbeat with more than the cache keeps must not be compiled by the event loop
-    filters.register("G", [sql(f"U{number}", f"b = {number}") for number in range(7)])
-    assert (filters.alive, filters.refused) == (4, 3)
+
+
+async def test_a_heartbeat_has_a_number_of_new_expressions() -> None:
+    """What it has beyond them is refused, and takes the older expression of its topic with it."""
+    world = World()
+    filters = world.filters
+    count = MOST_NEW + 5
+    filters.register("G", [sql(f"T{count - 1}", "a = 1")])
+    many = [sql(f"T{number}", f"b = {number}", 2) for number in range(count)]
+    texts = filters.prepare_first(filters.to_prepare("G", many))
+    assert len(texts) == MOST_NEW
+    compiled = await filters.prepare(texts, "c")
+    with capture_logs() as logs:
+        filters.register("G", [*many, sql("U", "a = 1")], compiled)
+    assert (filters.alive, filters.refused) == (MOST_NEW + 1, 5)
+    assert filters.get(f"T{count - 1}", "G") is None
+    assert [(entry["topic"], entry["topics"]) for entry in logs] == [(f"T{MOST_NEW}", 5)]
+    filters.register("G", many, await filters.prepare(filters.prepare_first(filters.to_prepare("G", many)), "c"))
+    assert filters.alive == count, "the next heartbeat brings the others; U is dead"
+
+
+async def test_what_was_compiled_counts_whether_or_not_it_is_cached() -> None:
+    world = World()
+    filters = world.filters
+    cache: Any = filters._expressions
+    cache._most = 0
+    many = [sql(f"T{number}", f"b = {number}", 2) for number in range(20)]
+    filters.register("G", many, await filters.prepare(filters.prepare_first(filters.to_prepare("G", many)), "c"))
+    assert (filters.alive, filters.refused, len(cache._filters)) == (20, 0, 0)
+
+
+def test_the_filter_of_a_retry_topic_changes_with_the_groups_expressions() -> None:
+    world = World()
+    filters = world.filters
+    nothing = filters.retry_filter("G")
+    assert filters.retry_filter("H") is nothing
+    filters.register("G", [sql("T", "a = 1"), sql("U", "a = 2 OR a = 3")])
+    filters.register("H", [sql("T", "a = 2")])
+    one = filters.retry_filter("G")
+    assert one.terms == 2
+    messages = [f"a\x01{value}\x02RETRY_TOPIC\x01{topic}\x02".encode() for topic in "TUV" for value in (1, 2)]
+    assert [one.match_record(message) for message in messages] == [True, False, False, True, True, True]
+    assert [nothing.match_record(message) for message in messages] == [True] * 6
+    filters.register("G", [sql("T", "a = 1", 2), sql("U", "a = 2 OR a = 3")])
+    filters.register("H", [sql("T", "a = 3", 2)])
+    filters.group_changed("G", GroupChange.EMPTY)
+    assert filters.retry_filter("G") is one
+    filters.register("G", [sql("T", "a = 2", 3)])
+    assert filters.retry_filter("G") is not one
+    assert [filters.retry_filter("G").match_record(message) for message in messages[:2]] == [False, True]
+    filters.register("G", [sql("V", "a = 2")])
+    assert [filters.retry_filter("G").match_record(message) for message in messages[4:]] == [False, True]
+
+
+async def test_the_filter_of_a_retry_topic_is_compiled_in_a_thread_after_a_start() -> None:
+    world = World()
+    world.filters.register("G", [sql(f"T{number}", f"a = {number}") for number in range(20)])
+    await world.filters.persist()
+    again = World(world.disk)
+    await again.filters.load()
+    texts = again.filters.not_compiled("G")
+    assert len(texts) == 20
+    cache: Any = again.filters._expressions
+    cache._most = 0
+    half = await again.filters.prepare(texts[:10], "c")
+    assert again.filters.not_compiled("G", half) == texts[10:]
+    assert again.filters.not_compiled("G") == texts[10:], "what was compiled is kept"
+    rest = await again.filters.prepare(texts[10:], "c")
+    assert again.filters.not_compiled("G", rest) == []
+    assert again.filters.retry_filter("G").match_record(b"a\x017\x02RETRY_TOPIC\x01T7\x02")
 
 
 def test_compiled_expressions_are_cached_up_to_a_size() -> None:

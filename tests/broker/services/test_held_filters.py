@@ -5,8 +5,8 @@ import trio.testing
 
 from tests.broker.services.fakes import FakeConnection
 from tests.broker.services.test_long_polling import Tags, World
-from trimq.broker.services.held_filters import SLICE
 from trimq.broker.services.long_polling import PullRequest
+from trimq.protocol.sql92.cost import AT_ONCE as SLICE
 
 
 class Wants:
@@ -14,8 +14,9 @@ class Wants:
 
     needs_properties = True
 
-    def __init__(self, wanted: bytes) -> None:
+    def __init__(self, wanted: bytes, terms: int = 1) -> None:
         self.wanted = wanted
+        self.terms = terms
         self.evaluated: list[bytes] = []
 
     def match_tags(self, _tags_code: int) -> bool:
@@ -116,6 +117,21 @@ def test_a_burst_is_evaluated_in_slices() -> None:
     assert slices >= 6
     assert [len(evaluated(pull)) for pull in pulls] == [count + 1] * 3, "each message once for each pull"
     assert world.empty()
+
+
+def test_a_slice_has_few_evaluations_where_one_takes_long() -> None:
+    """Long properties, and an expression with many conditions."""
+    world = Held()
+    pull = world.hold(tags=Wants(b"red", 256))  # type: ignore[arg-type]
+    assert pull is not None
+    world.put(*[b"blue" * 1000] * 20, b"red")
+    last = slices = 0
+    while world.holds.filters.is_pending:
+        world.take()
+        slices += 1
+        assert len(evaluated(pull)) - last <= 1
+        last = len(evaluated(pull))
+    assert (last, slices) == (21, 21)
 
 
 def test_queues_take_turns() -> None:

@@ -15,6 +15,7 @@ from trimq.remoting.runtime.clock import ManualClock
 
 class Tags:
     needs_properties = False
+    terms = 0
 
     def __init__(self, *wanted: int) -> None:
         self.wanted = wanted
