@@ -164,7 +164,7 @@ class TimerStore:
         time, rolls = place_in_window(due, now, self.window, self.precision)
         # Rounded down, as RocketMQ's wheel does: only a message of another precision is between two slots.
         time -= time % self.precision
-        while time > now and self.wheel.is_taken(time):
+        while now < time < self.free_until() and self.wheel.is_taken(time):
             # Earlier, and then again: the slot that has the place may be due a whole turn of the wheel later.
             rolls = True
             time -= (time - now) // self.precision // 2 * self.precision or self.precision
