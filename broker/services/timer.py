@@ -127,8 +127,8 @@ class TimerMessageService:
         return max(0, now - first - timers.precision)
 
     def positions(self) -> list[QueuePosition]:
-        """What is still to be read of the timer's queue (see QueuedMessages)."""
-        return [] if self._timers is None else [(TIMER_TOPIC, 0, self._timers.next_offset)]
+        """What is still to be read of the timer's queue, also after a crash (see QueuedMessages)."""
+        return [] if self._timers is None else [(TIMER_TOPIC, 0, self._timers.unsaved_offset)]
 
     @property
     def enqueued(self) -> int:

@@ -74,6 +74,7 @@ class TimerRecovery:
         timers.next_offset = min(max(timers.next_offset, state.min_offset), state.max_offset)
         # A time in the future is that of a clock that was ahead.
         timers.move_read_time(min(timers.read_time, self._now))
+        timers.recovered()
         if timers.notes:
             _log.warning("timer_recovered", notes=timers.notes, next_offset=timers.next_offset)
 

@@ -150,6 +150,8 @@ class TimerStore:
         """There is something that the last checkpoint does not have, other than the read time."""
         self.is_between = False
         """No checkpoint may be written now: a start after it would not reach delete marks that are still needed."""
+        self._checkpoint_floor: int | None = None
+        """The lowest log offset that the last checkpoint needs."""
         self._broken = False
         self._saving = trio.Lock()
 
@@ -279,8 +281,20 @@ class TimerStore:
         return found
 
     def lowest_offset(self) -> int | None:
-        """The commit log offset from which on pending timers need the log; None if none is pending."""
-        return self.floor.offset
+        """The commit log offset from which on pending timers need the log; None if none is pending.
+
+        Those of the last checkpoint too: a start goes back to it, and delivered copies may not be on disk yet.
+        """
+        return min((at for at in (self.floor.offset, self._checkpoint_floor) if at is not None), default=None)
+
+    @property
+    def unsaved_offset(self) -> int:
+        """The offset in the timer's queue from which on a start would read it."""
+        return min(self.next_offset, self.checkpoint.queue_offset) if self.exists else self.next_offset
+
+    def recovered(self) -> None:
+        """Recovery is at its end: this is what the checkpoint on disk leads to."""
+        self._checkpoint_floor = self.floor.offset
 
     # -- checkpoints
 
@@ -310,7 +324,7 @@ class TimerStore:
             )
             pages = self.wheel.snapshot()
             self.changed = False
-            needed = self.floor.position
+            needed, floor = self.floor.position, self.floor.offset
             written = False
             try:
                 # The delivered copies first: a slot may be cleared on disk only when they are there.
@@ -325,7 +339,7 @@ class TimerStore:
                 if not written:  # also if the caller is cancelled: the next checkpoint has them
                     self.wheel.take_back(pages)
                     self.changed = True
-            self.checkpoint = checkpoint
+            self.checkpoint, self._checkpoint_floor = checkpoint, floor
             await self._delete_old_files(checkpoint.log_position if needed is None else needed)
             return True
 

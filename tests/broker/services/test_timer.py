@@ -182,8 +182,36 @@ async def test_a_pending_message_outlives_the_retention() -> None:
         assert rig.store.log_holds.files_held == 3
         await rig.advance(HOUR * 0.2)
         assert await rig.bodies() == [b"pending"]
+        await rig.advance(1)  # a checkpoint that does not need it
         await rig.store._clean.look()
         assert rig.store.min_phy_offset == 4 * 64 * 1024
+
+
+@pytest.mark.parametrize("in_wheel", [True, False])
+async def test_a_delivered_message_is_held_until_a_checkpoint_knows_that(*, in_wheel: bool) -> None:
+    """The copy may not be on disk yet: after a power cut the message is delivered from its old place."""
+    hours = ";".join(map(str, range(24)))
+    rig = Rig(slots=16_384, fileReservedTime=1, deleteWhen=hours, timerFlushIntervalMs=1_000_000_000)
+    async with rig.running(ending=Loss.ALL):
+        await rig.send(b"first", 5_000)
+        await rig.advance(6)
+        assert await rig.timers.save(rig.store.flush, rig.clock.wall_ms())
+        rig.configuration.apply("timerStopEnqueue", str(not in_wheel).lower(), "test")
+        await rig.send(b"pending", 5_400_000)
+        for number in range(60):
+            await rig.store_one(message(b"%d" % number + b"x" * 3000, "Other"))
+        await rig.advance(10)
+        assert await rig.store.flush()
+        if in_wheel:
+            assert await rig.timers.save(rig.store.flush, rig.clock.wall_ms())
+        await rig.advance(HOUR * 2)
+        rig.configuration.apply("timerStopEnqueue", "false", "test")
+        await rig.advance(1)
+        assert b"pending" in await rig.bodies()
+        await rig.store._clean.look()
+        assert rig.store.min_phy_offset == 0
+    async with rig.running():
+        assert b"pending" in await rig.bodies()
 
 
 async def test_overdue_slots_come_before_messages_that_need_their_places() -> None:
