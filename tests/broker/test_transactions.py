@@ -369,4 +369,4 @@ async def test_a_flood_of_ends(life: Life) -> None:
     await life.advance(4)
     assert await life.broker.context.store.flush()
     await life.advance(1)
-    assert (life.pending, len(life.transactions.halves), len(life.transactions._commits)) == (0, 0, 0)
+    assert (life.pending, len(life.transactions.halves), len(life.transactions.settled)) == (0, 0, 0)

@@ -248,7 +248,7 @@ class Producer:
         """The service's look at what is durable, and the writers of its state files."""
         self._service.settle()
         await self._transactions.offsets.persist()
-        await self._service._file.persist()
+        await self._service.settled.file.persist()
 
 
 # -- the check after a crash

@@ -11,7 +11,7 @@ def test_topics_that_clients_may_send_to(topic: str) -> None:
     assert real_place(topic, "3") == RealPlace(topic, 3)
 
 
-@pytest.mark.parametrize("topic", sorted(NO_SEND_TOPICS) + ["rmq_sys_wheel_timer"])
+@pytest.mark.parametrize("topic", [*sorted(NO_SEND_TOPICS), "rmq_sys_wheel_timer"])
 def test_topics_of_the_broker(topic: str) -> None:
     # guards against forged op records and halves, and against a message that is delivered into its own queue for ever
     assert real_place(topic, "0") == f"REAL_TOPIC is {topic}, a topic of the broker itself"

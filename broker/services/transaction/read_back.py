@@ -10,6 +10,8 @@ If the op queue does not have what it had (its topic was deleted, the group's of
 op records are searched in the log instead, from the first half on, and all ends are written to the op queue again.
 """
 
+from array import array
+from bisect import bisect_left
 from typing import Any, Final
 
 import structlog
@@ -41,13 +43,13 @@ async def read_back(
     """Fill ``transactions.halves``. Before clients are served. Raises OSError."""
     reader = _ReadBack(transactions, store)
     low, high = store.min_offset(TRANS_HALF_TOPIC, QUEUE), store.max_offset(TRANS_HALF_TOPIC, QUEUE)
-    first = offsets.query(GROUP, TRANS_HALF_TOPIC, QUEUE)
+    first = offsets.own_offset(GROUP, TRANS_HALF_TOPIC, QUEUE)
     first = low if first == NOT_FOUND else min(max(first, low), high)
     transactions.halves.restart(first, high)
     transactions.check_again = high
     damaged = ""
     try:
-        await reader.read_ops(offsets.query(GROUP, TRANS_OP_HALF_TOPIC, QUEUE))
+        await reader.read_ops(offsets.own_offset(GROUP, TRANS_OP_HALF_TOPIC, QUEUE))
     except _DamagedError as error:
         damaged = str(error)
         transactions.forget_settled()
@@ -75,8 +77,12 @@ class _ReadBack:
         self._halves = transactions.halves
         self._store = store
         self._ended_before: set[int] = set()  # offsets in op records below the first half: they may be origins
-        self._at: dict[int, tuple[int, str]] = {}  # log offset of a pending half, or of its first record -> half
-        self._latest: dict[int, tuple[int, str]] = {}  # origin of a pending half -> its offset and unique key
+        # A table of the halves, in three columns: a million of them may be pending.
+        self._places = array("q")  # log offsets, ascending
+        self._origins = array("q")
+        self._uniques = array("q")  # hashes of the unique keys
+        self._first_records: dict[int, int] = {}  # log offset of the first record of a half stored again -> its row
+        self._rows: dict[int, int] = {}  # origin of a half stored again -> its row
         self.found = 0
         self.read_from = -1
 
@@ -96,7 +102,7 @@ class _ReadBack:
         """Read the op queue from the group's offset on. Raises _DamagedError."""
         store, transactions = self._store, self._transactions
         low, high = store.min_offset(TRANS_OP_HALF_TOPIC, QUEUE), store.max_offset(TRANS_OP_HALF_TOPIC, QUEUE)
-        known = max(first, transactions.known_op_end)
+        known = max(first, transactions.settled.known_op_end)
         if known > high:
             raise _DamagedError(f"the op queue ends at {high}, it had {known} records")
         first = offset = max(first, low)
@@ -160,7 +166,7 @@ class _ReadBack:
             units = await store.queue_units(TRANS_HALF_TOPIC, QUEUE, offset, 1)
             data = await self._record(units[0][0]) if units else b""
             try:
-                half = decode_half(data) if len(data) else None
+                half = decode_half(data, any_place=True) if len(data) else None
             except (NotAHalfError, record.RecordError):
                 half = None
             if half is None or half.offset != offset:
@@ -169,18 +175,20 @@ class _ReadBack:
             if self._is_ended(origin):
                 halves.ended(offset)
                 continue
-            before = self._latest.get(origin)
-            if before is not None:
-                halves.replaced(before[0])
-            unique = half.properties.get(PROPERTY_UNIQ_KEY, "")
-            self._latest[origin] = offset, unique
-            self._at[half.physical_offset] = origin, unique
+            row = len(self._places)
+            self._places.append(half.physical_offset)
+            self._origins.append(origin)
+            self._uniques.append(hash(half.properties.get(PROPERTY_UNIQ_KEY, "")))
             if origin != offset:
+                before = halves.latest(origin, origin)
+                if halves.state(before) is State.PENDING:
+                    halves.replaced(before)
                 halves.stands_for(origin, offset)
+                self._rows[origin] = row
                 # A late commit names the first record, even if that is below the first half of the table.
                 first_record = await store.queue_units(TRANS_HALF_TOPIC, QUEUE, origin, 1)
                 if first_record:
-                    self._at[first_record[0][0]] = origin, unique
+                    self._first_records[first_record[0][0]] = row
 
     def _is_ended(self, origin: int) -> bool:
         if origin < self._halves.first:
@@ -189,7 +197,7 @@ class _ReadBack:
 
     async def search_commits(self) -> None:
         """Find the halves among the pending ones that are ended by a record in the log."""
-        if not self._at:
+        if not len(self._places):
             return
 
         def visit(topic: str, sys_flag: int, data: Any) -> None:
@@ -198,24 +206,30 @@ class _ReadBack:
             elif topic == TRANS_CHECK_MAX_TIME_TOPIC:
                 self._commit(data, State.EXPIRED)
 
-        settled = self._transactions.settled_offset
+        settled = self._transactions.settled.offset
         known = 0 <= settled <= self._store.appended_offset
-        self.read_from = max(min(self._at), settled if known else 0)
+        lowest = min(self._places[0], min(self._first_records, default=self._places[0]))
+        self.read_from = max(lowest, settled if known else 0)
         await self._store.read_log(self.read_from, visit)
 
     def _commit(self, data: Any, state: State) -> None:
         head = record.decode_head(data)
         text = str(data[head.properties_at : head.properties_end], "utf-8", "replace")
-        place = self._at.get(head.prepared_transaction_offset)
-        if place is None:
+        row = self._row(head.prepared_transaction_offset)
+        if row is None:
             # It may name a record of the half between the first one and the last one.
-            origin = number_of(property_of(text, PROPERTY_TRAN_PREPARED_QUEUE_OFFSET), -1)
-            _, unique = self._latest.get(origin, (-1, ""))
-        else:
-            origin, unique = place
-        found = self._latest.get(origin)
-        if found is None or property_of(text, PROPERTY_UNIQ_KEY) != unique:
+            row = self._rows.get(number_of(property_of(text, PROPERTY_TRAN_PREPARED_QUEUE_OFFSET), -1))
+        if row is None or hash(property_of(text, PROPERTY_UNIQ_KEY)) != self._uniques[row]:
             return
-        del self._latest[origin]
-        self.found += 1
-        self._transactions.found_end(found[0], origin, state)
+        origin = self._origins[row]
+        offset = self._halves.latest(origin, origin)
+        if self._halves.state(offset) is State.PENDING:
+            self.found += 1
+            self._transactions.found_end(offset, origin, state)
+
+    def _row(self, physical_offset: int) -> int | None:
+        """The row of the half with a record at this log offset, as far as its first and its last one."""
+        at = bisect_left(self._places, physical_offset)
+        if at < len(self._places) and self._places[at] == physical_offset:
+            return at
+        return self._first_records.get(physical_offset)
