@@ -10,6 +10,7 @@ from tests.broker.transactions import COMMIT, EXPIRED, HALF, OK, OP, ROLLBACK, L
 from tests.broker.wire_client import WireClient
 from tests.store.builders import message
 from trimq.broker.services.transaction import resumed as resumed_module
+from trimq.broker.services.transaction.held_halves import HeldHalves
 from trimq.broker.store.types import PutCallback, PutMessageResult
 from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.command import RemotingCommand
@@ -168,7 +169,7 @@ async def test_what_was_deleted_with_its_log_file_is_forgotten(tmp_path: Path, m
     monkeypatch.setattr(resumed_module, "_FEW", 2)
     async with Life(tmp_path / "store").running() as life:
         store = life.broker.context.store
-        halves = resumed_module.ResumedHalves(store, resumed_module.HeldHalves(store, life.transactions.halves))
+        halves = resumed_module.ResumedHalves(store, HeldHalves(store, life.transactions.halves))
         for place in range(6):
             halves.note(place, place)
         monkeypatch.setattr(type(store), "min_phy_offset", 4)
