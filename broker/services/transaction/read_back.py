@@ -12,6 +12,7 @@ op records are searched in the log instead, from the first half on, and all ends
 
 from array import array
 from bisect import bisect_left
+from collections.abc import Sequence
 from typing import Any, Final
 
 import structlog
@@ -77,12 +78,14 @@ class _ReadBack:
         self._halves = transactions.halves
         self._store = store
         self._ended_before: set[int] = set()  # offsets in op records below the first half: they may be origins
-        # A table of the halves, in three columns: a million of them may be pending.
-        self._places = array("q")  # log offsets, ascending
+        # A table of the halves in the order of their records, in columns: a million of them may be pending.
+        self._offsets = array("q")
+        self._places = array("q")  # log offsets
         self._origins = array("q")
         self._uniques = array("q")  # hashes of the unique keys
-        self._first_records: dict[int, int] = {}  # log offset of the first record of a half stored again -> its row
-        self._rows: dict[int, int] = {}  # origin of a half stored again -> its row
+        # The first records of those that were stored again, in the order of the log once all are known.
+        self._first_places = array("q")
+        self._first_origins = array("q")
         self.found = 0
         self.read_from = -1
 
@@ -162,9 +165,11 @@ class _ReadBack:
     async def read_pending(self) -> None:
         """Read the pending halves, and leave the last record of each."""
         halves, store = self._halves, self._store
+        begin, units = 0, list[tuple[int, int, int]]()
         for offset in halves.all_pending():
-            units = await store.queue_units(TRANS_HALF_TOPIC, QUEUE, offset, 1)
-            data = await self._record(units[0][0]) if units else b""
+            if not begin <= offset < begin + len(units):
+                begin, units = offset, await store.queue_units(TRANS_HALF_TOPIC, QUEUE, offset, _UNITS)
+            data = await self._record(units[offset - begin][0]) if units else b""
             try:
                 half = decode_half(data, any_place=True) if len(data) else None
             except (NotAHalfError, record.RecordError):
@@ -175,7 +180,7 @@ class _ReadBack:
             if self._is_ended(origin):
                 halves.ended(offset)
                 continue
-            row = len(self._places)
+            self._offsets.append(offset)
             self._places.append(half.physical_offset)
             self._origins.append(origin)
             self._uniques.append(hash(half.properties.get(PROPERTY_UNIQ_KEY, "")))
@@ -184,11 +189,14 @@ class _ReadBack:
                 if halves.state(before) is State.PENDING:
                     halves.replaced(before)
                 halves.stands_for(origin, offset)
-                self._rows[origin] = row
                 # A late commit names the first record, even if that is below the first half of the table.
                 first_record = await store.queue_units(TRANS_HALF_TOPIC, QUEUE, origin, 1)
                 if first_record:
-                    self._first_records[first_record[0][0]] = row
+                    self._first_places.append(first_record[0][0])
+                    self._first_origins.append(origin)
+        order = sorted(range(len(self._first_places)), key=self._first_places.__getitem__)
+        self._first_places = array("q", map(self._first_places.__getitem__, order))
+        self._first_origins = array("q", map(self._first_origins.__getitem__, order))
 
     def _is_ended(self, origin: int) -> bool:
         if origin < self._halves.first:
@@ -208,28 +216,35 @@ class _ReadBack:
 
         settled = self._transactions.settled.offset
         known = 0 <= settled <= self._store.appended_offset
-        lowest = min(self._places[0], min(self._first_records, default=self._places[0]))
+        lowest = min([*self._places[:1], *self._first_places[:1]])
         self.read_from = max(lowest, settled if known else 0)
         await self._store.read_log(self.read_from, visit)
 
     def _commit(self, data: Any, state: State) -> None:
         head = record.decode_head(data)
         text = str(data[head.properties_at : head.properties_end], "utf-8", "replace")
-        row = self._row(head.prepared_transaction_offset)
-        if row is None:
+        origin = self._origin(head.prepared_transaction_offset)
+        if origin < 0:
             # It may name a record of the half between the first one and the last one.
-            row = self._rows.get(number_of(property_of(text, PROPERTY_TRAN_PREPARED_QUEUE_OFFSET), -1))
-        if row is None or hash(property_of(text, PROPERTY_UNIQ_KEY)) != self._uniques[row]:
-            return
-        origin = self._origins[row]
+            origin = number_of(property_of(text, PROPERTY_TRAN_PREPARED_QUEUE_OFFSET), -1)
         offset = self._halves.latest(origin, origin)
+        row = _find(self._offsets, offset)
+        if row < 0 or hash(property_of(text, PROPERTY_UNIQ_KEY)) != self._uniques[row]:
+            return
         if self._halves.state(offset) is State.PENDING:
             self.found += 1
             self._transactions.found_end(offset, origin, state)
 
-    def _row(self, physical_offset: int) -> int | None:
-        """The row of the half with a record at this log offset, as far as its first and its last one."""
-        at = bisect_left(self._places, physical_offset)
-        if at < len(self._places) and self._places[at] == physical_offset:
-            return at
-        return self._first_records.get(physical_offset)
+    def _origin(self, physical_offset: int) -> int:
+        """The origin of the half whose first or last record is at this log offset; -1 if there is none."""
+        row = _find(self._places, physical_offset)
+        if row >= 0:
+            return self._origins[row]
+        row = _find(self._first_places, physical_offset)
+        return self._first_origins[row] if row >= 0 else -1
+
+
+def _find(column: Sequence[int], value: int) -> int:
+    """The row with this value in a column whose values rise; -1 if there is none."""
+    row = bisect_left(column, value)
+    return row if row < len(column) and column[row] == value else -1
