@@ -357,13 +357,13 @@ async def check(
             fail(f"half {body[:4]!r} is committed {committed[body]} times and pending {pending[body]} times")
     for body, half_promise in promised.items():
         half_promise.committing |= body in committed_before
+        half_promise.resuming |= body in committed_before
         gone = any(place < deleted_below for place, _ in half_promise.places)
         if not unsound and not gone:
             _check_half(body, half_promise, (committed[body], pending[body], expired[body]), fail)
     await _commit_all(transactions, committed_before)
     if not unsound:
         for half in await transactions.expired():
-            promised[bytes(half.body)].resuming = True
             await transactions.resume(half)
         await _commit_all(transactions, committed_before)
     committed = Counter(found.body for found in await pull(TOPIC))
