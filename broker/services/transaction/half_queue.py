@@ -14,7 +14,7 @@ from typing import Final
 _DONE: Final = 0x80
 _done_prefix: Final = re.compile(b"[\x80-\xff]*+").match
 _KEPT: Final = 1 << 20
-"""Entries that are kept when they are done, so that an end which is repeated later can be told from another one."""
+"""Entries that are kept when they are done, so that an end which is repeated later is recognized."""
 _TRIM_AT: Final = 4096
 """Further entries that may be done before their memory is freed: each time the others are moved."""
 _STALE_AT: Final = 1024
