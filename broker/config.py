@@ -202,8 +202,8 @@ class BrokerConfig:
     )
     max_pending_half_messages: int = option(
         1000000,
-        "Most half messages that wait for their end. Further ones are answered SYSTEM_BUSY; each takes up to 150 bytes "
-        "of memory.",
+        "Most half messages that wait for their end. Further ones are answered SYSTEM_BUSY; each takes up to 100 bytes "
+        "of memory, and up to 200 during a start.",
         minimum=1,
         dynamic=True,
         ours=True,

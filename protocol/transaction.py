@@ -20,12 +20,14 @@ from trimq.protocol.property_names import (
     PROPERTY_TAGS,
     PROPERTY_TRAN_MSG,
     PROPERTY_TRAN_PREPARED_QUEUE_OFFSET,
+    PROPERTY_TRAN_RESUMED_OFFSET,
     PROPERTY_TRANSACTION_CHECK_TIMES,
     PROPERTY_TRANSACTION_ID,
     PROPERTY_UNIQ_KEY,
     PROPERTY_WAIT,
 )
-from trimq.protocol.property_text import decode_properties, join_properties
+from trimq.protocol.property_text import decode_properties, join_properties, property_of
+from trimq.protocol.real_place import real_place
 from trimq.protocol.topic_rules import TRANS_HALF_TOPIC
 
 GROUP: Final = "CID_RMQ_SYS_TRANS"
@@ -40,6 +42,12 @@ OP_PROPERTIES: Final = join_properties({PROPERTY_WAIT: "true", PROPERTY_TAGS: OP
 """The properties of op records, as RocketMQ writes them."""
 
 _HALF_TOPIC: Final = TRANS_HALF_TOPIC.encode()
+_OF_BROKERS: Final = (
+    PROPERTY_TRAN_PREPARED_QUEUE_OFFSET,
+    PROPERTY_TRANSACTION_CHECK_TIMES,
+    PROPERTY_TRAN_RESUMED_OFFSET,
+)
+_RESUMED: Final = PROPERTY_TRAN_RESUMED_OFFSET.encode()
 _OP_BODY: Final = re.compile(rb"(?:\d{1,19},)*\d{0,19}")
 _NUMBER: Final = re.compile("[0-9]{1,18}")
 
@@ -64,7 +72,8 @@ class Half(Struct):
     """A half as it is stored. ``data`` is its record, valid as long as the buffer that it was read from.
 
     ``origin`` is the queue offset under which the half was first stored: its own, or for one that was stored again the
-    first one's. ``times``: how often it was checked.
+    first one's. ``times``: how often it was checked. ``topic`` and ``queue_id``: where the message goes if it is
+    committed. ``problem``: why it cannot be committed, as its real place is none (real_place.py); else empty.
     """
 
     data: Any
@@ -72,6 +81,9 @@ class Half(Struct):
     properties: dict[str, str]
     origin: int
     times: int
+    topic: str
+    queue_id: int
+    problem: str = ""
 
     @property
     def offset(self) -> int:
@@ -87,16 +99,6 @@ class Half(Struct):
     def body(self) -> Any:
         """The body, a view of the record."""
         return self.data[self.head.body_at : self.head.body_end]
-
-    @property
-    def topic(self) -> str:
-        """The topic that gets the message if it is committed."""
-        return self.properties[PROPERTY_REAL_TOPIC]
-
-    @property
-    def queue_id(self) -> int:
-        """The queue in that topic."""
-        return number_of(self.properties.get(PROPERTY_REAL_QID), 0)
 
     @property
     def group(self) -> str:
@@ -115,15 +117,20 @@ class Half(Struct):
         return head.store_timestamp if self.is_first and not self.times else head.born_timestamp
 
 
-def decode_half(data: Any, topic: bytes = _HALF_TOPIC) -> Half:
-    """The half in the bytes of a record of ``topic``. Raises NotAHalfError, RecordError."""
+def decode_half(data: Any, topic: bytes = _HALF_TOPIC, *, any_place: bool = False) -> Half:
+    """The half in the bytes of a record of ``topic``. Raises NotAHalfError, RecordError.
+
+    ``any_place``: also return a half that cannot be committed; then its ``problem`` says why.
+    """
     head = record.decode_head(data)
     if bytes(data[head.topic_at : head.topic_end]) != topic or head.queue_id != QUEUE:
         raise NotAHalfError("the record is not in the queue of half messages")
     text = str(data[head.properties_at : head.properties_end], "utf-8", "replace")
     properties = decode_properties(text)
-    if not properties.get(PROPERTY_REAL_TOPIC):
-        raise NotAHalfError("the half message has no REAL_TOPIC")
+    place = real_place(properties.get(PROPERTY_REAL_TOPIC), properties.get(PROPERTY_REAL_QID))
+    if isinstance(place, str) and not any_place:
+        raise NotAHalfError(f"the half message cannot be committed: {place}")
+    real_topic, queue_id, problem = ("", 0, place) if isinstance(place, str) else (*place, "")
     origin = number_of(properties.get(PROPERTY_TRAN_PREPARED_QUEUE_OFFSET), head.queue_offset)
     return Half(
         data,
@@ -132,6 +139,9 @@ def decode_half(data: Any, topic: bytes = _HALF_TOPIC) -> Half:
         # One that refers to itself or to a later one was not written by a broker.
         min(head.queue_offset, origin),
         number_of(properties.get(PROPERTY_TRANSACTION_CHECK_TIMES), 0),
+        real_topic,
+        queue_id,
+        problem,
     )
 
 
@@ -145,7 +155,7 @@ def make_half(properties: dict[str, str], topic: str, queue_id: int, group: str)
 
     What only brokers write is removed: a client must not refer to another half. ``group`` is that of the request.
     """
-    for name in (PROPERTY_TRAN_PREPARED_QUEUE_OFFSET, PROPERTY_TRANSACTION_CHECK_TIMES):
+    for name in _OF_BROKERS:
         properties.pop(name, None)
     properties[PROPERTY_TRAN_MSG] = "true"
     properties.setdefault(PROPERTY_PGROUP, group)
@@ -173,7 +183,22 @@ def again_properties(half: Half, times: int) -> dict[str, str]:
 
 
 def resumed_properties(half: Half) -> dict[str, str]:
-    """The properties of a new half made of one in TRANS_CHECK_MAX_TIME_TOPIC: no check of it counts any more."""
-    properties = half.properties | {PROPERTY_TRANSACTION_CHECK_TIMES: "0"}
+    """The properties of a new half made of one in TRANS_CHECK_MAX_TIME_TOPIC: no check of it counts any more.
+
+    TRAN_RESUMED_OFFSET says of which one, so that no second half is made of it. RocketMQ does not write it.
+    """
+    linked = {PROPERTY_TRANSACTION_CHECK_TIMES: "0", PROPERTY_TRAN_RESUMED_OFFSET: str(half.physical_offset)}
+    properties = half.properties | linked
     properties.pop(PROPERTY_TRAN_PREPARED_QUEUE_OFFSET, None)
     return properties
+
+
+def resumed_from(properties: bytes) -> int:
+    """The log offset of the record in TRANS_CHECK_MAX_TIME_TOPIC that a half was made of; -1 for other halves.
+
+    ``properties`` is the text of the half's properties.
+    """
+    if _RESUMED not in properties:
+        return -1
+    text = property_of(properties.decode("utf-8", "replace"), PROPERTY_TRAN_RESUMED_OFFSET)
+    return number_of(text, -1)

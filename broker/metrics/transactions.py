@@ -50,6 +50,11 @@ class TransactionMetrics:
             "Half messages due for a check while no producer of their group was connected.",
             totals.unanswered,
         )
+        yield counter(
+            "trimq_half_messages_not_checked_total",
+            "Half messages that were not checked in a round because of a fault of the broker.",
+            totals.failed,
+        )
         yield counter("trimq_half_messages_again_total", "Half messages stored again.", totals.moved)
         yield counter(
             "trimq_half_messages_expired_total", "Half messages moved to TRANS_CHECK_MAX_TIME_TOPIC.", totals.expired
@@ -60,5 +65,5 @@ class TransactionMetrics:
             totals.lost,
         )
         yield counter(
-            "trimq_transaction_ends_refused_total", "Ends of half messages that were ended already.", totals.refused
+            "trimq_transaction_ends_refused_total", "Ends of half messages that were not pending.", totals.refused
         )

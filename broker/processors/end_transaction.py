@@ -1,7 +1,9 @@
 """Ends of transactions: END_TRANSACTION (37), RESUME_CHECK_HALF_MESSAGE (323).
 
 Source: RocketMQ's EndTransactionProcessor, AdminBrokerProcessor.resumeCheckHalfMessage. Unlike there, a half is ended
-once: the same end again is acknowledged and stores nothing, another one is refused.
+once. The same end again is acknowledged and stores nothing, as long as the broker knows how the half was ended: for a
+million halves after it, until the broker stops, and after a restart if the commit record was read back. Another end,
+and one of a half of which only is known that it is ended, is refused: the producer must not take it for delivered.
 """
 
 from functools import partial
@@ -11,6 +13,8 @@ from trimq.broker.config import BrokerConfig
 from trimq.broker.processors.send.send_codes import refusal_code
 from trimq.broker.services.stats import BrokerStats
 from trimq.broker.services.transaction.half_queue import State
+from trimq.broker.services.transaction.held_halves import HeldHalves
+from trimq.broker.services.transaction.resumed import ResumedHalves
 from trimq.broker.services.transaction.service import TransactionalMessageService
 from trimq.broker.store.message_store import MessageStore
 from trimq.broker.store.types import PutMessageResult
@@ -21,7 +25,7 @@ from trimq.protocol.headers.transaction import EndTransactionRequestHeader, Resu
 from trimq.protocol.message_id import decode_offset_id
 from trimq.protocol.property_names import PROPERTY_CHECK_IMMUNITY_TIME
 from trimq.protocol.record import RecordError, decode_head
-from trimq.protocol.sysflag import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK
+from trimq.protocol.sysflag import TRANSACTION_COMMIT, TRANSACTION_NOT, TRANSACTION_ROLLBACK
 from trimq.protocol.topic_rules import TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC
 from trimq.protocol.transaction import Half, NotAHalfError, decode_half, number_of
 from trimq.remoting.config.configuration import Configuration
@@ -32,7 +36,7 @@ from trimq.remoting.server.handlers import DEFERRED, Outcome
 
 _ENDS: Final = {TRANSACTION_COMMIT: State.COMMITTED, TRANSACTION_ROLLBACK: State.ROLLED_BACK}
 _EXPIRED_TOPIC: Final = TRANS_CHECK_MAX_TIME_TOPIC.encode()
-_NEVER: Final = 1 << 62
+_HALF_TOPIC: Final = TRANS_HALF_TOPIC.encode()
 _WORDS: Final = {
     State.COMMITTING: "is being committed",
     State.COMMITTED: "has been committed",
@@ -57,7 +61,7 @@ class EndTransactionProcessor:
     ) -> None:
         self._configuration = configuration
         self._transactions = transactions
-        self._resumed: dict[int, int] = {}  # log offset in TRANS_CHECK_MAX_TIME_TOPIC -> the new half
+        self._resumed = ResumedHalves(store, HeldHalves(store, transactions.halves))
         self._store = store
         self._count = stats.topic_put
         self._clock = clock
@@ -68,14 +72,21 @@ class EndTransactionProcessor:
         table.register(RequestCode.RESUME_CHECK_HALF_MESSAGE, self.resume)
 
     def end(self, connection: Connection, command: RemotingCommand) -> Outcome:
-        """END_TRANSACTION (37). The state UNKNOWN changes nothing: the producer is asked again.
+        """END_TRANSACTION (37). The state UNKNOWN (0) changes nothing: the producer is asked again.
 
+        INVALID_PARAMETER for a commitOrRollback other than 8, 12 and 0 (RocketMQ does not answer it, nor 0),
         SYSTEM_ERROR for a half that is not there, does not match the request or has been ended otherwise,
         ILLEGAL_OPERATION for a half with CHECK_IMMUNITY_TIME_IN_SECONDS after that time, and the code of a send if the
         commit record cannot be stored.
         """
         header = command.header(EndTransactionRequestHeader)
         if header.commit_or_rollback not in _ENDS:
+            if header.commit_or_rollback != TRANSACTION_NOT:
+                raise RemotingError(
+                    ResponseCode.INVALID_PARAMETER,
+                    f"commitOrRollback is {header.commit_or_rollback}: expected {TRANSACTION_COMMIT} (commit),"
+                    f" {TRANSACTION_ROLLBACK} (rollback) or {TRANSACTION_NOT} (unknown)",
+                )
             return command.reply()
         data = self._store.look_message(header.commit_log_offset)
         if data is None or (not len(data) and self._is_unreadable(header)):
@@ -103,8 +114,7 @@ class EndTransactionProcessor:
         half = _half_of(header, data)
         self._check_time(header, half)
         wanted = _ENDS[header.commit_or_rollback]
-        halves = self._transactions.halves
-        state = halves.state(halves.latest(half.origin, half.offset))
+        state = self._transactions.halves.end_of(half.origin, half.offset)
         if state is not State.PENDING:
             if state is wanted:
                 return command.reply()
@@ -154,23 +164,17 @@ class EndTransactionProcessor:
     async def resume(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """RESUME_CHECK_HALF_MESSAGE (323): count the checks of a half from 0 again.
 
-        The message is a pending half, or one in TRANS_CHECK_MAX_TIME_TOPIC, of which a new half is made: once, as long
-        as that is pending. SYSTEM_ERROR for any other message, and if the store does not take it.
+        The message is a pending half, or one in TRANS_CHECK_MAX_TIME_TOPIC, of which a new half is made: once.
+        SYSTEM_ERROR for any other message, and if the store does not take it.
         """
         header = command.header(ResumeCheckHalfMessageRequestHeader)
         try:
             _, physical_offset = decode_offset_id(header.msg_id)
         except ValueError as error:
             raise _mismatch(str(error)) from None
-        data = await self._store.look_message_cold(physical_offset)
-        if not len(data):
-            raise _mismatch(f"no message starts at the commit log offset {physical_offset}")
-        try:
-            half = decode_half(data, _topic_of(data))
-        except (NotAHalfError, RecordError) as error:
-            raise _mismatch(f"the message at {physical_offset} cannot be resumed: {error}") from None
-        if _topic_of(data) == _EXPIRED_TOPIC:
-            result = await self._resume_expired(half)
+        half, expired = await self._resumable(physical_offset)
+        if expired:
+            result = await self._resume_expired(physical_offset)
         else:
             halves = self._transactions.halves
             if halves.state(half.offset) is not State.PENDING:
@@ -180,26 +184,28 @@ class EndTransactionProcessor:
             raise RemotingError(ResponseCode.SYSTEM_ERROR, result.remark or result.status.name)
         return command.reply()
 
-    async def _resume_expired(self, half: Half) -> PutMessageResult:
-        first = self._transactions.halves.first
-        self._resumed = {place: new for place, new in self._resumed.items() if new >= first}
-        if half.physical_offset in self._resumed:
-            new = self._resumed[half.physical_offset]
-            raise _mismatch(f"the message at {half.physical_offset} has been resumed already, as half message {new}")
-        self._resumed[half.physical_offset] = _NEVER  # until the new half is stored
-        result = await self._transactions.resume(half)
-        if result.ok:
-            self._resumed[half.physical_offset] = result.queue_offset
-        else:
-            del self._resumed[half.physical_offset]
-        return result
+    async def _resumable(self, physical_offset: int) -> tuple[Half, bool]:
+        """The half at a log offset, valid until the next await, and whether it has expired. Raises SYSTEM_ERROR."""
+        data = await self._store.look_message_cold(physical_offset)
+        if not len(data):
+            raise _mismatch(f"no message starts at the commit log offset {physical_offset}")
+        try:
+            head = decode_head(data)
+            expired = bytes(data[head.topic_at : head.topic_end]) == _EXPIRED_TOPIC
+            return decode_half(data, _EXPIRED_TOPIC if expired else _HALF_TOPIC), expired
+        except (NotAHalfError, RecordError) as error:
+            raise _mismatch(f"the message at {physical_offset} cannot be resumed: {error}") from None
 
-
-def _topic_of(data: Any) -> bytes:
-    """The topic of a record in which a half may be."""
-    head = decode_head(data)
-    topic = bytes(data[head.topic_at : head.topic_end])
-    return topic if topic == _EXPIRED_TOPIC else TRANS_HALF_TOPIC.encode()
+    async def _resume_expired(self, physical_offset: int) -> PutMessageResult:
+        async with self._resumed.lock:  # two at a time would make two halves
+            found = await self._resumed.find(physical_offset)
+            if found >= 0:
+                raise _mismatch(f"the message at {physical_offset} has been resumed already, as half message {found}")
+            half, _ = await self._resumable(physical_offset)
+            result = await self._transactions.resume(half)
+            if result.ok:
+                self._resumed.note(physical_offset, result.queue_offset)
+            return result
 
 
 def _half_of(header: EndTransactionRequestHeader, data: Any) -> Half:

@@ -21,6 +21,7 @@ from trimq.protocol.headers.offset import (
     SearchOffsetRequestHeader,
     UpdateConsumerOffsetRequestHeader,
 )
+from trimq.protocol.transaction import GROUP as TRANSACTION_GROUP
 from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.handler_table import HandlerTable
 from trimq.remoting.server.handlers import Outcome
@@ -101,6 +102,11 @@ class OffsetProcessor:
         return command.reply(remark=None if taken else "ignored: a reset of this offset is pending")
 
     def _check_commit(self, header: UpdateConsumerOffsetRequestHeader) -> None:
+        if header.consumer_group == TRANSACTION_GROUP:
+            raise RemotingError(
+                ResponseCode.NO_PERMISSION,
+                f"the offsets of {TRANSACTION_GROUP} say which half messages are ended: only the broker sets them",
+            )
         if header.consumer_group not in self._groups.table:
             raise RemotingError(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"the consumer group {header.consumer_group} does not exist"

@@ -53,6 +53,7 @@ class ConsumerOffsetManager(PersistentTable):
         self.offset_table: Table = {}
         self.pull_offset_table: Table = {}
         self.reset_offset_table: Table = {}
+        self._own: Table = {}
         self.data_version = DataVersion()
         path = configuration.section(MessageStoreConfig).config_path / "consumerOffset.json"
         self._file = StateFile(disk, str(path), self.pieces, self._interval)
@@ -76,7 +77,10 @@ class ConsumerOffsetManager(PersistentTable):
 
     def pieces(self) -> Iterator[bytes]:
         """The content of consumerOffset.json; also the body of GET_ALL_CONSUMER_OFFSET (43)."""
-        state: dict[str, Any] = {"dataVersion": self.data_version, "offsetTable": self.offset_table}
+        table = self.offset_table
+        if self._own:
+            table = table | {key: offsets for key, offsets in self._own.items() if offsets or key in table}
+        state: dict[str, Any] = {"dataVersion": self.data_version, "offsetTable": table}
         if self.pull_offset_table:
             state["pullOffsetTable"] = self.pull_offset_table
         if self.reset_offset_table:
@@ -170,6 +174,25 @@ class ConsumerOffsetManager(PersistentTable):
         if offset is not None:
             self._file.changed()
         return offset
+
+    # groups of the broker itself
+
+    def own_offset(self, group: str, topic: str, queue_id: int) -> int:
+        """The stored offset of a group of the broker itself, whatever is to be reset; -1 if there is none.
+
+        From now on only ``commit_own`` changes it on disk, and no client does.
+        """
+        key = f"{topic}@{group}"
+        own = self._own.setdefault(key, dict(self.offset_table.get(key, {})))
+        return own.get(queue_id, NOT_FOUND)
+
+    def commit_own(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Set the offset of a group of the broker itself."""
+        key = f"{topic}@{group}"
+        own = self._own.setdefault(key, {})
+        if own.get(queue_id) != offset or self.offset_table.get(key, {}).get(queue_id) != offset:
+            own[queue_id] = offset
+            self._set(key, queue_id, offset)
 
     # administration
 

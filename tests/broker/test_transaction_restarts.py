@@ -1,18 +1,22 @@
 """Half messages over restarts and kills: what is pending is checked, what is ended is never ended again."""
 
 import shutil
+import tracemalloc
 import zlib
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+import trio
 
 from tests.broker.transactions import COMMIT, EXPIRED, HALF, OK, OP, ROLLBACK, Life, asked_for
 from tests.store.builders import message
+from trimq.broker.services.transaction import read_back as read_back_module
 from trimq.broker.start_error import StartError
 from trimq.protocol.codes import ResponseCode
 from trimq.protocol.message import decode_message
+from trimq.protocol.property_text import join_properties
 
 SYNC = {"flushDiskType": "SYNC_FLUSH"}
 MODES = pytest.mark.parametrize("changes", [{}, SYNC], ids=["async", "sync"])
@@ -335,6 +339,35 @@ async def test_an_offset_of_the_group_beyond_the_half_queue(tmp_path: Path) -> N
         assert await asked(life) == [(b"new", "1")]
         await life.advance(2)
         assert life.offset(HALF) == 1
+
+
+async def test_a_start_takes_little_memory_for_each_pending_half(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # guards the start of a broker with a million of them
+    life = Life(tmp_path / "store")
+    taken: list[int] = []
+    only = (tracemalloc.Filter(inclusive=True, filename_pattern=read_back_module.__file__),)
+
+    async def search(_: Any) -> None:
+        await trio.lowlevel.checkpoint()
+        snapshot = tracemalloc.take_snapshot().filter_traces(only)
+        taken.append(sum(trace.size for trace in snapshot.traces))
+
+    async with life.running():
+        for number in range(500):
+            unique = f"C0A800010000000000000000{number:08d}"
+            text = {"REAL_TOPIC": "T", "REAL_QID": "0", "PGROUP": "P", "UNIQ_KEY": unique, "TRAN_MSG": "true"}
+            put = message(b"half", HALF, 0, properties=join_properties(text).encode())
+            life.broker.context.store.put_message(put, lambda _: None)
+    monkeypatch.setattr(read_back_module._ReadBack, "search_commits", search)
+    tracemalloc.start()
+    try:
+        async with life.running():
+            assert life.pending == 500
+    finally:
+        tracemalloc.stop()
+    assert taken[0] < 60 * 500
 
 
 async def test_a_state_file_that_cannot_be_read_ends_the_start(tmp_path: Path) -> None:

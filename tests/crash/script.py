@@ -511,6 +511,14 @@ async def _check_back(script: Script) -> None:
     await script.producer.store_again()
 
 
+async def _expire_half(script: Script) -> None:
+    await script.producer.expire()
+
+
+async def _resume_half(script: Script) -> None:
+    await script.producer.resume()
+
+
 async def _write_ops(script: Script) -> None:
     await script.producer.write_ops()
 
@@ -551,6 +559,8 @@ CHAPTERS: Final[list[tuple[bool, list[Operation]]]] = [
             _send_large,
             _commit,
             _prepare,
+            _expire_half,
+            _resume_half,
             _checkpoint_passes,
             _settle,
             _prepare,
@@ -582,8 +592,10 @@ CHAPTERS: Final[list[tuple[bool, list[Operation]]]] = [
             _send_batch,
             _slots_end,
             _check_back,
+            _expire_half,
             _checkpoint_passes,
             _settle,
+            _resume_half,
             _prepare,
             _roll_back,
             _write_ops,

@@ -17,8 +17,10 @@ import trio
 from tests.store.builders import message
 from trimq.broker.services.offsets import ConsumerOffsetManager
 from trimq.broker.services.transaction.half_queue import State
+from trimq.broker.services.transaction.held_halves import HeldHalves
 from trimq.broker.services.transaction.ops import End
 from trimq.broker.services.transaction.read_back import read_back
+from trimq.broker.services.transaction.resumed import ResumedHalves
 from trimq.broker.services.transaction.service import TransactionalMessageService
 from trimq.broker.store.disk.disk import Disk
 from trimq.broker.store.message_store import MessageStore
@@ -34,6 +36,7 @@ from trimq.remoting.runtime.clock import Clock
 TOPIC: Final = "Paid"
 TOPICS: Final = frozenset({TOPIC, TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC})
 """The topics that ``check`` looks at. What is stored there is not sent by the script's other operations."""
+EXPIRED: Final = TRANS_CHECK_MAX_TIME_TOPIC
 _ROOT: Final = "/store"
 
 
@@ -71,13 +74,33 @@ class Committed(NamedTuple):
     durable: bool
 
 
+class Expiring(NamedTuple):
+    """From now on a half may be in TRANS_CHECK_MAX_TIME_TOPIC."""
+
+    body: bytes
+
+
+class Resuming(NamedTuple):
+    """From now on an expired half may be a pending one again."""
+
+    body: bytes
+
+
+class Placed(NamedTuple):
+    """There is a further record of a half."""
+
+    body: bytes
+    physical_offset: int
+    size: int
+
+
 class Done(NamedTuple):
     """The op record of a half is durable."""
 
     body: bytes
 
 
-TransactionEvent = Preparing | HalfStored | Ending | Committed | Done
+TransactionEvent = Preparing | HalfStored | Ending | Committed | Expiring | Resuming | Placed | Done
 
 
 @dataclass
@@ -88,6 +111,8 @@ class HalfPromise:
     committing: bool = False
     rolling_back: bool = False
     committed: bool = False
+    expiring: bool = False
+    resuming: bool = False
     done: bool = False
     places: list[tuple[int, int]] = field(default_factory=list)
 
@@ -104,6 +129,12 @@ def add_event(halves: dict[bytes, HalfPromise], event: TransactionEvent, flushed
             half.rolling_back |= not event.commit
         case Committed():
             half.committed = killed or event.durable or event.physical_offset + event.size <= flushed
+            half.places.append((event.physical_offset, event.size))
+        case Expiring():
+            half.expiring = True
+        case Resuming():
+            half.resuming = True
+        case Placed():
             half.places.append((event.physical_offset, event.size))
         case Done():
             half.done = True
@@ -123,6 +154,7 @@ class Transactions:
     def __init__(self, store: MessageStore, disk: Disk, clock: Clock) -> None:
         config = _configuration()
         self.store = store
+        self.resumed: ResumedHalves
         self.offsets = ConsumerOffsetManager(config, disk, clock)
         self.service = TransactionalMessageService(
             configuration=config,
@@ -139,6 +171,7 @@ class Transactions:
         await self.service.load()
         await read_back(self.service, self.store, self.offsets)
         self.store.add_topic_listener(TRANS_HALF_TOPIC, self.service.half_arriving)
+        self.resumed = ResumedHalves(self.store, HeldHalves(self.store, self.service.halves))
 
     async def stop(self) -> None:
         """What a broker does at its orderly stop."""
@@ -174,6 +207,25 @@ class Transactions:
             return result
         await done.wait()
         return results[0]
+
+    async def expired(self) -> list[Half]:
+        """The halves in TRANS_CHECK_MAX_TIME_TOPIC."""
+        store, found = self.store, []
+        for offset in range(store.min_offset(EXPIRED, 0), store.max_offset(EXPIRED, 0)):
+            units = await store.queue_units(EXPIRED, 0, offset, 1)
+            data = await store.look_message_cold(units[0][0]) if units else b""
+            if len(data):
+                found.append(decode_half(bytes(data), EXPIRED.encode()))
+        return found
+
+    async def resume(self, half: Half) -> PutMessageResult | None:
+        """Make a new half of an expired one, as 323 does; None if there is one already."""
+        if await self.resumed.find(half.physical_offset) >= 0:
+            return None
+        result = await self.service.resume(half)
+        if result.ok:
+            self.resumed.note(half.physical_offset, result.queue_offset)
+        return result
 
     def pending(self) -> list[int]:
         """The offsets of the pending halves."""
@@ -237,6 +289,29 @@ class Producer:
         if half is not None and self._is_pending(half):
             await self._service.store_again(half, half.times + 1)
 
+    async def expire(self) -> None:
+        """Move one of the pending halves to TRANS_CHECK_MAX_TIME_TOPIC."""
+        half = await self._choose()
+        if half is not None and self._is_pending(half):
+            body = bytes(half.body)
+            self._note(Expiring(body))
+            self._place(body, await self._service.expire(half))
+
+    async def resume(self) -> None:
+        """Resume one of the expired halves, unless it was resumed before."""
+        expired = await self._transactions.expired()
+        if expired:
+            half = self._random.choice(expired)
+            body = bytes(half.body)
+            self._note(Resuming(body))
+            result = await self._transactions.resume(half)
+            if result is not None:
+                self._place(body, result)
+
+    def _place(self, body: bytes, result: PutMessageResult) -> None:
+        if result.ok:
+            self._note(Placed(body, result.physical_offset, result.size))
+
     def _is_pending(self, half: Half) -> bool:
         return self._service.halves.state(half.offset) is State.PENDING
 
@@ -248,7 +323,7 @@ class Producer:
         """The service's look at what is durable, and the writers of its state files."""
         self._service.settle()
         await self._transactions.offsets.persist()
-        await self._service._file.persist()
+        await self._service.settled.file.persist()
 
 
 # -- the check after a crash
@@ -267,7 +342,8 @@ async def check(
     """Check the halves of an opened store, then commit all that are pending, as their producers would.
 
     ``pull`` reads queue 0 of a topic. ``unsound``: bytes in the log were damaged: a record may be missing, but no half
-    may be committed twice. ``committed_before``: halves that earlier checks have committed; this one adds its own.
+    may be committed twice. ``committed_before``: halves that earlier checks have committed; this one adds its own. An
+    administrator then resumes all expired halves, and these are committed too.
     """
     committed: Counter[bytes] = Counter(found.body for found in await pull(TOPIC))
     pending: Counter[bytes] = Counter()
@@ -275,19 +351,21 @@ async def check(
         half = await transactions.half(offset)
         if half is not None:
             pending[bytes(half.body)] += 1
+    expired = Counter(bytes(half.body) for half in await transactions.expired()) if not unsound else Counter[bytes]()
     for body, count in (committed + pending).items():
         if count > 1:
             fail(f"half {body[:4]!r} is committed {committed[body]} times and pending {pending[body]} times")
     for body, half_promise in promised.items():
         half_promise.committing |= body in committed_before
+        half_promise.resuming |= body in committed_before
         gone = any(place < deleted_below for place, _ in half_promise.places)
         if not unsound and not gone:
-            _check_half(body, half_promise, committed[body], pending[body], fail)
-    for offset in transactions.pending():
-        half = await transactions.half(offset)
-        if half is not None:
-            committed_before.add(bytes(half.body))
-            await transactions.commit(half)
+            _check_half(body, half_promise, (committed[body], pending[body], expired[body]), fail)
+    await _commit_all(transactions, committed_before)
+    if not unsound:
+        for half in await transactions.expired():
+            await transactions.resume(half)
+        await _commit_all(transactions, committed_before)
     committed = Counter(found.body for found in await pull(TOPIC))
     for body, count in committed.items():
         if count > 1:
@@ -296,13 +374,26 @@ async def check(
             fail(f"{body[:4]!r} was never prepared")
 
 
-def _check_half(body: bytes, half: HalfPromise, committed: int, pending: int, fail: Callable[[str], None]) -> None:
+async def _commit_all(transactions: Transactions, committed: set[bytes]) -> None:
+    for offset in transactions.pending():
+        half = await transactions.half(offset)
+        if half is not None:
+            committed.add(bytes(half.body))
+            await transactions.commit(half)
+
+
+def _check_half(body: bytes, half: HalfPromise, found: tuple[int, int, int], fail: Callable[[str], None]) -> None:
+    committed, pending, expired = found
     name = f"half {body[:4]!r}"
+    if expired and not half.expiring:
+        fail(f"{name} has expired without a reason")
+    if expired and (committed or pending) and not half.resuming:
+        fail(f"{name} has expired, is committed {committed} times and pending {pending} times, and was not resumed")
     if committed and not half.committing:
         fail(f"{name} was committed without a commit")
     if half.committed and not committed:
         fail(f"the commit record of {name} is missing")
-    if half.done and pending:
+    if half.done and pending and not half.resuming:
         fail(f"{name} is pending although its op record was durable")
-    if half.durable and not committed and not pending and not half.rolling_back:
+    if half.durable and not committed and not pending and not expired and not half.rolling_back:
         fail(f"{name} is lost")

@@ -17,6 +17,7 @@ from trimq.protocol.transaction import (
     number_of,
     op_body,
     op_offsets,
+    resumed_from,
     resumed_properties,
 )
 
@@ -82,12 +83,32 @@ def test_a_half_that_was_stored_again() -> None:
         ("TRAN_PREPARED_QUEUE_OFFSET", "-1"),
         ("TRAN_PREPARED_QUEUE_OFFSET", "9" * 30),
         ("TRANSACTION_CHECK_TIMES", "x"),
-        ("REAL_QID", "\u0663"),
     ],
 )
 def test_impossible_numbers_in_properties_are_ignored(name: str, value: str) -> None:
     half = decode_half(record_of(HALF | {name: value}))
-    assert (half.origin, half.times, half.queue_id) == (9, 0, 0 if name == "REAL_QID" else 3)
+    assert (half.origin, half.times, half.queue_id) == (9, 0, 3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"REAL_QID": "\u0663"}, "REAL_QID"),
+        ({"REAL_QID": "99999999999"}, "REAL_QID"),
+        ({"REAL_TOPIC": "../../evil"}, "REAL_TOPIC"),
+        ({"REAL_TOPIC": "RMQ_SYS_TRANS_OP_HALF_TOPIC"}, "REAL_TOPIC"),
+        ({"REAL_TOPIC": "rmq_sys_wheel_timer"}, "REAL_TOPIC"),
+    ],
+)
+def test_a_half_for_a_place_that_is_none_cannot_be_committed(changes: dict[str, str], word: str) -> None:
+    # guards the op queue against forged records, and the disk against files outside the store
+    record = record_of(HALF | changes)
+    with pytest.raises(NotAHalfError, match=word):
+        decode_half(record)
+    half = decode_half(record, any_place=True)
+    assert word in half.problem
+    assert (half.topic, half.queue_id, half.group) == ("", 0, "P")
+    assert not decode_half(record_of(HALF), any_place=True).problem
 
 
 def test_other_records_are_no_halves() -> None:
@@ -103,7 +124,8 @@ def test_other_records_are_no_halves() -> None:
 
 
 def test_the_properties_of_each_record_of_a_half() -> None:
-    sent = {"UNIQ_KEY": "u", "a": "b", "TRANSACTION_CHECK_TIMES": "9", "TRAN_PREPARED_QUEUE_OFFSET": "1"}
+    forged = {"TRANSACTION_CHECK_TIMES": "9", "TRAN_PREPARED_QUEUE_OFFSET": "1", "TRAN_RESUMED_OFFSET": "900"}
+    sent = {"UNIQ_KEY": "u", "a": "b"} | forged
     make_half(sent, "T", 2, "P")
     assert sent == {
         "UNIQ_KEY": "u", "a": "b", "TRAN_MSG": "true", "PGROUP": "P",
@@ -118,7 +140,10 @@ def test_the_properties_of_each_record_of_a_half() -> None:
     third = again_properties(decode_half(record_of(again, queue_offset=20)), 4)
     assert third == sent | {"TRAN_PREPARED_QUEUE_OFFSET": "9", "TRANSACTION_CHECK_TIMES": "4"}
     expired = decode_half(record_of(again, queue_offset=20))
-    assert resumed_properties(expired) == sent | {"TRANSACTION_CHECK_TIMES": "0"}
+    resumed = resumed_properties(expired)
+    assert resumed == sent | {"TRANSACTION_CHECK_TIMES": "0", "TRAN_RESUMED_OFFSET": "900"}
+    assert resumed_from(join_properties(resumed).encode()) == 900
+    assert resumed_from(join_properties(again).encode()) == -1
 
 
 def test_a_group_of_the_request_does_not_replace_that_of_the_message() -> None:

@@ -2,7 +2,8 @@
 
 In each round, every pending half that is past its immunity is stored again with one more TRANSACTION_CHECK_TIMES, and a
 check for the new one is sent to one producer of its group; the next check goes to the next producer. After
-transactionCheckMax checks it is moved to TRANS_CHECK_MAX_TIME_TOPIC.
+transactionCheckMax checks it is moved to TRANS_CHECK_MAX_TIME_TOPIC; a half that cannot be committed, because its real
+topic or queue is none, at once: RocketMQ moves it there too, after its last check.
 
 Unlike in RocketMQ, age alone ends no half, only checks that were sent count, and no half is moved to
 TRANS_CHECK_MAX_TIME_TOPIC before it has been checked once since the start. While no producer of a group is connected,
@@ -98,19 +99,35 @@ class TransactionalMessageCheckService:
             offset = halves.next_pending(first, end)
             began = time.perf_counter()
             while offset >= 0:
-                half = self._look(offset)
-                if half is None:
-                    half = await self._read(offset)
-                if half is not None:
-                    oldest = min(oldest or half.since, half.since)
-                    await self._check(half)
+                since = await self._check_one(offset)
+                oldest = min(oldest or since, since or oldest)
                 if time.perf_counter() - began > _SLICE:
-                    half = None  # its record is a view, valid until the next await
                     await trio.lowlevel.checkpoint()
                     began = time.perf_counter()
                 offset = halves.next_pending(offset + 1, end)
             self._oldest = oldest
             await self._make_dense()
+
+    async def _check_one(self, offset: int) -> int:
+        """Look at one half. Returns when it was prepared; 0 if it is not pending. Raises OSError.
+
+        Any other error is a fault in this half: the others have to be checked all the same.
+        """
+        since = 0
+        try:
+            half = self._look(offset)
+            if half is None:
+                half = await self._read(offset)
+            if half is not None:
+                since = half.since
+                await self._check(half)
+        except OSError:  # the device: it concerns all halves
+            raise
+        except Exception:  # noqa: BLE001 - see above; it is logged
+            self._transactions.counters.failed += 1
+            if self._log_budget.allows():
+                _log.exception("half_message_not_checked", offset=offset)
+        return since
 
     # reading
 
@@ -145,16 +162,16 @@ class TransactionalMessageCheckService:
         return not 0 <= self._clock.wall_ms() - half.since <= immune
 
     async def _check(self, half: Half) -> None:
+        transactions = self._transactions
+        if half.problem:
+            await self._expire(half, half.problem)
+            return
         if not self._is_due(half):
             return
-        transactions = self._transactions
         times = half.times - self._unsent.get(half.offset, 0)
         checked_here = half.offset >= transactions.check_again and not half.is_first and half.offset not in self._unsent
         if times >= self._configuration.section(BrokerConfig).transaction_check_max and checked_here:
-            self._topics.create_on_send_back(TRANS_CHECK_MAX_TIME_TOPIC, 1, PERM_READ | PERM_WRITE)
-            result = await transactions.expire(half)
-            if self._log_budget.allows():
-                _log.warning("half_message_expired", offset=half.offset, checks=times, stored=result.ok)
+            await self._expire(half, f"it was checked {times} times")
             return
         if self._member(half, times) is None:
             transactions.counters.unanswered += 1
@@ -174,6 +191,14 @@ class TransactionalMessageCheckService:
             return  # it has been ended while it was stored again
         if not self._ask(half, body, message, result, times) and result.queue_offset != half.offset:
             self._unsent[result.queue_offset] = 1
+
+    async def _expire(self, half: Half, reason: str) -> None:
+        """Move a half to TRANS_CHECK_MAX_TIME_TOPIC."""
+        offset = half.offset
+        self._topics.create_on_send_back(TRANS_CHECK_MAX_TIME_TOPIC, 1, PERM_READ | PERM_WRITE)
+        result = await self._transactions.expire(half)
+        if self._log_budget.allows():
+            _log.warning("half_message_expired", offset=offset, reason=reason, stored=result.ok)
 
     def _ask(self, half: Half, body: bytes, message: MessageInner, place: PutMessageResult, times: int) -> bool:
         """Send a check to a producer. False if none could be reached."""
@@ -230,7 +255,7 @@ class TransactionalMessageCheckService:
 def _decoded(data: Any, offset: int) -> Half | None:
     """The half in a record; None if the record is another one, because queue or log are damaged."""
     try:
-        half = decode_half(data)
+        half = decode_half(data, any_place=True)
     except (NotAHalfError, RecordError):
         return None
     return half if half.offset == offset else None

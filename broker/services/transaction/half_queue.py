@@ -2,7 +2,8 @@
 
 RocketMQ keeps no such table: it accepts a second commit of a half until the op record of the first one has been read,
 and then delivers the message twice. Here a half is ended once. Its entry stays until its end is durable: only then may
-the group's offset pass it, because what is below that offset counts as ended after a restart.
+the group's offset pass it, because what is below that offset counts as ended after a restart. The entries of the last
+halves that are done stay longer, so that a producer which repeats an end gets the answer that it missed.
 """
 
 import re
@@ -12,8 +13,12 @@ from typing import Final
 
 _DONE: Final = 0x80
 _done_prefix: Final = re.compile(b"[\x80-\xff]*+").match
+_KEPT: Final = 1 << 20
+"""Entries that are kept when they are done, so that an end which is repeated later is recognized."""
 _TRIM_AT: Final = 4096
-"""Entries that may be done before their memory is freed: each time the others are moved."""
+"""Further entries that may be done before their memory is freed: each time the others are moved."""
+_STALE_AT: Final = 1024
+"""Halves that may be lost before it is looked which of them had been stored again."""
 
 
 class State(IntEnum):
@@ -52,6 +57,7 @@ class HalfQueue:
         self._done = 0  # entries at the front that are done and not yet freed
         self._states = bytearray(end - first)
         self._latest.clear()
+        self._stale = 0  # at most so many entries of _latest are of halves that were lost
         self.pending = end - first
 
     def __len__(self) -> int:
@@ -87,6 +93,22 @@ class HalfQueue:
         at = offset - self._base
         return _STATES[self._states[at] & ~_DONE] if at < len(self._states) else None
 
+    def end_of(self, origin: int, offset: int) -> State | None:
+        """The state of the half with the record at ``offset``, whichever of its records stands for it now.
+
+        Unlike ``state``, it knows how the last halves below ``first`` ended, if that was in this process.
+        """
+        state = self._kept(self.latest(origin, offset))
+        # Once a half is done it is not in _latest, but its first record has its end.
+        if state is State.MOVED:
+            first = self._kept(origin)
+            return first if first is not None and first > State.COMMITTING else state
+        return state
+
+    def _kept(self, offset: int) -> State | None:
+        at = offset - self._base
+        return _STATES[self._states[at] & ~_DONE] if 0 <= at < self._done else self.state(offset)
+
     def set(self, offset: int, state: State) -> None:
         """Change the state of a half that is not done. It has to be in the table."""
         at = offset - self._base
@@ -107,6 +129,18 @@ class HalfQueue:
             self._states[at] = State.ENDED | _DONE
             self.pending -= 1
 
+    def lose(self, offset: int) -> None:
+        """A pending half cannot be read any more. Nothing says which entry of _latest leads to it, if one does."""
+        self.ended(offset)
+        self._stale += 1
+        if self._stale >= max(_STALE_AT, len(self._latest) // 2):
+            self._stale = 0
+            self._latest = {origin: last for origin, last in self._latest.items() if not self._is_ended(last)}
+
+    def _is_ended(self, offset: int) -> bool:
+        at = offset - self._base
+        return at < 0 or self._states[at] == State.ENDED | _DONE
+
     def replaced(self, offset: int) -> None:
         """Set by the start: a pending half was stored again, durably."""
         self.set(offset, State.MOVED)
@@ -121,10 +155,11 @@ class HalfQueue:
         found = _done_prefix(self._states, self._done)
         assert found is not None  # the pattern matches an empty text too
         self._done = found.end()
-        if self._done >= _TRIM_AT and self._done * 2 >= len(self._states):
-            del self._states[: self._done]
-            self._base += self._done
-            self._done = 0
+        freed = self._done - _KEPT
+        if freed >= _TRIM_AT and freed * 2 >= len(self._states) - _KEPT:
+            del self._states[:freed]
+            self._base += freed
+            self._done = _KEPT
         return self.first
 
     def next_pending(self, offset: int, end: int) -> int:
@@ -164,5 +199,8 @@ class HalfQueue:
         return self._latest.get(origin, offset)
 
     def forget(self, origin: int) -> None:
-        """The half is done, so its last offset need not be known any more."""
-        self._latest.pop(origin, None)
+        """The half is done, so its last offset need not be known any more: the first one gets its end."""
+        last = self._latest.pop(origin, -1) - self._base
+        at = origin - self._base
+        if at >= 0 and last >= 0:
+            self._states[at] = self._states[at] & _DONE | self._states[last] & ~_DONE

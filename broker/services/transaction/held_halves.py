@@ -18,6 +18,11 @@ class HeldHalves(QueuedMessages):
         offset = self._halves.next_pending(self._halves.first, self._halves.end)
         return [(TRANS_HALF_TOPIC, QUEUE, offset)] if offset >= 0 else []
 
+    async def behind(self, log_offset: int) -> int:
+        """The first half, pending or not, whose record is not below a log offset; the end of the queue if none is."""
+        offset, _ = await self._first_from(TRANS_HALF_TOPIC, QUEUE, 0, log_offset)
+        return offset
+
     async def count(self, start: int, end: int) -> int:
         """The number of pending halves between two log offsets; those between them that are ended do not count."""
         first, _ = await self._first_from(TRANS_HALF_TOPIC, QUEUE, self._halves.first, start)

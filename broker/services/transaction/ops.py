@@ -6,7 +6,7 @@ that could not be stored is tried again with the next ones, so no end is skipped
 
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import structlog
 import trio
@@ -19,10 +19,23 @@ from trimq.broker.store.types import PutCallback, PutMessageResult
 from trimq.protocol.transaction import op_body
 from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.runtime.clock import Clock
+from trimq.remoting.runtime.log_budget import LogBudget
 
 _log = structlog.get_logger("broker.transaction")
 
-Put = Callable[[MessageInner, PutCallback], PutMessageResult | None]
+
+class OpStore(Protocol):
+    """The part of the message store that op records need."""
+
+    @property
+    def put_message(self) -> Callable[[MessageInner, PutCallback], PutMessageResult | None]:
+        """Store a message; None if the result comes by the callback."""
+        ...
+
+    @property
+    def limits(self) -> tuple[int, int]:
+        """The largest body and the largest record, in bytes."""
+        ...
 
 
 class End(NamedTuple):
@@ -52,10 +65,11 @@ class OpQueue:
     """
 
     def __init__(
-        self, configuration: Configuration, put: Put, messages: HalfMessages, halves: HalfQueue, clock: Clock
+        self, configuration: Configuration, store: OpStore, messages: HalfMessages, halves: HalfQueue, clock: Clock
     ) -> None:
         self._configuration = configuration
-        self._put = put
+        self._store = store
+        self._log_budget = LogBudget(clock)
         self._messages = messages
         self._halves = halves
         self._clock = clock
@@ -91,7 +105,7 @@ class OpQueue:
         self.first, self.end = -1, end
 
     def add(self, end: End) -> None:
-        """A half has ended. Writes an op record if transactionOpMsgMaxSize is reached."""
+        """A half has ended. Writes an op record if its size is reached: transactionOpMsgMaxSize or maxMessageSize."""
         self._waiting.append(end)
         self._size += _length(end)
         if self._size >= self._limit:
@@ -99,18 +113,25 @@ class OpQueue:
 
     @property
     def _limit(self) -> int:
-        return self._configuration.section(BrokerConfig).transaction_op_msg_max_size
+        return min(self._configuration.section(BrokerConfig).transaction_op_msg_max_size, self._most)
+
+    @property
+    def _most(self) -> int:
+        """The largest body that the store takes."""
+        return self._store.limits[0]
 
     def write(self) -> None:
         """Put an op record of the waiting ends, unless one is being put: then the rest follows it."""
         if self._putting or not self._waiting:
             return
         ends: list[End] = []
-        size, limit = 0, self._limit
+        size, limit, most = 0, self._limit, self._most
         while self._waiting and size < limit:
-            end = self._waiting.popleft()
-            size += _length(end)
-            ends.append(end)
+            length = _length(self._waiting[0])
+            if ends and size + length > most:
+                break
+            size += length
+            ends.append(self._waiting.popleft())
         self._size -= size
         offsets = [offset for end in ends for offset in _offsets(end)]
         self._putting = True
@@ -119,7 +140,7 @@ class OpQueue:
         def stored(result: PutMessageResult) -> None:
             self._stored(ends, max(offsets), result)
 
-        result = self._put(self._messages.op(op_body(offsets), self._clock.wall_ms()), stored)
+        result = self._store.put_message(self._messages.op(op_body(offsets), self._clock.wall_ms()), stored)
         if result is not None:
             stored(result)
 
@@ -137,7 +158,8 @@ class OpQueue:
         # First again, in their order; ``run`` tries again after its interval.
         self._waiting.extendleft(reversed(ends))
         self._size += sum(map(_length, ends))
-        _log.warning("op_record_not_stored", status=result.status.name, reason=result.remark, waiting=self.waiting)
+        if self._log_budget.allows():
+            _log.warning("op_record_not_stored", status=result.status.name, reason=result.remark, waiting=self.waiting)
 
     def settle(self, flushed: int) -> None:
         """The log is durable up to ``flushed``: the ends in durable op records are done."""
@@ -176,6 +198,7 @@ class OpQueue:
         while True:
             await self._clock.sleep(self._configuration.section(BrokerConfig).transaction_op_batch_interval / 1000)
             self.write()
+            self._log_budget.sum_up()
 
 
 def _offsets(end: End) -> tuple[int, ...]:

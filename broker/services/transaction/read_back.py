@@ -10,6 +10,9 @@ If the op queue does not have what it had (its topic was deleted, the group's of
 op records are searched in the log instead, from the first half on, and all ends are written to the op queue again.
 """
 
+from array import array
+from bisect import bisect_left
+from collections.abc import Sequence
 from typing import Any, Final
 
 import structlog
@@ -41,13 +44,13 @@ async def read_back(
     """Fill ``transactions.halves``. Before clients are served. Raises OSError."""
     reader = _ReadBack(transactions, store)
     low, high = store.min_offset(TRANS_HALF_TOPIC, QUEUE), store.max_offset(TRANS_HALF_TOPIC, QUEUE)
-    first = offsets.query(GROUP, TRANS_HALF_TOPIC, QUEUE)
+    first = offsets.own_offset(GROUP, TRANS_HALF_TOPIC, QUEUE)
     first = low if first == NOT_FOUND else min(max(first, low), high)
     transactions.halves.restart(first, high)
     transactions.check_again = high
     damaged = ""
     try:
-        await reader.read_ops(offsets.query(GROUP, TRANS_OP_HALF_TOPIC, QUEUE))
+        await reader.read_ops(offsets.own_offset(GROUP, TRANS_OP_HALF_TOPIC, QUEUE))
     except _DamagedError as error:
         damaged = str(error)
         transactions.forget_settled()
@@ -75,8 +78,14 @@ class _ReadBack:
         self._halves = transactions.halves
         self._store = store
         self._ended_before: set[int] = set()  # offsets in op records below the first half: they may be origins
-        self._at: dict[int, tuple[int, str]] = {}  # log offset of a pending half, or of its first record -> half
-        self._latest: dict[int, tuple[int, str]] = {}  # origin of a pending half -> its offset and unique key
+        # A table of the halves in the order of their records, in columns: a million of them may be pending.
+        self._offsets = array("q")
+        self._places = array("q")  # log offsets
+        self._origins = array("q")
+        self._uniques = array("q")  # hashes of the unique keys
+        # The first records of those that were stored again, in the order of the log once all are known.
+        self._first_places = array("q")
+        self._first_origins = array("q")
         self.found = 0
         self.read_from = -1
 
@@ -96,7 +105,7 @@ class _ReadBack:
         """Read the op queue from the group's offset on. Raises _DamagedError."""
         store, transactions = self._store, self._transactions
         low, high = store.min_offset(TRANS_OP_HALF_TOPIC, QUEUE), store.max_offset(TRANS_OP_HALF_TOPIC, QUEUE)
-        known = max(first, transactions.known_op_end)
+        known = max(first, transactions.settled.known_op_end)
         if known > high:
             raise _DamagedError(f"the op queue ends at {high}, it had {known} records")
         first = offset = max(first, low)
@@ -156,11 +165,13 @@ class _ReadBack:
     async def read_pending(self) -> None:
         """Read the pending halves, and leave the last record of each."""
         halves, store = self._halves, self._store
+        begin, units = 0, list[tuple[int, int, int]]()
         for offset in halves.all_pending():
-            units = await store.queue_units(TRANS_HALF_TOPIC, QUEUE, offset, 1)
-            data = await self._record(units[0][0]) if units else b""
+            if not begin <= offset < begin + len(units):
+                begin, units = offset, await store.queue_units(TRANS_HALF_TOPIC, QUEUE, offset, _UNITS)
+            data = await self._record(units[offset - begin][0]) if units else b""
             try:
-                half = decode_half(data) if len(data) else None
+                half = decode_half(data, any_place=True) if len(data) else None
             except (NotAHalfError, record.RecordError):
                 half = None
             if half is None or half.offset != offset:
@@ -169,18 +180,23 @@ class _ReadBack:
             if self._is_ended(origin):
                 halves.ended(offset)
                 continue
-            before = self._latest.get(origin)
-            if before is not None:
-                halves.replaced(before[0])
-            unique = half.properties.get(PROPERTY_UNIQ_KEY, "")
-            self._latest[origin] = offset, unique
-            self._at[half.physical_offset] = origin, unique
+            self._offsets.append(offset)
+            self._places.append(half.physical_offset)
+            self._origins.append(origin)
+            self._uniques.append(hash(half.properties.get(PROPERTY_UNIQ_KEY, "")))
             if origin != offset:
+                before = halves.latest(origin, origin)
+                if halves.state(before) is State.PENDING:
+                    halves.replaced(before)
                 halves.stands_for(origin, offset)
                 # A late commit names the first record, even if that is below the first half of the table.
                 first_record = await store.queue_units(TRANS_HALF_TOPIC, QUEUE, origin, 1)
                 if first_record:
-                    self._at[first_record[0][0]] = origin, unique
+                    self._first_places.append(first_record[0][0])
+                    self._first_origins.append(origin)
+        order = sorted(range(len(self._first_places)), key=self._first_places.__getitem__)
+        self._first_places = array("q", map(self._first_places.__getitem__, order))
+        self._first_origins = array("q", map(self._first_origins.__getitem__, order))
 
     def _is_ended(self, origin: int) -> bool:
         if origin < self._halves.first:
@@ -189,7 +205,7 @@ class _ReadBack:
 
     async def search_commits(self) -> None:
         """Find the halves among the pending ones that are ended by a record in the log."""
-        if not self._at:
+        if not len(self._places):
             return
 
         def visit(topic: str, sys_flag: int, data: Any) -> None:
@@ -198,24 +214,37 @@ class _ReadBack:
             elif topic == TRANS_CHECK_MAX_TIME_TOPIC:
                 self._commit(data, State.EXPIRED)
 
-        settled = self._transactions.settled_offset
+        settled = self._transactions.settled.offset
         known = 0 <= settled <= self._store.appended_offset
-        self.read_from = max(min(self._at), settled if known else 0)
+        lowest = min([*self._places[:1], *self._first_places[:1]])
+        self.read_from = max(lowest, settled if known else 0)
         await self._store.read_log(self.read_from, visit)
 
     def _commit(self, data: Any, state: State) -> None:
         head = record.decode_head(data)
         text = str(data[head.properties_at : head.properties_end], "utf-8", "replace")
-        place = self._at.get(head.prepared_transaction_offset)
-        if place is None:
+        origin = self._origin(head.prepared_transaction_offset)
+        if origin < 0:
             # It may name a record of the half between the first one and the last one.
             origin = number_of(property_of(text, PROPERTY_TRAN_PREPARED_QUEUE_OFFSET), -1)
-            _, unique = self._latest.get(origin, (-1, ""))
-        else:
-            origin, unique = place
-        found = self._latest.get(origin)
-        if found is None or property_of(text, PROPERTY_UNIQ_KEY) != unique:
+        offset = self._halves.latest(origin, origin)
+        row = _find(self._offsets, offset)
+        if row < 0 or hash(property_of(text, PROPERTY_UNIQ_KEY)) != self._uniques[row]:
             return
-        del self._latest[origin]
-        self.found += 1
-        self._transactions.found_end(found[0], origin, state)
+        if self._halves.state(offset) is State.PENDING:
+            self.found += 1
+            self._transactions.found_end(offset, origin, state)
+
+    def _origin(self, physical_offset: int) -> int:
+        """The origin of the half whose first or last record is at this log offset; -1 if there is none."""
+        row = _find(self._places, physical_offset)
+        if row >= 0:
+            return self._origins[row]
+        row = _find(self._first_places, physical_offset)
+        return self._first_origins[row] if row >= 0 else -1
+
+
+def _find(column: Sequence[int], value: int) -> int:
+    """The row with this value in a column whose values rise; -1 if there is none."""
+    row = bisect_left(column, value)
+    return row if row < len(column) and column[row] == value else -1

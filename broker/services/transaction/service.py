@@ -2,25 +2,22 @@
 
 A commit stores the message in its real topic, a rollback stores nothing. Both are noted in an op record
 (broker/services/transaction/ops.py). A kill may leave a commit record whose op record is missing: the next start reads
-such commit records from the log (broker/services/transaction/read_back.py), from the *settled offset* on. The rule that
-makes this exact: all commit records below the settled offset have a durable op record. It is the log's end at the time
-when the oldest commit without a durable op record was put, or the durable end of the log if there is none. It only
-moves forward, and is stored in config/transaction.json.
+such commit records from the log (broker/services/transaction/read_back.py), from the settled offset on
+(broker/services/transaction/settled.py).
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-import structlog
 import trio
 
 from trimq.broker.config import BrokerConfig, MessageStoreConfig
-from trimq.broker.services.offsets import ConsumerOffsetManager
-from trimq.broker.services.state_file import StateFile, StateFileError, encode_pieces
+from trimq.broker.services.offsets import NOT_FOUND, ConsumerOffsetManager
 from trimq.broker.services.transaction.half_queue import HalfQueue, State
 from trimq.broker.services.transaction.messages import HalfMessages
 from trimq.broker.services.transaction.ops import End, OpQueue
+from trimq.broker.services.transaction.settled import SettledOffset
 from trimq.broker.store.disk.disk import Disk
 from trimq.broker.store.log.puts import MessageInner
 from trimq.broker.store.types import PutCallback, PutMessageResult, PutMessageStatus
@@ -29,13 +26,9 @@ from trimq.protocol.transaction import GROUP, QUEUE, Half
 from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.runtime.clock import Clock
 
-_log = structlog.get_logger("broker.transaction")
-
 _SETTLE_SECONDS: Final = 1.0
 _UNREADABLE_SECONDS: Final = 1.0
 _MOVING: Final = "the half message is being stored again"
-_SETTLED_STEP: Final = 64 << 20
-"""Bytes by which the settled offset has to move before it is stored again while no half is pending."""
 
 
 class TransactionStore(Protocol):
@@ -54,6 +47,11 @@ class TransactionStore(Protocol):
     @property
     def max_phy_offset(self) -> int:
         """The end of the log."""
+        ...
+
+    @property
+    def limits(self) -> tuple[int, int]:
+        """The largest body and the largest record, in bytes."""
         ...
 
     @property
@@ -93,7 +91,7 @@ class TransactionStore(Protocol):
 class Counters:
     """Totals since the start."""
 
-    __slots__ = ("checks", "commits", "expired", "lost", "moved", "refused", "rollbacks", "unanswered")
+    __slots__ = ("checks", "commits", "expired", "failed", "lost", "moved", "refused", "rollbacks", "unanswered")
 
     def __init__(self) -> None:
         self.commits = 0
@@ -106,8 +104,10 @@ class Counters:
         """Halves stored again."""
         self.expired = 0
         """Halves moved to TRANS_CHECK_MAX_TIME_TOPIC."""
+        self.failed = 0
+        """Halves that a fault of the broker's own kept from being checked, in any round."""
         self.refused = 0
-        """Ends of halves that are ended already, or are unknown."""
+        """Ends of halves that are not pending: ended otherwise, or being committed, or it is not known how."""
         self.lost = 0
         """Halves that could not be read any more before they were ended."""
 
@@ -136,44 +136,22 @@ class TransactionalMessageService:
         self.counters = Counters()
         self.messages = HalfMessages(store_host, tags=store.indexes_tags)
         self.halves = HalfQueue()
-        self.ops = OpQueue(configuration, store.put_message, self.messages, self.halves, clock)
+        self.ops = OpQueue(configuration, store, self.messages, self.halves, clock)
         self.ops.on_done = self._end_is_durable
         self.check_again = 0
-        self._commits: dict[int, int] = {}  # origin -> the log's end when the commit was put, in that order
         self._copies: deque[tuple[int, int]] = deque()  # log end of a half stored again, and what it replaces
         self._moving: set[int] = set()  # origins of halves that are being stored again
-        self._arrived = trio.Event()
-        self._settled = -1
-        self.known_op_end = 0
-        """The op queue ended there or later when the state file was written."""
-        self._stored_settled = -1
-        path = configuration.section(MessageStoreConfig).config_path / "transaction.json"
-        broker = configuration.section
-        self._file = StateFile(
-            disk, str(path), self._pieces, lambda: broker(BrokerConfig).flush_consumer_offset_interval / 1000
+        self._arrival: trio.Event | None = None  # set when the next half can be read; None if no one waits for that
+        self.settled = SettledOffset(
+            disk,
+            str(configuration.section(MessageStoreConfig).config_path / "transaction.json"),
+            lambda: self.ops.end,
+            lambda: configuration.section(BrokerConfig).flush_consumer_offset_interval / 1000,
         )
-
-    # -- state file
 
     async def load(self) -> None:
         """Read config/transaction.json. Raises StateFileError."""
-        state = await self._file.load()
-        if state is not None:
-            settled, op_end = state.get("settledOffset"), state.get("opOffset")
-            if type(settled) is not int or type(op_end) is not int:
-                raise StateFileError(
-                    f"{self._file.path}: settledOffset and opOffset have to be numbers: delete the file"
-                )
-            self._settled = self._stored_settled = settled
-            self.known_op_end = op_end
-
-    def _pieces(self) -> Iterator[bytes]:
-        return encode_pieces({"settledOffset": self._settled, "opOffset": self.ops.end})
-
-    @property
-    def settled_offset(self) -> int:
-        """All commit records below have a durable op record; -1 if that is not known."""
-        return self._settled
+        await self.settled.load()
 
     # -- the half queue
 
@@ -181,14 +159,17 @@ class TransactionalMessageService:
         """A half can be read. The store calls it before the reply to the half leaves."""
         if queue_id == QUEUE:
             self.halves.reach(next_offset)
-            self._arrived.set()
+            if self._arrival is not None:
+                self._arrival.set()
+                self._arrival = None
 
     async def until_readable(self, offset: int) -> None:
         """Wait, a second at most, until the half at ``offset`` of the half queue can be read."""
         with trio.move_on_after(_UNREADABLE_SECONDS):
             while offset >= self.halves.end:
-                self._arrived = trio.Event()
-                await self._arrived.wait()
+                if self._arrival is None:
+                    self._arrival = trio.Event()
+                await self._arrival.wait()
 
     # -- ends
 
@@ -196,7 +177,7 @@ class TransactionalMessageService:
         """Store the commit record of a pending half. The result, or None if ``on_done`` gets it later."""
         offset, origin = self.halves.latest(half.origin, half.offset), half.origin
         self.halves.set(offset, State.COMMITTING)
-        self._commits[origin] = self._store.max_phy_offset
+        self.settled.putting(origin, self._store.max_phy_offset)
 
         def stored(result: PutMessageResult) -> None:
             self._committed(offset, origin, result)
@@ -213,7 +194,7 @@ class TransactionalMessageService:
             self.counters.commits += 1
             self._end(offset, origin, State.COMMITTED)
         else:
-            del self._commits[origin]
+            self.settled.not_put(origin)
             self.halves.set(offset, State.PENDING)
 
     def roll_back(self, half: Half) -> None:
@@ -228,17 +209,17 @@ class TransactionalMessageService:
     def found_end(self, offset: int, origin: int, state: State) -> None:
         """Set by the start: a pending half has a commit record, or is in TRANS_CHECK_MAX_TIME_TOPIC, without an op."""
         self.halves.set(offset, state)
-        self._commits[origin] = self._settled
+        self.settled.found(origin)
         self.ops.add(End(offset, origin))
 
     def forget_settled(self) -> None:
         """Set by the start: the op queue is damaged."""
-        self._settled = self._stored_settled = -1
+        self.settled.forget()
 
     def rebuild_ops(self) -> None:
         """Set by the start: the op queue is damaged, and ``halves`` has the ends that the log has. Write all again."""
         for offset in self.halves.all_ended():
-            self._commits[offset] = -1
+            self.settled.found(offset)
             self.ops.add(End(offset, offset))
 
     # -- halves stored again, and expired ones
@@ -276,18 +257,21 @@ class TransactionalMessageService:
             self.ops.add(End(new, origin))
 
     async def expire(self, half: Half) -> PutMessageResult:
-        """Move a pending half to TRANS_CHECK_MAX_TIME_TOPIC."""
-        offset, origin = half.offset, half.origin
-        self.halves.set(offset, State.COMMITTING)  # no end is accepted meanwhile
-        self._commits[origin] = self._store.max_phy_offset
+        """Move a pending half to TRANS_CHECK_MAX_TIME_TOPIC. Nothing changes if the result is not ok."""
+        origin = half.origin
+        # The copy would be pending after this end of the half.
+        if origin in self._moving:
+            return PutMessageResult(PutMessageStatus.SERVICE_NOT_AVAILABLE, remark=_MOVING)
+        self.halves.set(half.offset, State.COMMITTING)  # no end is accepted meanwhile
+        self.settled.putting(origin, self._store.max_phy_offset)
 
         def stored(result: PutMessageResult) -> None:
             if result.ok:
                 self.counters.expired += 1
-                self._end(offset, origin, State.EXPIRED)
+                self._end(half.offset, origin, State.EXPIRED)
             else:
-                del self._commits[origin]
-                self.halves.set(offset, State.PENDING)
+                self.settled.not_put(origin)
+                self.halves.set(half.offset, State.PENDING)
 
         return await self._put(self.messages.expired(half), stored)
 
@@ -315,12 +299,12 @@ class TransactionalMessageService:
     def lose(self, offset: int) -> None:
         """A pending half cannot be read any more: its log file was deleted, or its record is damaged."""
         self.counters.lost += 1
-        self.halves.ended(offset)
+        self.halves.lose(offset)
 
     # -- what is durable
 
     def _end_is_durable(self, end: End) -> None:
-        self._commits.pop(end.origin, None)
+        self.settled.done(end.origin)
         self.halves.forget(end.origin)
 
     def settle(self) -> None:
@@ -331,22 +315,17 @@ class TransactionalMessageService:
         copies = self._copies
         while copies and copies[0][0] <= flushed:
             self.halves.done(copies.popleft()[1])
-        self._settled = max(self._settled, min(next(iter(self._commits.values()), flushed), flushed))
+        self.settled.settle(flushed, self.halves.pending)
         first = self.halves.advance()
         for topic, offset in ((TRANS_HALF_TOPIC, first), (TRANS_OP_HALF_TOPIC, self.ops.advance(first))):
-            if offset > 0 and self._offsets.query(GROUP, topic, QUEUE) != offset:
-                self._offsets.commit("", GROUP, topic, QUEUE, offset)
-        if self._settled != self._stored_settled and (
-            self.halves.pending or self._settled - self._stored_settled >= _SETTLED_STEP
-        ):
-            self._stored_settled = self._settled
-            self._file.changed()
+            if offset > 0 or (offset == 0 and self._offsets.own_offset(GROUP, topic, QUEUE) != NOT_FOUND):
+                self._offsets.commit_own(GROUP, topic, QUEUE, offset)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Write op records, and note what has become durable, forever."""
         async with trio.open_nursery() as nursery:
             await nursery.start(self.ops.run)
-            nursery.start_soon(self._file.run, self._clock.sleep)
+            nursery.start_soon(self.settled.file.run, self._clock.sleep)
             task_status.started()
             while True:
                 await self._clock.sleep(_SETTLE_SECONDS)
@@ -356,9 +335,8 @@ class TransactionalMessageService:
         """Write the last op records and make them durable, so that the next start has nothing to read back."""
         if await self.ops.drain() and await self._store.flush():
             self.settle()
-            if self._settled != self._stored_settled:
-                self._file.changed()
-        await self._file.persist()
+            self.settled.write()
+        await self.settled.file.persist()
 
 
 def _ignore(_result: PutMessageResult) -> None:

@@ -17,9 +17,11 @@ from tests.broker.wire_client import WireClient, consumer, pull_ext, send_ext
 from tests.web_client import get
 from trimq.broker.controller import BrokerController
 from trimq.broker.services import client_calls
+from trimq.broker.services.transaction import check
 from trimq.broker.testing import running_broker
 from trimq.protocol.codes import RequestCode
 from trimq.protocol.native import NATIVE
+from trimq.protocol.transaction import Half, NotAHalfError, decode_half
 
 ON: dict[str, Any] = {"metricsExporterType": "PROM", "metricsPromExporterPort": 0}
 
@@ -352,9 +354,39 @@ async def test_transactions(tmp_path: Path) -> None:
         assert page.value("trimq_transaction_checks_without_producer_total") == 1
         assert page.value("trimq_half_messages_again_total") == 3
         assert page.value("trimq_transaction_ends_refused_total") == 1
-        for name in ("expired", "lost"):
+        for name in ("expired", "lost", "not_checked"):
             assert page.value(f"trimq_half_messages_{name}_total") == 0
         for check in await life.round():
             await life.answer(check, COMMIT)
         await life.end(await life.prepare(b"last"))
         assert (await scrape(life.broker)).value("rocketmq_half_messages") == 1
+
+
+async def test_half_messages_that_no_producer_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # guards the figures by which one sees that messages were given up
+    async with Life(tmp_path / "store", **ON, transactionCheckMax="1").running() as life:
+        await life.join()
+        for number in range(3):
+            await life.prepare(b"%d" % number)
+        await life.advance(10)
+        await life.round()
+        await life.round()
+        assert (await scrape(life.broker)).value("trimq_half_messages_expired_total") == 3
+        for number in range(5):
+            await life.prepare(b"%d" % number)
+        await life.advance(10)
+        monkeypatch.setattr(check, "check_body", lambda *_: 1 / 0)
+        await life.round()
+        assert (await scrape(life.broker)).value("trimq_half_messages_not_checked_total") == 5
+
+        def damaged(data: Any, *, any_place: bool) -> Half:
+            if b"damaged" in bytes(data):
+                raise NotAHalfError("damaged")
+            return decode_half(data, any_place=any_place)
+
+        monkeypatch.setattr(check, "decode_half", damaged)
+        await life.prepare(b"damaged")
+        await life.round()
+        page = await scrape(life.broker)
+        assert page.value("trimq_half_messages_lost_total") == 1
+        assert page.value("trimq_half_messages_expired_total") == 8

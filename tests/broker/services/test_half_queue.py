@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import pytest
 import trio
 import trio.testing
 from hypothesis import settings
@@ -87,16 +88,83 @@ TestHalfQueue = HalfQueueMachine.TestCase
 TestHalfQueue.settings = settings(max_examples=20, stateful_step_count=20, deadline=None)
 
 
-def test_the_memory_of_halves_that_are_done_is_freed() -> None:
-    # guards a broker that runs for years: the table holds only the halves from the first pending one on
+def test_the_memory_of_halves_that_are_done_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    # guards a broker that runs for years: the table holds the halves from the first pending one on, and some before
+    monkeypatch.setattr(half_queue, "_KEPT", 100)
     queue = HalfQueue()
     for offset in range(50_000):
         queue.reach(offset + 1)
         queue.set(offset, State.COMMITTED)
         queue.done(offset)
         queue.advance()
-        assert len(queue._states) <= 2 * half_queue._TRIM_AT
+        assert len(queue._states) <= 100 + 2 * half_queue._TRIM_AT
     assert (queue.first, queue.end, len(queue)) == (50_000, 50_000, 0)
+
+
+def test_how_the_last_halves_ended_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    # guards producers that repeat an end: it must not be taken for another one, nor another one for it
+    monkeypatch.setattr(half_queue, "_KEPT", 1000)
+    monkeypatch.setattr(half_queue, "_TRIM_AT", 10)
+    queue = HalfQueue(7, 7)
+    ends = (State.COMMITTED, State.ROLLED_BACK, State.EXPIRED)
+    for offset in range(7, 3007):
+        queue.reach(offset + 1)
+        queue.set(offset, ends[offset % 3])
+        queue.done(offset)
+        queue.advance()
+    assert queue.first == 3007
+    for offset in range(2007, 3007):
+        assert queue.end_of(offset, offset) is ends[offset % 3]
+        assert queue.state(offset) is State.ENDED
+    for offset in (0, 7, 1000):
+        assert queue.end_of(offset, offset) is State.ENDED
+    assert queue.end_of(3007, 3007) is None
+
+
+def test_all_records_of_a_half_have_its_end() -> None:
+    queue = HalfQueue(0, 2)
+    queue.moves(0, 0, 2)
+    queue.moves(0, 2, 3)
+    assert [queue.end_of(0, offset) for offset in (0, 2, 3)] == [State.PENDING] * 3
+    queue.set(3, State.COMMITTED)
+    assert [queue.end_of(0, offset) for offset in (0, 2, 3)] == [State.COMMITTED] * 3
+    for offset in (0, 2, 3):
+        queue.done(offset)
+    queue.forget(0)
+    assert [queue.end_of(0, offset) for offset in (0, 2, 3)] == [State.COMMITTED] * 3
+    assert (queue.pending, queue.moved, queue.advance()) == (1, 0, 1)
+    assert queue.end_of(1, 1) is State.PENDING
+    queue.set(1, State.ROLLED_BACK)
+    queue.done(1)
+    assert queue.advance() == 4
+    assert [queue.end_of(0, offset) for offset in (0, 2, 3)] == [State.COMMITTED] * 3
+
+
+def test_the_end_of_a_half_whose_first_record_is_not_in_the_table() -> None:
+    # guards halves that were stored again before this start: a record below the table has no entry
+    queue = HalfQueue(5, 7)
+    queue.stands_for(2, 6)
+    queue.set(6, State.ROLLED_BACK)
+    queue.done(6)
+    queue.forget(2)
+    assert (queue.end_of(2, 6), queue.end_of(2, 2)) == (State.ROLLED_BACK, State.ENDED)
+    assert queue.pending == 1
+
+
+def test_halves_that_are_lost_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    # guards the memory: nothing says of which half a lost record was, so its entry stayed for ever
+    monkeypatch.setattr(half_queue, "_STALE_AT", 10)
+    queue = HalfQueue(0, 40)
+    for offset in range(40):
+        queue.moves(offset, offset, 40 + offset)
+    for offset in range(40, 61):
+        queue.lose(offset)
+    assert (queue.pending, queue.moved) == (19, 20)
+    for offset in range(61, 80):
+        queue.lose(offset)
+    assert queue.pending == 0
+    assert queue.moved < 10
+    assert queue.latest(39, 39) in (39, 79)
 
 
 class Store:
@@ -106,9 +174,10 @@ class Store:
         self.bodies: list[bytes] = []
         self.refuses = False
         self.later = False
+        self.limits = 1 << 20, 1 << 20
         self._waiting: list[Callable[[], None]] = []
 
-    def put(self, message: MessageInner, on_done: PutCallback) -> PutMessageResult | None:
+    def put_message(self, message: MessageInner, on_done: PutCallback) -> PutMessageResult | None:
         if self.refuses:
             result = PutMessageResult(PutMessageStatus.SERVICE_NOT_AVAILABLE, remark="full")
         else:
@@ -131,7 +200,7 @@ class Store:
 def make_ops(tmp_path: object, store: Store, end: int = 100, **changes: object) -> tuple[OpQueue, HalfQueue]:
     halves = HalfQueue(0, end)
     config = configuration(tmp_path, changes)  # type: ignore[arg-type]
-    return OpQueue(config, store.put, HalfMessages(bytes(8), tags=False), halves, ManualClock()), halves
+    return OpQueue(config, store, HalfMessages(bytes(8), tags=False), halves, ManualClock()), halves
 
 
 def add(ops: OpQueue, halves: HalfQueue, *offsets: int) -> None:
@@ -182,6 +251,22 @@ def test_an_end_is_done_once_its_record_is_durable(tmp_path: object) -> None:
         assert halves.advance() == first
         assert ops.advance(first) == op
     assert (done, ops.end) == ([0, 1, 2], 2)
+
+
+@pytest.mark.parametrize("largest", [9, 10])
+def test_op_records_fit_into_the_store(tmp_path: object, largest: int) -> None:
+    # guards ends: a record that the store can never take would keep all others back
+    store = Store()
+    store.limits = largest, 1000
+    store.later = True
+    ops, halves = make_ops(tmp_path, store, transactionOpMsgMaxSize=100)
+    add(ops, halves, 1, 2, 3, 10, 11, 12, 13, 14)
+    assert store.bodies == [b"1,2,3,10,"]
+    for _ in range(2):
+        store.answer()
+    assert store.bodies == [b"1,2,3,10,", b"11,12,13,"]
+    ops.write()
+    assert store.ended == [1, 2, 3, 10, 11, 12, 13, 14]
 
 
 async def test_the_last_ends_are_written_at_the_stop(tmp_path: object) -> None:
