@@ -188,7 +188,7 @@ def measure_delivery(broker: BrokerProcess, count: int) -> dict[str, Any]:
     client.send_all(timed_sends(count, due, period))
     until(lambda: client.timer()[0] == 0)
     # Asking now and then keeps the connection, which the broker would close for being idle.
-    until(lambda: client.timer() and now_ms() > due + period + 2 * PRECISION_MS, 1.0)
+    until(lambda: client.timer()[0] == 0 and now_ms() > due + period + 2 * PRECISION_MS, 1.0)
     client.set("timerStopDequeue", "false")
     seconds = until(lambda: client.end_of(TOPIC) == count)
     client.close()
