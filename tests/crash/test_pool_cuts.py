@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.crash import enumeration, faults, promises, script
+from tests.crash import enumeration, faults, promises, script, timed
 from trimq.broker.config import MessageStoreConfig
 from trimq.broker.store.durability.commit import CommitRealTimeService
 from trimq.broker.store.message_store import MessageStore
@@ -16,7 +16,7 @@ from trimq.protocol.message import StoredMessage
 @pytest.fixture(autouse=True)
 def _pool(monkeypatch: pytest.MonkeyPatch) -> None:
     """Enable the pool; a kill may then take as much as a power cut, because uncommitted messages are in a buffer."""
-    plain, promise, pull = script.configuration, script.promise, promises.pull_all
+    plain, promise, pull, wait = script.configuration, script.promise, promises.pull_all, timed.settle
 
     def configuration(*, sync: bool) -> MessageStoreConfig:
         return replace(
@@ -30,13 +30,22 @@ def _pool(monkeypatch: pytest.MonkeyPatch) -> None:
     def without_kills(*arguments: Any, killed: bool = False) -> script.Promise:
         return promise(*arguments, killed=False)
 
-    async def pull_all(store: MessageStore, topic: str, queue_id: int, *, holes: bool) -> list[StoredMessage]:
+    async def commit(store: MessageStore) -> None:
         # A message can be read only after its commit, which would otherwise come a moment later.
         if isinstance(store.write_path.durability, CommitRealTimeService):
             await store.write_path.durability.commit_buffers()
+
+    async def pull_all(store: MessageStore, topic: str, queue_id: int, *, holes: bool) -> list[StoredMessage]:
+        await commit(store)
         return await pull(store, topic, queue_id, holes=holes)
 
+    async def settle(store: MessageStore) -> None:
+        await wait(store)
+        await commit(store)
+        await wait(store)
+
     monkeypatch.setattr(promises, "pull_all", pull_all)
+    monkeypatch.setattr(timed, "settle", settle)
     monkeypatch.setattr(script, "configuration", configuration)
     for module in (enumeration, faults):
         monkeypatch.setattr(module, "promise", without_kills)
