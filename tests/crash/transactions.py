@@ -343,7 +343,7 @@ async def check(
 
     ``pull`` reads queue 0 of a topic. ``unsound``: bytes in the log were damaged: a record may be missing, but no half
     may be committed twice. ``committed_before``: halves that earlier checks have committed; this one adds its own. An
-    administrator then resumes all expired halves, and these are committed too.
+    administrator then resumes all expired halves that were not resumed before, and each of these is committed too.
     """
     committed: Counter[bytes] = Counter(found.body for found in await pull(TOPIC))
     pending: Counter[bytes] = Counter()
@@ -362,11 +362,19 @@ async def check(
         if not unsound and not gone:
             _check_half(body, half_promise, (committed[body], pending[body], expired[body]), fail)
     await _commit_all(transactions, committed_before)
+    resumed: list[bytes] = []
     if not unsound:
         for half in await transactions.expired():
-            await transactions.resume(half)
+            result = await transactions.resume(half)
+            if result is not None:
+                resumed.append(bytes(half.body))
+                # With the transient store pool it can be read a moment later only.
+                await transactions.service.until_readable(result.queue_offset)
         await _commit_all(transactions, committed_before)
     committed = Counter(found.body for found in await pull(TOPIC))
+    for body in resumed:
+        if not committed[body]:
+            fail(f"half {body[:4]!r} was resumed and is not committed after that")
     for body, count in committed.items():
         if count > 1:
             fail(f"half {body[:4]!r} is committed {count} times after a further commit")
@@ -387,6 +395,8 @@ def _check_half(body: bytes, half: HalfPromise, found: tuple[int, int, int], fai
     name = f"half {body[:4]!r}"
     if expired and not half.expiring:
         fail(f"{name} has expired without a reason")
+    if expired > 1 and not half.resuming:
+        fail(f"{name} has expired {expired} times and was not resumed")
     if expired and (committed or pending) and not half.resuming:
         fail(f"{name} has expired, is committed {committed} times and pending {pending} times, and was not resumed")
     if committed and not half.committing:
