@@ -8,6 +8,7 @@ import os
 import secrets
 import socket
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -135,6 +136,7 @@ class Client(Lifecycle):
         self._remoting.on_close.append(self._disconnected)
         self._members: list[Member] = []
         self._joins = 0
+        self._losses: Counter[str] = Counter()  # addresses: how many of their connections have ended
         self._greeted: dict[str, int] = {}  # addresses, with the number of joins of which the broker knows
         self._lost: set[str] = set()
 
@@ -370,17 +372,22 @@ class Client(Lifecycle):
                 group.start_soon(self._greet, address, body, self._joins)
 
     async def _greet(self, address: str, body: bytes, joins: int) -> None:
+        losses = self._losses[address]
         try:
             reply = await self.request(address, RequestCode.HEART_BEAT, {}, body)
         except RocketMQError as error:
             self._greeted.pop(address, None)
             self.outages.note("a heartbeat", error)
             return
+        if self._losses[address] != losses:  # the reply came, but its connection has ended since
+            self._lost.add(address)
+            return
         self._greeted[address] = joins
         if self._encoding is Encoding.MSGPACK and reply.header(HeartbeatResponseHeader).trimq_msgpack:
             self._remoting.use_encoding(address, Encoding.MSGPACK)
 
     def _disconnected(self, connection: ClientConnection) -> None:
+        self._losses[connection.address] += 1
         if connection.address in self._greeted:
             del self._greeted[connection.address]
             self._lost.add(connection.address)
