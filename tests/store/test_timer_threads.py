@@ -146,6 +146,20 @@ async def test_a_file_that_is_being_read_stays_open(*, deletes: bool) -> None:
     assert not disk.open_files()
 
 
+class Thread:
+    """Stands for the disk's threads: ``is_running`` while a function runs in one."""
+
+    is_running = False
+
+    async def run(self, fn: Callable[..., Any], *args: Any) -> Any:
+        await trio.lowlevel.checkpoint()
+        self.is_running = True
+        try:
+            return fn(*args)
+        finally:
+            self.is_running = False
+
+
 async def test_the_loop_opens_no_file() -> None:
     disk: Any = SimDisk()
     records = Records()
@@ -155,24 +169,15 @@ async def test_the_loop_opens_no_file() -> None:
     await add(store, records, [1])
     assert disk.open_files() <= 5
     run, opened = disk.run, disk.open
-    in_thread, opens = False, 0
-
-    async def thread(fn: Callable[..., Any], *args: Any) -> Any:
-        nonlocal in_thread
-        await trio.lowlevel.checkpoint()
-        in_thread = True
-        try:
-            return fn(*args)
-        finally:
-            in_thread = False
+    thread, opens = Thread(), 0
 
     def in_a_thread(path: str, *, writable: bool = True) -> Any:
         nonlocal opens
-        assert in_thread
+        assert thread.is_running
         opens += 1
         return opened(path, writable=writable)
 
-    disk.run, disk.open = thread, in_a_thread
+    disk.run, disk.open = thread.run, in_a_thread
     assert await waiting(store) == {1: list(range(61))}
     assert (await store.counts())[TOPIC_HASH].messages == 61
     assert opens > 7
@@ -187,23 +192,14 @@ async def test_a_start_looks_for_the_wheel_in_a_thread() -> None:
     await save(store)
     disk.delete("/store/config/timercheck")
     stat = disk.stat
-    in_thread = False
+    thread = Thread()
     run = disk.run
 
-    async def thread(fn: Callable[..., Any], *args: Any) -> Any:
-        nonlocal in_thread
-        await trio.lowlevel.checkpoint()
-        in_thread = True
-        try:
-            return fn(*args)
-        finally:
-            in_thread = False
-
     def in_a_thread(path: str) -> Any:
-        assert in_thread or path == "/store"
+        assert thread.is_running or path == "/store"
         return stat(path)
 
-    disk.run, disk.stat = thread, in_a_thread
+    disk.run, disk.stat = thread.run, in_a_thread
     again = await recovered(disk, records)
     assert again.next_offset == 0
     disk.run = run
