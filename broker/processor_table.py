@@ -39,8 +39,9 @@ def register_processors(table: HandlerTable, context: BrokerContext, reactor: Re
         stats=context.stats,
         store=context.store,
     )
+    ends = end_processor(context)
     for processor in (
-        send_processor(context),
+        send_processor(context, ends),
         send_back_processor(context),
         RecallMessageProcessor(
             configuration=context.configuration,
@@ -90,21 +91,15 @@ def register_processors(table: HandlerTable, context: BrokerContext, reactor: Re
             routes=context.routes,
             modes=context.modes,
         ),
-        EndTransactionProcessor(
-            configuration=context.configuration,
-            transactions=context.transactions,
-            store=context.store,
-            stats=context.stats,
-            clock=context.clock,
-        ),
+        ends,
     ):
         processor.register(table)
     _register_administration(table, context, reactor)
     return pulls
 
 
-def send_processor(context: BrokerContext) -> SendMessageProcessor:
-    """The processor of sends and batches."""
+def send_processor(context: BrokerContext, ends: EndTransactionProcessor) -> SendMessageProcessor:
+    """The processor of sends and batches, and of the ends of transactions that are served together with them."""
     return SendMessageProcessor(
         configuration=context.configuration,
         topics=context.topics,
@@ -113,6 +108,18 @@ def send_processor(context: BrokerContext) -> SendMessageProcessor:
         checks=_send_checks(context),
         unique_ids=context.unique_ids,
         store_host=context.store_host,
+        ends=ends,
+    )
+
+
+def end_processor(context: BrokerContext) -> EndTransactionProcessor:
+    """The processor of the ends of transactions."""
+    return EndTransactionProcessor(
+        configuration=context.configuration,
+        transactions=context.transactions,
+        store=context.store,
+        stats=context.stats,
+        clock=context.clock,
     )
 
 

@@ -6,11 +6,11 @@ reference: callers check ``NATIVE.is_on`` before each call, and run the Python c
 
 import importlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Literal, Protocol, cast
 
-VERSION: Final = "0.2.0"
+VERSION: Final = "0.3.0"
 """The version of the extension that this code needs, as in native/Cargo.toml: others may take other arguments."""
 VARIABLE: Final = "TRIMQ_NATIVE"
 _HOW: Final = "with Rust (https://rustup.rs), make native in a checkout, or pip install ./native"
@@ -52,8 +52,19 @@ class Messages(Protocol):
         """For each span, the number of requests read, and the offset of the next one."""
         ...
 
-    def leave_out(self, good: list[bool], /) -> None:
-        """Drop the messages to queues that are not ``good``, and the later messages of the same connections."""
+    def real_places(self) -> list[tuple[str, int]]:
+        """The real topic and queue of the halves of transactions, each once."""
+        ...
+
+    def ends(self) -> list[tuple[int, bool]]:
+        """For each end of a transaction, the queue offset of the half, and whether it is committed."""
+        ...
+
+    def leave_out(self, good: list[bool], real: list[bool], /) -> None:
+        """Drop requests, and the later requests of the same connections.
+
+        Dropped are those to queues that are not ``good``, and halves for ``real_places`` that are not ``real``.
+        """
         ...
 
     def write(
@@ -89,11 +100,18 @@ class Messages(Protocol):
         """The replies to each span, as joined complete frames."""
         ...
 
-    def requests(self) -> "list[tuple[int, int, bool, int, str, int, int, int]]":
-        """Span, opaque, whether binary, queue, unique key, log offset, queue offset and size of each request."""
+    def requests(self) -> "list[ReadRequest]":
+        """The requests, in the order of their messages."""
         ...
 
 
+ReadRequest = tuple[int, int, bool, int, int, str, int, int, int, bool, bool]
+"""A request: span, opaque, whether binary, queue, queue id that it names, unique key, log offset, queue offset, size,
+whether it is the end of a transaction, and if so, whether its client expects no reply. Queue and offsets are -1 for a
+rollback, which has no message."""
+Pending = tuple[int, memoryview, int, bytearray]
+"""The halves that may be ended: log offset and bytes of the readable part of the log, and the queue offset of the first of
+the states, which are 0 for a pending half."""
 SingleSend = tuple[str, int, int, bytes, int, int, int, int, int, tuple[str, ...], bytes, int]
 """A send: topic, queue id, offset of the body in its frame, properties with those added, born timestamp, flag, sysFlag,
 reconsumeTimes, tags code, keys, unique key, opaque."""
@@ -105,21 +123,26 @@ class Reader(Protocol):
     def read(
         self,
         frames: memoryview,
-        code: int,
+        codes: Sequence[int],
         spans: list[tuple[int, int, int]],
         hosts: list[bytes],
-        most: int,
+        most: tuple[int, int],
         limits: tuple[int, int],
+        pending: Pending,
         /,
     ) -> Messages:
-        """Read the ordinary sends of ``code`` at the start of each span (begin, end, most requests), ``most`` in all.
+        """Read the ordinary requests of ``codes`` at the start of each span (begin, end, most requests).
 
-        ``hosts``: the packed address of each span's client. ``limits``: the most bytes of a body and of a record.
+        ``hosts``: the packed address of each span's client. ``most``: requests in all, and halves of transactions among
+        them. ``limits``: the most bytes of a body and of a record.
         """
         ...
 
-    def send(self, frame: memoryview, code: int, /) -> SingleSend | None:
-        """Read a frame that is one ordinary JSON send of ``code``; None for others. Limits are not checked here."""
+    def send(self, frame: memoryview, codes: Sequence[int], /) -> SingleSend | Literal[True] | None:
+        """Read a frame that is one ordinary JSON send of ``codes``; None for others. Limits are not checked here.
+
+        True for a half of a transaction and for the end of one: ``read`` reads those as a round of one request.
+        """
         ...
 
     def batch(
@@ -156,6 +179,8 @@ class MakeReader(Protocol):
         trace: str,
         language: tuple[str, int],
         version: int,
+        half_topic: str,
+        halves: bool,
     ) -> Reader:
         """Names are bytes. ``added`` is appended to each message's properties; ``store_host`` is a packed address."""
         ...
@@ -251,7 +276,7 @@ class NativeExtension:
 
     @property
     def status(self) -> str:
-        """The implementation in use, as a short text: ``native 0.2.0``, ``python (not installed)``."""
+        """The implementation in use, as a short text: ``native 0.3.0``, ``python (not installed)``."""
         return f"native {VERSION}" if self.is_on else f"python ({self.reason.partition(':')[0]})"
 
 

@@ -60,15 +60,14 @@ class EndTransactionProcessor:
         clock: Clock,
     ) -> None:
         self._configuration = configuration
-        self._transactions = transactions
+        self.transactions = transactions
         self._resumed = ResumedHalves(store, HeldHalves(store, transactions.halves))
         self._store = store
         self._count = stats.topic_put
         self._clock = clock
 
     def register(self, table: HandlerTable) -> None:
-        """Register the handlers of this family."""
-        table.register(RequestCode.END_TRANSACTION, self.end)
+        """Register the handler of 323; that of 37 is registered by the sends, with which it is served together."""
         table.register(RequestCode.RESUME_CHECK_HALF_MESSAGE, self.resume)
 
     def end(self, connection: Connection, command: RemotingCommand) -> Outcome:
@@ -97,14 +96,14 @@ class EndTransactionProcessor:
         """Whether the half was acknowledged, and cannot be read yet (transient store pool, WAIT=false)."""
         return (
             header.commit_log_offset < self._store.appended_offset
-            and header.tran_state_table_offset >= self._transactions.halves.end
+            and header.tran_state_table_offset >= self.transactions.halves.end
         )
 
     async def _end_later(
         self, connection: Connection, command: RemotingCommand, header: EndTransactionRequestHeader
     ) -> Any:
         if self._is_unreadable(header):
-            await self._transactions.until_readable(header.tran_state_table_offset)
+            await self.transactions.until_readable(header.tran_state_table_offset)
         data = await self._store.look_message_cold(header.commit_log_offset)
         return self._end(connection, command, header, data)
 
@@ -114,28 +113,29 @@ class EndTransactionProcessor:
         half = _half_of(header, data)
         self._check_time(header, half)
         wanted = _ENDS[header.commit_or_rollback]
-        state = self._transactions.halves.end_of(half.origin, half.offset)
+        state = self.transactions.halves.end_of(half.origin, half.offset)
         if state is not State.PENDING:
             if state is wanted:
                 return command.reply()
-            self._transactions.counters.refused += 1
+            self.transactions.counters.refused += 1
             word = "cannot be read yet" if state is None else _WORDS[state]
             raise RemotingError(ResponseCode.SYSTEM_ERROR, f"the half message at {half.physical_offset} {word}")
         if wanted is State.ROLLED_BACK:
-            self._transactions.roll_back(half)
+            self.transactions.roll_back(half)
             return command.reply()
-        result = self._transactions.commit(half, partial(self._later, connection, command, half.topic))
+        result = self.transactions.commit(half, partial(self._later, connection, command, half.topic))
         if result is None:
             command.drop_buffers()
             return None if command.is_oneway else DEFERRED
-        return self._answer(command, half.topic, result)
+        return self.answer(command, half.topic, result)
 
     def _later(self, connection: Connection, command: RemotingCommand, topic: str, result: PutMessageResult) -> None:
-        answer = self._answer(command, topic, result)
+        answer = self.answer(command, topic, result)
         if not command.is_oneway:
             connection.complete(answer)
 
-    def _answer(self, command: RemotingCommand, topic: str, result: PutMessageResult) -> RemotingCommand:
+    def answer(self, command: RemotingCommand, topic: str, result: PutMessageResult) -> RemotingCommand:
+        """Count a commit record, and make the reply to the request that asked for it."""
         if not result.ok:
             return command.reply(refusal_code(result.status), result.remark or result.status.name)
         self._count(topic, 1, result.size)
@@ -176,10 +176,10 @@ class EndTransactionProcessor:
         if expired:
             result = await self._resume_expired(physical_offset)
         else:
-            halves = self._transactions.halves
+            halves = self.transactions.halves
             if halves.state(half.offset) is not State.PENDING:
                 raise _mismatch(f"the half message at {physical_offset} is not pending: it was ended or stored again")
-            _, result = await self._transactions.store_again(half, 0)
+            _, result = await self.transactions.store_again(half, 0)
         if not result.ok:
             raise RemotingError(ResponseCode.SYSTEM_ERROR, result.remark or result.status.name)
         return command.reply()
@@ -202,7 +202,7 @@ class EndTransactionProcessor:
             if found >= 0:
                 raise _mismatch(f"the message at {physical_offset} has been resumed already, as half message {found}")
             half, _ = await self._resumable(physical_offset)
-            result = await self._transactions.resume(half)
+            result = await self.transactions.resume(half)
             if result.ok:
                 self._resumed.note(physical_offset, result.queue_offset)
             return result

@@ -432,6 +432,13 @@ class MessageStore(InMemoryCalls):
         """
         return self._finder.look(offset) if offset < self.write_path.durability.readable_offset else b""
 
+    def own_log(self) -> tuple[int, memoryview]:
+        """Log offset and bytes of the readable part of the last log file that this process has put and that is in memory.
+
+        The view is valid until the next await.
+        """
+        return self._finder.own_log(self.write_path.durability.readable_offset)
+
     def look_own_message(self, offset: int) -> memoryview | None:
         """As ``look_message`` for a record that this process has put, without checks; None for all others."""
         return self._finder.look_own(offset) if offset < self.write_path.durability.readable_offset else None

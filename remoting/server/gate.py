@@ -114,6 +114,7 @@ class Gate:
         self.tables: list[GatedTable] = []
         self.listeners: list[Callable[[], None]] = []
         self._admission = object()
+        self._groups: dict[tuple[GroupedServer, Sequence[Feature]], GroupedServer] = {}
 
     def register(self, feature: Feature) -> None:
         """Let ``feature`` see every request from the next one on, on open connections too."""
@@ -136,6 +137,7 @@ class Gate:
         # path by rules of which only some listeners know.
         for table in self.tables:
             table.shut()
+        self._groups.clear()
         for listener in list(self.listeners):
             listener()
         for table in self.tables:
@@ -201,12 +203,18 @@ class Gate:
         return serve
 
     def guarded_group(self, code: int, server: GroupedServer) -> GroupedServer:
-        """The same for a grouped server."""
+        """The same for a grouped server. Of a server of several codes it is one object, if ``about`` is the same."""
         guard = self._guard(code)
-        return server if guard is None else _GuardedGroup(server, guard)
+        if guard is None:
+            return server
+        return self._groups.setdefault((server, self.about(code)), _GuardedGroup(server, guard))
+
+    def about(self, code: int) -> tuple[Feature, ...]:
+        """The features that have to see requests of ``code``: those of several codes may be served together if equal."""
+        return tuple(feature for feature in self.features if feature.is_about(code))
 
     def _guard(self, code: int) -> Callable[["Connection"], bool] | None:
-        features = [feature for feature in self.features if feature.is_about(code)]
+        features = self.about(code)
         states = [feature.readiness for feature in features if feature.readiness is not None]
         admission = self._admission if any(feature.admits for feature in features) else None
         if admission is None and not states:

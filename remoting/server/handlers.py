@@ -90,7 +90,8 @@ class GroupedServer(Protocol):
     """Serves many requests of a round in one call: frames in, replies out.
 
     It hands back frames that it does not support, without side effects, and these are served one by one. That path is
-    the reference: a request served here must have the same reply and the same effects.
+    the reference: a request served here must have the same reply and the same effects. One server may be registered for
+    several codes that the same features have to see (``Gate.about``): their requests are then served together.
     """
 
     def serve(self, frames: memoryview, spans: Sequence[Span], most: int) -> Served | None:

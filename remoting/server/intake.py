@@ -140,7 +140,7 @@ class Intake:
         body_at = begin + _WORDS + word
         stats = self._stats
         if (
-            path is None
+            (path is None and server is None)
             or length != end - begin
             or body_at > end
             or conn.inflight >= self._max_inflight_here
@@ -157,7 +157,7 @@ class Intake:
             except Exception as error:  # noqa: BLE001 - as for any other handler
                 self._failed(conn, view[begin + 4 : end], error)
                 return
-        if answer is None:
+        if answer is None and path is not None:
             answer = self._fast(conn, path, view, begin + _WORDS, body_at, end)
         if answer is None:
             self.serve_received(conn, begin, end, continues=continues)

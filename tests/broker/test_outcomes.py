@@ -10,7 +10,7 @@ import trio
 from tests.broker.raw_client import json_frame
 from tests.broker.wire_client import WireClient, send_ext
 from trimq.broker.controller import BrokerController
-from trimq.broker.processor_table import send_back_processor, send_processor
+from trimq.broker.processor_table import end_processor, send_back_processor, send_processor
 from trimq.broker.store.log.puts import MessageInner
 from trimq.broker.store.types import GetMessageResult, GetMessageStatus, PutCallback, PutMessageResult, PutMessageStatus
 from trimq.broker.testing import running_broker
@@ -138,7 +138,7 @@ def store_that(broker: BrokerController, **methods: Callable[..., Any]) -> Any:
     for name, method in methods.items():
         setattr(broker.context.store, name, method)
     table = HandlerTable()
-    send_processor(broker.context).register(table)
+    send_processor(broker.context, end_processor(broker.context)).register(table)
     send_back_processor(broker.context).register(table)
     table.register(RequestCode.GET_MAX_OFFSET, lambda _, command: command.reply(header={"offset": "0"}))
     sock = listen("127.0.0.1", 0)

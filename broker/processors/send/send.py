@@ -7,11 +7,13 @@ Source: RocketMQ's SendMessageProcessor; batches as 5.5.0 stores them (each mess
 """
 
 import struct
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
 from trimq.broker.config import BrokerConfig
 from trimq.broker.processors.common import born_host
+from trimq.broker.processors.end_transaction import EndTransactionProcessor
 from trimq.broker.processors.send.message_properties import tag_hash, waits_for_store
 from trimq.broker.processors.send.send_batch import SentBatch, batch_reply, message_ids, parts_of
 from trimq.broker.processors.send.send_checks import (
@@ -57,7 +59,7 @@ from trimq.protocol.transaction import MAX_HALF_PROPERTIES, make_half
 from trimq.protocol.transaction import QUEUE as HALF_QUEUE
 from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.server.connection import Connection
-from trimq.remoting.server.gate import Sees
+from trimq.remoting.server.gate import Feature, Gate, Sees
 from trimq.remoting.server.handler_table import HandlerTable
 from trimq.remoting.server.handlers import DEFERRED, Outcome
 
@@ -92,9 +94,10 @@ class SendMessageProcessor:
         checks: SendChecks,
         unique_ids: UniqueIdGenerator,
         store_host: bytes,
+        ends: EndTransactionProcessor,
         native: NativeExtension = NATIVE,
     ) -> None:
-        """``store_host`` is the packed address that clients connect to: it is part of records and message ids."""
+        """``ends`` serves the ends of transactions, which may be served together with sends. ``store_host`` is the packed address that clients connect to: it is part of records and message ids."""
         self._configuration = configuration
         self._topics = topics
         self._checks = checks
@@ -117,7 +120,10 @@ class SendMessageProcessor:
             fast_path=self._fast_path,
             store=store,
             answer_batch=self._answer_batch,
+            most_halves=checks.most_halves,
+            ends=ends,
         )
+        self._ends = ends
         self._handlers: HandlerTable | None = None
         self._configure()
         configuration.listeners.append(lambda _keys: self._configure())
@@ -152,12 +158,24 @@ class SendMessageProcessor:
         fast_path.configure(table.gate.properties)
         native.configure()
         fast = fast_path.serve if fast_path.usable else None
-        for code, full in ((RequestCode.SEND_MESSAGE, self.send_v1), (RequestCode.SEND_MESSAGE_V2, self.send_v2)):
-            grouped = None if native.reader is None else GroupedSends(native, code)
-            table.register(code, full, header=HEADERS[code], fast=fast, grouped=grouped, offers=Sees.PROPERTIES)
+        codes = (RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.END_TRANSACTION)
+        grouped = {} if native.reader is None else self._grouped(table.gate, codes)
+        for code, full in zip(codes, (self.send_v1, self.send_v2), strict=False):
+            header = HEADERS[code]
+            table.register(code, full, header=header, fast=fast, grouped=grouped.get(code), offers=Sees.PROPERTIES)
+        end = codes[2]
+        table.register(end, self._ends.end, grouped=grouped.get(end), offers=Sees.PROPERTIES)
         fast = None if native.reader is None else NativeBatches(native).serve
         header = HEADERS[RequestCode.SEND_MESSAGE_V2]
         table.register(RequestCode.SEND_BATCH_MESSAGE, self.send_v2, header=header, fast=fast, offers=Sees.PROPERTIES)
+
+    def _grouped(self, gate: Gate, codes: Sequence[int]) -> dict[int, GroupedSends]:
+        """The servers of many requests: one for all codes that the same features have to see."""
+        together: dict[tuple[Feature, ...], list[int]] = {}
+        for code in codes:
+            together.setdefault(gate.about(code), []).append(code)
+        servers = [GroupedSends(self._native, own) for own in together.values()]
+        return {code: server for own, server in zip(together.values(), servers, strict=True) for code in own}
 
     def send_v1(self, connection: Connection, command: RemotingCommand) -> Outcome:
         """SEND_MESSAGE (10): full field names in the header."""

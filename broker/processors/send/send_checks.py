@@ -169,6 +169,13 @@ class SendChecks:
             )
         return True
 
+    def most_halves(self) -> int:
+        """How many halves are accepted now."""
+        config = self._configuration.section(BrokerConfig)
+        if config.reject_transaction_message:
+            return 0
+        return max(0, config.max_pending_half_messages - self._pending_halves())
+
     def batch(self, header: SendHeader) -> None:
         """Raises MESSAGE_ILLEGAL for topics that a batch cannot be sent to."""
         if len(header.topic) > MAX_TOPIC_LENGTH:

@@ -87,6 +87,7 @@ class SendFastPath:
         self._stats = stats
         self._topic_queue = store.topic_queue
         self._topics: dict[str, SendTopic] = {}
+        self._own_topics: dict[str, SendTopic] = {}
         self.usable = False
         """Whether the configuration permits any send on the fast path."""
         self.ordinary: Matcher = ordinary(frozenset())
@@ -267,6 +268,14 @@ class SendFastPath:
         topic = self._topics.get(name)
         if topic is None or topic.config is not self._table.get(name):
             topic = self._find(name)
+        return topic
+
+    def own_topic(self, name: str) -> SendTopic | None:
+        """The data of a topic of the broker's own, which clients must not send to."""
+        topic = self._own_topics.get(name)
+        config = self._table.get(name)
+        if config is not None and (topic is None or topic.config is not config):
+            topic = self._own_topics[name] = SendTopic(config, *self._stats.topic_counters(name))
         return topic
 
     def queue(self, topic: SendTopic, queue_id: int) -> TopicQueue | None:

@@ -7,7 +7,7 @@ halves that are done stay longer, so that a producer which repeats an end gets t
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from typing import Final
 
@@ -115,6 +115,20 @@ class HalfQueue:
         before = self._states[at]
         self._states[at] = state
         self.pending += (state <= State.COMMITTING) - (before <= State.COMMITTING)
+
+    def set_all(self, offsets: Iterable[int], before: State, state: State) -> None:
+        """Change the state of several halves, which all have the state ``before``."""
+        states, base = self._states, self._base
+        count = 0
+        for offset in offsets:
+            states[offset - base] = state
+            count += 1
+        self.pending += count * ((state <= State.COMMITTING) - (before <= State.COMMITTING))
+
+    @property
+    def table(self) -> tuple[int, bytearray]:
+        """The first offset with a state, and the states from it on; those that are 0 are pending halves'."""
+        return self._base, self._states
 
     def done(self, offset: int) -> None:
         """The end of a half is durable. Ignored below ``first``."""

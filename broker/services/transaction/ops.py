@@ -5,7 +5,7 @@ that could not be stored is tried again with the next ones, so no end is skipped
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
 
 import structlog
@@ -106,8 +106,12 @@ class OpQueue:
 
     def add(self, end: End) -> None:
         """A half has ended. Writes an op record if its size is reached: transactionOpMsgMaxSize or maxMessageSize."""
-        self._waiting.append(end)
-        self._size += _length(end)
+        self.add_all((end,))
+
+    def add_all(self, ends: Iterable[End]) -> None:
+        """The same for several halves, in the order of their ends."""
+        self._waiting.extend(ends)
+        self._size += sum(map(_length, ends))
         if self._size >= self._limit:
             self.write()
 

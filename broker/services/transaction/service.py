@@ -7,7 +7,7 @@ such commit records from the log (broker/services/transaction/read_back.py), fro
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 import trio
@@ -21,6 +21,7 @@ from trimq.broker.services.transaction.settled import SettledOffset
 from trimq.broker.store.disk.disk import Disk
 from trimq.broker.store.log.puts import MessageInner
 from trimq.broker.store.types import PutCallback, PutMessageResult, PutMessageStatus
+from trimq.protocol.native import Pending
 from trimq.protocol.topic_rules import TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
 from trimq.protocol.transaction import GROUP, QUEUE, Half
 from trimq.remoting.config.configuration import Configuration
@@ -73,6 +74,10 @@ class TransactionStore(Protocol):
 
     async def queue_units(self, topic: str, queue_id: int, offset: int, count: int) -> list[tuple[int, int, int]]:
         """The same for units that have to be read from the disk."""
+        ...
+
+    def own_log(self) -> tuple[int, memoryview]:
+        """Log offset and bytes of the part of the last log file that may be read, and that this process has put."""
         ...
 
     def look_message(self, offset: int) -> Any | None:
@@ -205,6 +210,42 @@ class TransactionalMessageService:
     def _end(self, offset: int, origin: int, state: State) -> None:
         self.halves.set(offset, state)
         self.ops.add(End(offset, origin))
+
+    # -- ends of a round, which have been read together (broker/processors/send/send_native.py)
+
+    def pending(self) -> Pending:
+        """The halves that may be ended together: those whose records are in the last file of the log."""
+        start, log = self._store.own_log()
+        return start, log, *self.halves.table
+
+    def committing(self, offsets: Sequence[int]) -> None:
+        """The commit records of pending halves are put now. Their first records stand for them (``pending``)."""
+        self.halves.set_all(offsets, State.PENDING, State.COMMITTING)
+        self.settled.putting_all(offsets, self._store.max_phy_offset)
+
+    def committed(self, offsets: Sequence[int]) -> None:
+        """Their commit records are stored."""
+        self.counters.commits += len(offsets)
+        self._end_all(offsets, State.COMMITTING, State.COMMITTED)
+
+    def not_committed(self, offsets: Sequence[int]) -> None:
+        """Their commit records could not be stored."""
+        for offset in offsets:
+            self.settled.not_put(offset)
+            self.halves.set(self.halves.latest(offset, offset), State.PENDING)
+
+    def rolled_back(self, offsets: Sequence[int]) -> None:
+        """End pending halves without messages."""
+        self.counters.rollbacks += len(offsets)
+        self._end_all(offsets, State.PENDING, State.ROLLED_BACK)
+
+    def _end_all(self, origins: Sequence[int], before: State, state: State) -> None:
+        latest = self.halves.latest  # they may have been stored again meanwhile
+        ends = [End(latest(origin, origin), origin) for origin in origins]
+        self.halves.set_all([end.offset for end in ends], before, state)
+        self.ops.add_all(ends)
+
+    # -- ends that a start has found
 
     def found_end(self, offset: int, origin: int, state: State) -> None:
         """Set by the start: a pending half has a commit record, or is in TRANS_CHECK_MAX_TIME_TOPIC, without an op."""

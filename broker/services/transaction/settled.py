@@ -5,7 +5,7 @@ record. It is the log's end at the time when the oldest commit without a durable
 of the log if there is none. It only moves forward, and is stored in config/transaction.json.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from trimq.broker.services.state_file import StateFile, StateFileError, encode_pieces
@@ -60,6 +60,10 @@ class SettledOffset:
     def putting(self, origin: int, log_end: int) -> None:
         """The end of the half ``origin`` is put now, at ``log_end`` or later."""
         self._puts[origin] = log_end
+
+    def putting_all(self, origins: Iterable[int], log_end: int) -> None:
+        """The same for several halves."""
+        self._puts.update(dict.fromkeys(origins, log_end))
 
     def found(self, origin: int) -> None:
         """A start has found an end without an op record."""

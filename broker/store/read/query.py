@@ -77,6 +77,16 @@ class MessageFinder:
         """The record at a log offset, if this process has put it and it is in memory: a view, valid until an await."""
         return self._in_memory_record(phy) if phy >= self._log.files.own_from else None
 
+    def own_log(self, readable: int) -> tuple[int, memoryview]:
+        """Start and bytes of the part of the last file, below ``readable``, that this process has put; see MessageStore."""
+        files = self._log.files
+        file = files.last
+        if file is None:
+            return 0, memoryview(b"")
+        begin = max(file.in_memory_from, files.own_from - file.start)
+        end = max(begin, min(file.wrote, readable - file.start))
+        return file.start + begin, file.view[begin:end]
+
     def _message(self, phy: int) -> Reads:
         data = _if_whole((yield from self._record(phy)))
         return data if data and (yield from self._is_placed(data, phy)) else b""

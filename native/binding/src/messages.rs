@@ -1,14 +1,15 @@
-//! Sends of a round, and batches.
+//! Sends and ends of transactions of a round, and batches.
 
 use std::sync::Arc;
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyList, PyTuple};
+use pyo3::types::{PyBool, PyBytes, PyList, PyTuple};
 use trimq_native_core::batch;
+use trimq_native_core::halves::Pending;
 use trimq_native_core::hash::Hash;
-use trimq_native_core::round::{Round, Single, Span};
-use trimq_native_core::rows::{Context, Limits, Mismatch, Position, Stamp, TAG_KEY};
+use trimq_native_core::round::{Alone, Request, Round, Served, Single, Span};
+use trimq_native_core::rows::{Context, Limits, Mismatch, Place, Position, Stamp, TAG_KEY};
 use trimq_native_core::rules::{Names, ReplyTexts, Rules};
 
 use crate::buffers::{Source, Target};
@@ -24,7 +25,7 @@ pub struct Reader {
 #[pymethods]
 impl Reader {
     #[new]
-    #[pyo3(signature = (*, slow, fast, slow_prefixes, not_in_a_batch, added, tags, store_host, region, trace, language, version))]
+    #[pyo3(signature = (*, slow, fast, slow_prefixes, not_in_a_batch, added, tags, store_host, region, trace, language, version, half_topic, halves))]
     #[allow(clippy::too_many_arguments)] // all are passed by name
     fn new(
         slow: Vec<Vec<u8>>,
@@ -38,6 +39,8 @@ impl Reader {
         trace: String,
         language: (String, u8),
         version: i32,
+        half_topic: String,
+        halves: bool,
     ) -> PyResult<Self> {
         guarded(|| {
             if !is_host(&store_host) {
@@ -50,35 +53,44 @@ impl Reader {
                 not_in_a_batch: not_in_a_batch.into_iter().collect(),
             };
             let reply = ReplyTexts { region, trace, language, version };
-            Ok(Reader { rules: Arc::new(Rules { names, added, tags, store_host, reply }) })
+            let rules = Rules { names, added, tags, store_host, reply, half_topic, halves };
+            Ok(Reader { rules: Arc::new(rules) })
         })
     }
 
-    /// Read the sends of a round. Spans are (begin, end, most requests), hosts the packed addresses of their clients.
+    /// Read the requests of a round. Spans are (begin, end, most requests), hosts the packed addresses of their clients.
+    ///
+    /// `most`: requests, and halves among them. `pending`: (start of the log, log, first state, states).
+    #[allow(clippy::too_many_arguments)] // sources and numbers
     fn read(
         &self,
         frames: &Bound<'_, PyAny>,
-        code: u16,
+        codes: Vec<u16>,
         spans: Vec<(usize, usize, usize)>,
         hosts: Vec<Vec<u8>>,
-        most: usize,
+        most: (usize, usize),
         limits: (usize, usize),
+        pending: (i64, Bound<'_, PyAny>, i64, Bound<'_, PyAny>),
     ) -> PyResult<Messages> {
         guarded(|| {
             if hosts.len() != spans.len() || !hosts.iter().all(|host| is_host(host)) {
                 return Err(PyValueError::new_err("each span needs a host of 8 or 20 bytes"));
             }
             let source = Source::of(frames)?;
+            let (start, log, first, states) = pending;
+            let (log, states) = (Source::of(&log)?, Source::of(&states)?);
             let spans: Vec<Span> =
                 spans.into_iter().map(|(begin, end, most)| Span { place: begin..end, most }).collect();
             let limits = Limits { body: limits.0, record: limits.1 };
             let slices: Vec<&[u8]> = hosts.iter().map(Vec::as_slice).collect();
-            let round = Round::read(source.slice(), code, &spans, most, &self.rules, &slices, limits);
+            let pending = Pending { log: log.slice(), start, states: states.slice(), first };
+            let served = Served { codes: &codes, most: most.0, halves: most.1, pending };
+            let round = Round::read(source.slice(), &spans, &served, &self.rules, &slices, limits);
             Ok(Messages { rules: self.rules.clone(), round, spans, hosts, is_batch: false })
         })
     }
 
-    /// Read a single JSON send; None if it is not ordinary.
+    /// Read a single JSON send of ``codes``; None if it is not ordinary, True if it is a half or the end of a transaction.
     ///
     /// (topic, queue id, offset of its body, properties with those added, born timestamp, flag, sysFlag,
     /// reconsumeTimes, tags code, keys, unique key, opaque).
@@ -86,9 +98,9 @@ impl Reader {
         &self,
         py: Python<'py>,
         frame: &Bound<'py, PyAny>,
-        code: u16,
-    ) -> PyResult<Option<Bound<'py, PyTuple>>> {
-        guarded(|| self.single(py, frame, code))
+        codes: Vec<u16>,
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+        guarded(|| self.single(py, frame, &codes))
     }
 
     /// Read a batch to one queue; None if it is not ordinary. ``stamp``: sysFlag, born timestamp, reconsumeTimes.
@@ -108,7 +120,7 @@ impl Reader {
             let source = Source::of(body)?;
             let limits = Limits { body: limits.0, record: limits.1 };
             let (sys_flag, born_timestamp, reconsume_times) = stamp;
-            let stamp = Stamp { flag: 0, sys_flag, born_timestamp, reconsume_times, host: 0 };
+            let stamp = Stamp { flag: 0, sys_flag, born_timestamp, reconsume_times, host: 0, half: None };
             let rules = &self.rules;
             let rows = batch::read(source.slice(), topic, queue_id, stamp, rules, &[&host], limits);
             Ok(rows.map(Round::of_batch).map(|round| Messages {
@@ -127,11 +139,15 @@ impl Reader {
         &self,
         py: Python<'py>,
         frame: &Bound<'py, PyAny>,
-        code: u16,
-    ) -> PyResult<Option<Bound<'py, PyTuple>>> {
+        codes: &[u16],
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
         let source = Source::of(frame)?;
         let mut arena = Vec::with_capacity(512);
-        let Some(single) = Single::read(source.slice(), code, &mut arena) else { return Ok(None) };
+        let single = match Single::read(source.slice(), codes, &mut arena) {
+            Some(Alone::Send(single)) => single,
+            Some(Alone::OfTransaction) => return Ok(Some(PyBool::new(py, true).to_owned().into_any())),
+            None => return Ok(None),
+        };
         let header = &single.header;
         let Ok(text) = std::str::from_utf8(&arena) else { return Ok(None) };
         let Some((unique, found)) = Single::found(text, &self.rules) else { return Ok(None) };
@@ -160,7 +176,7 @@ impl Reader {
             unique.as_bytes(),
             header.opaque,
         );
-        Ok(Some(row.into_pyobject(py)?))
+        Ok(Some(row.into_pyobject(py)?.into_any()))
     }
 }
 
@@ -199,10 +215,22 @@ impl Messages {
         guarded(|| Ok(self.round.parts.iter().map(|part| (part.count, part.stop)).collect()))
     }
 
-    /// Drop the messages to queues that are not good, and the later messages of the same connections.
-    fn leave_out(&mut self, good: Vec<bool>) -> PyResult<()> {
+    /// (topic, queue id) of the real places of halves, each once.
+    fn real_places(&self) -> PyResult<Vec<(&str, i32)>> {
+        guarded(|| Ok(self.round.real_places().collect()))
+    }
+
+    /// (queue offset of the half, whether it is committed) of each end of a transaction.
+    fn ends(&self) -> PyResult<Vec<(i64, bool)>> {
         guarded(|| {
-            self.round.leave_out(&self.spans, &good);
+            Ok(self.round.requests.iter().filter_map(|one| one.end).map(|end| (end.offset, end.commit)).collect())
+        })
+    }
+
+    /// Drop the requests to queues, or of real places, that are not good, and the later requests of the same connections.
+    fn leave_out(&mut self, good: Vec<bool>, real: Vec<bool>) -> PyResult<()> {
+        guarded(|| {
+            self.round.leave_out(&self.spans, &good, &real);
             Ok(())
         })
     }
@@ -267,19 +295,24 @@ impl Messages {
         guarded(|| PyList::new(py, self.round.replies(&self.rules).iter().map(|reply| PyBytes::new(py, reply))))
     }
 
-    /// (span, opaque, binary, queue, unique key, log offset, queue offset, size) of each request. Offsets are -1 before
-    /// ``write``.
+    /// (span, opaque, binary, queue, queue id that it names, unique key, log offset, queue offset, size, whether it is the
+    /// end of a transaction, whether its client expects no reply) of each request.
+    ///
+    /// Queue and offsets are -1 for a request without a message, offsets also before ``write``.
     #[allow(clippy::type_complexity)] // a row of a table
-    fn requests(&self) -> PyResult<Vec<(usize, i32, bool, usize, &str, i64, i64, usize)>> {
+    fn requests(&self) -> PyResult<Vec<(usize, i32, bool, isize, i32, &str, i64, i64, usize, bool, bool)>> {
         guarded(|| {
             let rows = &self.round.rows;
-            let row = |(number, request): (usize, &trimq_native_core::round::Request)| {
-                let place = rows.places().get(number).map_or((-1, -1), |place| (place.physical, place.in_queue));
-                let queue = rows.queue_of(number).unwrap_or(0);
+            let row = |request: &Request| {
+                let Place { physical, in_queue } = self.round.place_of(request);
+                let queue = request.row.and_then(|row| rows.queue_of(row)).map_or(-1, |queue| queue as isize);
+                let size = request.row.map_or(0, |row| rows.size_of(row));
+                let Request { span, opaque, binary, queue_id, end, .. } = *request;
                 let unique = rows.text(&request.unique);
-                (request.span, request.opaque, request.binary, queue, unique, place.0, place.1, rows.size_of(number))
+                let oneway = end.is_some_and(|end| end.oneway);
+                (span, opaque, binary, queue, queue_id, unique, physical, in_queue, size, end.is_some(), oneway)
             };
-            Ok(self.round.requests.iter().enumerate().map(row).collect())
+            Ok(self.round.requests.iter().map(row).collect())
         })
     }
 }

@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use crate::rows::{Context, Limits, Rows, Stamp};
+use crate::rows::{Context, Draft, Limits, Rows, Stamp};
 use crate::rules::Rules;
 
 const BODY_AT: usize = 20;
@@ -33,7 +33,8 @@ pub fn read(
         let found = rules.names.ordinary_in_batch(text)?;
         at = message.text.end;
         let stamp = Stamp { flag: message.flag, ..stamp };
-        if !rows.add(queue, message.body, message.text, stamp, &found, &context) {
+        let draft = Draft { body: message.body, text: message.text, stamp, ..Draft::default() };
+        if !rows.add(queue, draft, &found, &context) {
             return None;
         }
     }

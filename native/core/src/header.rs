@@ -1,4 +1,5 @@
-//! The header of a send in both of its forms and in both encodings, as far as it is written as clients write it.
+//! The headers of a send, in both of its forms, and of the end of a transaction, in both encodings, as far as they are
+//! written as clients write them.
 //!
 //! A header in another form is not invalid: these functions return None for it, and the Python code, which supports all
 //! forms, decodes it.
@@ -28,9 +29,30 @@ pub struct SendHeader<'a> {
     pub reconsume_times: i32,
 }
 
+/// The end of a transaction's envelope and header.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct EndHeader<'a> {
+    /// The number of the request.
+    pub opaque: i32,
+    /// Whether the client expects no reply.
+    pub oneway: bool,
+    /// The producer group.
+    pub group: &'a str,
+    /// The offset of the half in its queue.
+    pub offset: i64,
+    /// The offset of the half in the log.
+    pub physical: i64,
+    /// Commit, rollback or unknown, as in sysFlag.
+    pub state: i32,
+}
+
 /// The two codes of a send of one message.
 const SEND_MESSAGE: u16 = 10;
 const SEND_MESSAGE_V2: u16 = 310;
+/// The code of the end of a transaction.
+pub const END_TRANSACTION: u16 = 37;
+/// The bit of the envelope's flag for requests without a reply.
+const ONEWAY: i64 = 2;
 
 /// The fields of a send, for both sets of names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,7 +126,13 @@ fn field_of(name: &str, long: bool) -> (Option<usize>, Field) {
     }
 }
 
-/// The ext fields read so far.
+/// The ext fields of a code.
+trait Fields<'a> {
+    /// Take a field. None if its value is not in the usual form.
+    fn take(&mut self, name: &str, value: Value<'a>, arena: &mut Vec<u8>) -> Option<()>;
+}
+
+/// The ext fields of a send read so far.
 #[derive(Default)]
 struct Ext<'a> {
     header: SendHeader<'a>,
@@ -113,8 +141,7 @@ struct Ext<'a> {
     long: bool,
 }
 
-impl<'a> Ext<'a> {
-    /// Take a field. None if its value is not in the usual form.
+impl<'a> Fields<'a> for Ext<'a> {
     fn take(&mut self, name: &str, value: Value<'a>, arena: &mut Vec<u8>) -> Option<()> {
         let (number, field) = field_of(name, self.long);
         if let Some(number) = number {
@@ -155,9 +182,73 @@ impl<'a> Ext<'a> {
         }
         Some(())
     }
+}
 
-    fn done(self) -> Option<SendHeader<'a>> {
-        (self.seen & NEEDED == NEEDED && !self.batch).then_some(self.header)
+impl<'a> Ext<'a> {
+    fn of(code: u16) -> Option<Ext<'a>> {
+        let long = match code {
+            SEND_MESSAGE => true,
+            SEND_MESSAGE_V2 => false,
+            _ => return None,
+        };
+        Some(Ext { long, ..Ext::default() })
+    }
+
+    fn done(self, envelope: &Envelope) -> Option<SendHeader<'a>> {
+        let is_whole = self.seen & NEEDED == NEEDED && !self.batch && !envelope.oneway;
+        is_whole.then_some(SendHeader { opaque: envelope.opaque, ..self.header })
+    }
+}
+
+/// The ext fields of an end read so far.
+#[derive(Default)]
+struct EndExt<'a> {
+    header: EndHeader<'a>,
+    seen: u32,
+}
+
+/// The fields of an end; the first five are mandatory.
+const END_FIELDS: [&str; 8] = [
+    "producerGroup",
+    "tranStateTableOffset",
+    "commitLogOffset",
+    "commitOrRollback",
+    "msgId",
+    "topic",
+    "fromTransactionCheck",
+    "transactionId",
+];
+const END_NEEDED: u32 = 0x1F;
+
+impl<'a> Fields<'a> for EndExt<'a> {
+    fn take(&mut self, name: &str, value: Value<'a>, _arena: &mut Vec<u8>) -> Option<()> {
+        let Some(number) = END_FIELDS.iter().position(|known| *known == name) else {
+            return value.plain().map(|_| ()); // escapes in it would not be validated
+        };
+        if self.seen & (1 << number) != 0 {
+            return None;
+        }
+        self.seen |= 1 << number;
+        match name {
+            "producerGroup" => self.header.group = value.text()?,
+            "tranStateTableOffset" => self.header.offset = value.long()?,
+            "commitLogOffset" => self.header.physical = value.long()?,
+            "commitOrRollback" => self.header.state = value.number()?,
+            "fromTransactionCheck" => {
+                value.truth()?;
+            }
+            _ => {
+                value.text()?;
+            }
+        }
+        Some(())
+    }
+}
+
+impl<'a> EndExt<'a> {
+    fn done(self, envelope: &Envelope) -> Option<EndHeader<'a>> {
+        let Envelope { opaque, oneway } = *envelope;
+        (self.seen & END_NEEDED == END_NEEDED).then_some(EndHeader { opaque, oneway, ..self.header })
     }
 }
 
@@ -395,14 +486,49 @@ fn four_digits(text: &str) -> Option<u32> {
     digits.iter().try_fold(0, |value, digit| Some(value << 4 | char::from(*digit).to_digit(16)?))
 }
 
+/// The code of a request by the start of its header: `{"code":37,` as clients write it, or the binary form. None if it
+/// is not written like that.
+pub fn code_of(head: &[u8], encoding: u32) -> Option<u16> {
+    if encoding == 1 {
+        return Some(u16::from_be_bytes(head.get(..2)?.try_into().ok()?));
+    }
+    let digits = head.strip_prefix(b"{\"code\":")?;
+    let end = digits.iter().take(6).position(|byte| *byte == b',')?;
+    let code = whole_number(std::str::from_utf8(&digits[..end]).ok()?)?;
+    code.try_into().ok()
+}
+
 /// Read a send of `code` from a JSON header, and append its properties to `arena`.
 ///
 /// If this returns None, `arena` may have been extended; the caller truncates it.
 pub fn send_in_json<'a>(head: &'a [u8], code: u16, arena: &mut Vec<u8>) -> Option<SendHeader<'a>> {
+    let mut ext = Ext::of(code)?;
+    let envelope = in_json(head, code, &mut ext, arena)?;
+    ext.done(&envelope)
+}
+
+/// Read the end of a transaction from a header in JSON (encoding 0) or in RocketMQ's binary form (1).
+pub fn end_in(head: &[u8], encoding: u32) -> Option<EndHeader<'_>> {
+    let mut ext = EndExt::default();
+    let envelope = match encoding {
+        0 => in_json(head, END_TRANSACTION, &mut ext, &mut Vec::new())?,
+        1 => in_binary(head, END_TRANSACTION, &mut ext, &mut Vec::new())?,
+        _ => return None,
+    };
+    ext.done(&envelope)
+}
+
+/// The fields of an envelope that are used.
+struct Envelope {
+    opaque: i32,
+    oneway: bool,
+}
+
+/// Read a request of `code` from a JSON header.
+fn in_json<'a, F: Fields<'a>>(head: &'a [u8], code: u16, ext: &mut F, arena: &mut Vec<u8>) -> Option<Envelope> {
     let mut json = Json { text: std::str::from_utf8(head).ok()?, at: 0 };
-    let mut ext: Option<Ext<'a>> = None;
     let mut has_code = false;
-    let mut opaque = 0;
+    let mut envelope = Envelope { opaque: 0, oneway: false };
     let mut seen = 0;
     let mut once = |number: u32| (seen & 1 << number == 0).then(|| seen |= 1 << number);
     json.expect(b'{')?;
@@ -416,13 +542,11 @@ pub fn send_in_json<'a>(head: &'a [u8], code: u16, arena: &mut Vec<u8>) -> Optio
             }
             "opaque" => {
                 once(1)?;
-                opaque = i32::try_from(bare(json.value()?)?).ok()?;
+                envelope.opaque = i32::try_from(bare(json.value()?)?).ok()?;
             }
             "flag" => {
                 once(2)?;
-                if bare(json.value()?)? != 0 {
-                    return None;
-                }
+                envelope.oneway = is_oneway(bare(json.value()?)?)?;
             }
             "version" => {
                 once(3)?;
@@ -444,17 +568,21 @@ pub fn send_in_json<'a>(head: &'a [u8], code: u16, arena: &mut Vec<u8>) -> Optio
             }
             "extFields" => {
                 once(7)?;
-                ext = Some(ext_in_json(&mut json, code, arena)?);
+                ext_in_json(&mut json, ext, arena)?;
             }
             _ => return None,
         }
     }
-    if json.peek().is_some() || !has_code {
-        return None;
+    (json.peek().is_none() && has_code).then_some(envelope)
+}
+
+/// Whether a request with this flag is one-way. None for a reply, and for a flag with further bits.
+fn is_oneway(flag: i64) -> Option<bool> {
+    match flag {
+        0 => Some(false),
+        ONEWAY => Some(true),
+        _ => None,
     }
-    let mut header = ext?.done()?;
-    header.opaque = opaque;
-    Some(header)
 }
 
 fn bare(value: Value<'_>) -> Option<i64> {
@@ -464,8 +592,7 @@ fn bare(value: Value<'_>) -> Option<i64> {
     }
 }
 
-fn ext_in_json<'a>(json: &mut Json<'a>, code: u16, arena: &mut Vec<u8>) -> Option<Ext<'a>> {
-    let mut ext = Ext { long: names_are_long(code)?, ..Ext::default() };
+fn ext_in_json<'a, F: Fields<'a>>(json: &mut Json<'a>, ext: &mut F, arena: &mut Vec<u8>) -> Option<()> {
     json.expect(b'{')?;
     let mut first = true;
     while json.another(first)? {
@@ -474,15 +601,7 @@ fn ext_in_json<'a>(json: &mut Json<'a>, code: u16, arena: &mut Vec<u8>) -> Optio
         let value = json.value()?;
         ext.take(name, value, arena)?;
     }
-    Some(ext)
-}
-
-fn names_are_long(code: u16) -> Option<bool> {
-    match code {
-        SEND_MESSAGE => Some(true),
-        SEND_MESSAGE_V2 => Some(false),
-        _ => None,
-    }
+    Some(())
 }
 
 /// A header in RocketMQ's binary form that is being read.
@@ -513,20 +632,26 @@ impl<'a> Binary<'a> {
 
 /// The same for a header in RocketMQ's binary form.
 pub fn send_in_binary<'a>(head: &'a [u8], code: u16, arena: &mut Vec<u8>) -> Option<SendHeader<'a>> {
+    let mut ext = Ext::of(code)?;
+    let envelope = in_binary(head, code, &mut ext, arena)?;
+    ext.done(&envelope)
+}
+
+/// Read a request of `code` from a header in RocketMQ's binary form.
+fn in_binary<'a, F: Fields<'a>>(head: &'a [u8], code: u16, ext: &mut F, arena: &mut Vec<u8>) -> Option<Envelope> {
     let mut binary = Binary(head);
     if binary.short()? != code {
         return None;
     }
     binary.take(3)?; // language and version
     let opaque = binary.int()?;
-    let flag = binary.int()?;
-    if flag != 0 || binary.int()? != 0 {
-        return None; // a one-way, a reply, or a request with a remark
+    let oneway = is_oneway(i64::from(binary.int()?))?;
+    if binary.int()? != 0 {
+        return None; // a request with a remark
     }
     if usize::try_from(binary.int()?).ok()? != binary.0.len() {
         return None;
     }
-    let mut ext = Ext { long: names_are_long(code)?, ..Ext::default() };
     while !binary.0.is_empty() {
         let size = binary.short()?;
         let name = binary.sized(size)?;
@@ -534,9 +659,7 @@ pub fn send_in_binary<'a>(head: &'a [u8], code: u16, arena: &mut Vec<u8>) -> Opt
         let value = binary.sized(size)?;
         ext.take(name, Value::Text(value), arena)?;
     }
-    let mut header = ext.done()?;
-    header.opaque = opaque;
-    Some(header)
+    Some(Envelope { opaque, oneway })
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod batch;
+pub mod halves;
 pub mod hash;
 pub mod header;
 pub mod heads;

@@ -1,4 +1,4 @@
-//! Replies to sends that were stored.
+//! Replies to sends that were stored, and to ends of transactions.
 
 use std::fmt::Write;
 
@@ -29,6 +29,27 @@ pub fn send(out: &mut Vec<u8>, rules: &Rules, stored: &Stored<'_>, binary: bool)
         in_json(rules, stored, &mut text);
         out.extend_from_slice(text.as_bytes());
     }
+    put_words(out, begin, binary);
+}
+
+/// Append the reply SUCCESS without fields to `out`, in the encoding of its request.
+pub fn plain(out: &mut Vec<u8>, rules: &Rules, opaque: i32, binary: bool) {
+    let begin = out.len();
+    out.extend_from_slice(&[0; 8]);
+    if binary {
+        envelope_in_binary(out, rules, opaque);
+        out.extend_from_slice(&[0; 4]);
+    } else {
+        let mut text = String::with_capacity(128);
+        text.push_str(r#"{"code":0"#);
+        envelope_in_json(&mut text, rules, opaque);
+        out.extend_from_slice(text.as_bytes());
+    }
+    put_words(out, begin, binary);
+}
+
+/// Set the two words of the frame that starts at `begin`.
+fn put_words(out: &mut [u8], begin: usize, binary: bool) {
     let size = (out.len() - begin - 8) as u32;
     out[begin..begin + 4].copy_from_slice(&(size + 4).to_be_bytes());
     out[begin + 4..begin + 8].copy_from_slice(&(u32::from(binary) << 24 | size).to_be_bytes());
@@ -62,23 +83,34 @@ fn in_json(rules: &Rules, stored: &Stored<'_>, text: &mut String) {
     number(text, stored.place.in_queue);
     text.push_str(r#"","transactionId":""#);
     text.push_str(stored.unique);
-    text.push_str(r#""},"flag":1,"language":""#);
-    text.push_str(&reply.language.0);
+    text.push_str(r#""}"#);
+    envelope_in_json(text, rules, stored.opaque);
+}
+
+fn envelope_in_json(text: &mut String, rules: &Rules, opaque: i32) {
+    text.push_str(r#","flag":1,"language":""#);
+    text.push_str(&rules.reply.language.0);
     text.push_str(r#"","opaque":"#);
-    number(text, i64::from(stored.opaque));
+    number(text, i64::from(opaque));
     text.push_str(r#","serializeTypeCurrentRPC":"JSON","version":"#);
-    number(text, i64::from(reply.version));
+    number(text, i64::from(rules.reply.version));
     text.push('}');
 }
 
-fn in_binary(out: &mut Vec<u8>, rules: &Rules, stored: &Stored<'_>, text: &mut String) {
+/// Everything before the length of the fields.
+fn envelope_in_binary(out: &mut Vec<u8>, rules: &Rules, opaque: i32) {
     let reply = &rules.reply;
     out.extend_from_slice(&0i16.to_be_bytes());
     out.push(reply.language.1);
     out.extend_from_slice(&(reply.version as i16).to_be_bytes());
-    out.extend_from_slice(&stored.opaque.to_be_bytes());
+    out.extend_from_slice(&opaque.to_be_bytes());
     out.extend_from_slice(&1i32.to_be_bytes());
     out.extend_from_slice(&0i32.to_be_bytes());
+}
+
+fn in_binary(out: &mut Vec<u8>, rules: &Rules, stored: &Stored<'_>, text: &mut String) {
+    let reply = &rules.reply;
+    envelope_in_binary(out, rules, stored.opaque);
     let begin = out.len();
     out.extend_from_slice(&[0; 4]);
     field(out, "MSG_REGION", &reply.region);

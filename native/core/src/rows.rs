@@ -5,6 +5,7 @@
 
 use std::ops::Range;
 
+use crate::halves::COMMIT;
 use crate::hash::{body_crc, Hash};
 use crate::rules::{Found, Rules, MAX_PROPERTIES};
 
@@ -46,6 +47,8 @@ pub struct Stamp {
     pub reconsume_times: i32,
     /// The index of its client's host.
     pub host: usize,
+    /// For a commit record: the log offset of its half, which it names, as it says in its sysFlag that it is one.
+    pub half: Option<i64>,
 }
 
 impl Stamp {
@@ -70,12 +73,27 @@ pub struct Queue {
     front: Hash,
 }
 
+/// The parts of a message, before it is added.
+#[derive(Clone, Debug, Default)]
+pub struct Draft {
+    /// Its body: in the source, or if `in_texts` in the texts.
+    pub body: Range<usize>,
+    /// Whether its body is in the texts.
+    pub in_texts: bool,
+    /// Its properties.
+    pub text: Range<usize>,
+    /// Whether its properties are complete, so that none are appended.
+    pub complete: bool,
+    /// Its client's host in the texts, if it is not one of the context's.
+    pub host: Option<Range<usize>>,
+    /// Its other fields.
+    pub stamp: Stamp,
+}
+
 #[derive(Debug)]
 struct Message {
     queue: usize,
-    body: Range<usize>,
-    text: Range<usize>,
-    stamp: Stamp,
+    draft: Draft,
     size: usize,
     tags_code: i32,
     keys: usize,
@@ -108,6 +126,16 @@ pub struct Rows {
 /// Arguments that do not match: a fault of the caller, never of a client.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Mismatch(pub &'static str);
+
+impl Draft {
+    /// The properties that are appended to its own.
+    fn added<'r>(&self, context: &Context<'_, 'r>) -> &'r [u8] {
+        if self.complete || context.added == 0 {
+            return &[];
+        }
+        &context.rules.added
+    }
+}
 
 impl Rows {
     /// Rows whose properties are in the source.
@@ -190,18 +218,15 @@ impl Rows {
     }
 
     /// Add a message whose properties have been parsed. False if it exceeds a limit; then it was not added.
-    pub fn add(
-        &mut self,
-        queue: usize,
-        body: Range<usize>,
-        text: Range<usize>,
-        stamp: Stamp,
-        found: &Found<'_>,
-        context: &Context<'_>,
-    ) -> bool {
+    pub fn add(&mut self, queue: usize, draft: Draft, found: &Found<'_>, context: &Context<'_, '_>) -> bool {
         let Some(to) = self.queues.get_mut(queue) else { return false };
-        let properties = text.len() + context.added;
-        let hosts = context.hosts.get(stamp.host).map_or(0, |host| host.len()) + context.rules.store_host.len();
+        let Draft { body, stamp, .. } = &draft;
+        let properties = draft.text.len() + draft.added(context).len();
+        let born_host = match &draft.host {
+            Some(place) => place.len(),
+            None => context.hosts.get(stamp.host).map_or(0, |host| host.len()),
+        };
+        let hosts = born_host + context.rules.store_host.len();
         let size = AROUND + hosts + body.len() + to.topic.len() + properties;
         if body.is_empty()
             || body.len() > context.limits.body
@@ -228,7 +253,7 @@ impl Rows {
         to.count += 1;
         to.size += size;
         self.total += size;
-        self.messages.push(Message { queue, body, text, stamp, size, tags_code, keys });
+        self.messages.push(Message { queue, draft, size, tags_code, keys });
         true
     }
 
@@ -275,7 +300,7 @@ impl Rows {
         out: &mut [u8],
         at: &Position,
         starts: &[i64],
-        context: &Context<'_>,
+        context: &Context<'_, '_>,
     ) -> Result<[u8; HEAD], Mismatch> {
         if starts.len() != self.queues.len() || out.len() != self.total || self.messages.is_empty() {
             return Err(Mismatch("queues or bytes"));
@@ -297,13 +322,19 @@ impl Rows {
             let in_queue = next[message.queue];
             next[message.queue] += 1;
             let mut record = Pen { out: &mut out[begin..begin + message.size], at: HEAD };
-            let body = source.get(message.body.clone()).ok_or(Mismatch("a body"))?;
+            let draft = &message.draft;
+            let bodies = if draft.in_texts { &self.texts } else { source };
+            let body = bodies.get(draft.body.clone()).ok_or(Mismatch("a body"))?;
             let texts = if self.texts_in_source { source } else { &self.texts };
-            let text = texts.get(message.text.clone()).ok_or(Mismatch("properties"))?;
+            let text = texts.get(draft.text.clone()).ok_or(Mismatch("properties"))?;
             let topic = self.texts.get(queue.topic.clone()).ok_or(Mismatch("a topic"))?;
-            let host = context.hosts.get(message.stamp.host).ok_or(Mismatch("a host"))?;
-            let stamp = &message.stamp;
-            let mut sys_flag = stamp.sys_flag;
+            let stamp = &draft.stamp;
+            let host = match &draft.host {
+                Some(place) => self.texts.get(place.clone()),
+                None => context.hosts.get(stamp.host).copied(),
+            };
+            let host = host.ok_or(Mismatch("a host"))?;
+            let mut sys_flag = stamp.sys_flag | stamp.half.map_or(0, |_| COMMIT);
             if host.len() == 20 {
                 sys_flag |= BORN_HOST_V6;
             }
@@ -321,12 +352,12 @@ impl Rows {
             record.put(&at.store_timestamp.to_be_bytes());
             record.put(&context.rules.store_host);
             record.put(&stamp.reconsume_times.to_be_bytes());
-            record.put(&0i64.to_be_bytes());
+            record.put(&stamp.half.unwrap_or(0).to_be_bytes());
             record.put(&(body.len() as u32).to_be_bytes());
             record.put(body);
             record.put(&[topic.len() as u8]);
             record.put(topic);
-            let added = if context.added > 0 { context.rules.added.as_slice() } else { &[] };
+            let added = draft.added(context);
             record.put(&((text.len() + added.len()) as u16).to_be_bytes());
             record.put(text);
             record.put(added);
@@ -363,9 +394,9 @@ pub struct Position {
 
 /// The values that the size and content of records depend on.
 #[derive(Debug)]
-pub struct Context<'a> {
+pub struct Context<'a, 'r> {
     /// The rules for all messages.
-    pub rules: &'a Rules,
+    pub rules: &'r Rules,
     /// Bytes appended to the properties of each message: the length of `rules.added`, or 0 for batches.
     pub added: usize,
     /// The clients' hosts as encoded in records: 8 or 20 bytes each.

@@ -53,6 +53,10 @@ pub struct Rules {
     pub store_host: Vec<u8>,
     /// Texts for replies.
     pub reply: ReplyTexts,
+    /// The topic of half messages: sends to it are not served here.
+    pub half_topic: String,
+    /// Whether halves of transactions may be served here.
+    pub halves: bool,
 }
 
 /// The properties of a message that the broker uses.
@@ -78,11 +82,24 @@ impl Names {
     ///
     /// Of equal names the last one counts. The reference is property_text.ordinary.
     pub fn ordinary<'a>(&self, text: &'a str) -> Option<Found<'a>> {
+        self.parse(text, |_, _| Some(false))
+    }
+
+    /// The same, except for the pairs for which `special` returns true. None also if it returns None.
+    pub fn parse<'a>(
+        &self,
+        text: &'a str,
+        mut special: impl FnMut(&'a str, &'a str) -> Option<bool>,
+    ) -> Option<Found<'a>> {
         let mut found = Found::default();
         let mut rest = text;
         while !rest.is_empty() {
             let (name, value, following) = pair(rest)?;
             let following = following?;
+            if special(name, value)? {
+                rest = following;
+                continue;
+            }
             match name {
                 "UNIQ_KEY" | "KEYS" | "TAGS" | "WAIT" if self.slow.contains(name.as_bytes()) => return None,
                 "UNIQ_KEY" if value.bytes().all(|byte| byte.is_ascii_alphanumeric()) => found.unique = Some(value),
@@ -120,6 +137,14 @@ impl Names {
             rest = following.unwrap_or("");
         }
         Some(found)
+    }
+}
+
+impl Rules {
+    /// The names of the properties in `added`.
+    pub fn added_names(&self) -> impl Iterator<Item = &str> {
+        let texts = std::str::from_utf8(&self.added).unwrap_or("").split('\x02');
+        texts.filter_map(|text| text.split_once('\x01')).map(|(name, _)| name)
     }
 }
 
