@@ -27,8 +27,11 @@ from trimq.protocol.native import Messages, NativeExtension, Reader
 from trimq.protocol.property_names import (
     FAST_NAMES,
     NOT_IN_A_BATCH,
+    PROPERTY_CLUSTER,
+    PROPERTY_MSG_REGION,
     PROPERTY_REAL_QID,
     PROPERTY_REAL_TOPIC,
+    PROPERTY_TRACE_ON,
     PROPERTY_TRAN_MSG,
     SLOW_NAMES,
     SLOW_PREFIXES,
@@ -41,8 +44,17 @@ from trimq.protocol.typed_request import TypedRequest
 from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.handlers import DEFERRED, Later, Served, Span
 
-_OF_HALVES: Final = frozenset({PROPERTY_TRAN_MSG, PROPERTY_REAL_TOPIC, PROPERTY_REAL_QID})
-"""Properties of halves that no other ordinary message has."""
+_OF_HALVES: Final = frozenset(
+    {
+        PROPERTY_TRAN_MSG,
+        PROPERTY_REAL_TOPIC,
+        PROPERTY_REAL_QID,
+        PROPERTY_MSG_REGION,
+        PROPERTY_TRACE_ON,
+        PROPERTY_CLUSTER,
+    }
+)
+"""Properties of halves that keep all other messages from the fast paths."""
 
 BatchAnswer = Callable[[SentBatch, PutMessageResult], bytes | RemotingCommand]
 """Counts the messages of a stored batch and makes its reply."""

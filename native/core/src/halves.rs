@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use crate::hash::body_crc;
 use crate::header::EndHeader;
-use crate::rules::{Found, Names, Rules, MAX_PROPERTIES};
+use crate::rules::{Found, Rules, MAX_PROPERTIES};
 
 /// The kind of transaction in a sysFlag.
 const KIND: i32 = 0xC;
@@ -182,11 +182,11 @@ impl<'a> Pending<'a> {
 
 impl<'a> Half<'a> {
     /// The properties of its commit record, if it is of `group` and has nothing unusual.
-    pub fn committed(&self, group: &str, names: &Names) -> Option<Committed<'a>> {
+    pub fn committed(&self, group: &str, rules: &Rules) -> Option<Committed<'a>> {
         let (mut own_group, mut topic, mut queue_id) = (None, None, None);
         let mut met = Met::default();
         let mut text = String::with_capacity(self.text.len());
-        let found = names.parse(self.text, |name, value| {
+        let found = rules.names.parse(self.text, |name, value| {
             met.first(name)?;
             match name {
                 "REAL_TOPIC" => {
@@ -203,7 +203,8 @@ impl<'a> Half<'a> {
             for part in [name, "\x01", value, "\x02"] {
                 text.push_str(part);
             }
-            Some(name == "TRAN_MSG")
+            // the broker itself has added these to each message
+            Some(name == "TRAN_MSG" || rules.added_names().any(|added| added == name))
         })?;
         let topic = topic?;
         (own_group == Some(group)).then_some(Committed { found, topic, queue_id: queue_id?, text })

@@ -231,7 +231,7 @@ impl Round {
             return None; // the first of them has not been stored yet
         }
         let half = served.pending.half(header, context.rules)?;
-        let committed = half.committed(header.group, &context.rules.names)?;
+        let committed = half.committed(header.group, context.rules)?;
         request.opaque = header.opaque;
         request.end = Some(end);
         if end.commit {
