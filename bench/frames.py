@@ -4,6 +4,7 @@ import struct
 from typing import Final
 
 from trimq.protocol.batch import encode_batch
+from trimq.protocol.sysflag import TRANSACTION_PREPARED
 
 BODY: Final = bytes(range(256)) * 4
 BATCH: Final = 32
@@ -30,10 +31,10 @@ def frame(code: int, opaque: int, fields: str, body: bytes = b"") -> bytes:
     return struct.pack(">II", 4 + len(header) + len(body), len(header)) + header + body
 
 
-def send_fields(topic: str, queue_id: int, properties: str, *, batch: bool = False) -> str:
+def send_fields(topic: str, queue_id: int, properties: str, *, batch: bool = False, sys_flag: int = 0) -> str:
     """The ext fields of a send; ``properties`` as escaped inside a JSON string."""
     return (
-        f'"a":"load","b":"{topic}","c":"TBW102","d":"4","e":"{queue_id}","f":"0","g":"1700000000000","h":"0",'
+        f'"a":"load","b":"{topic}","c":"TBW102","d":"4","e":"{queue_id}","f":"{sys_flag}","g":"1700000000000","h":"0",'
         f'"i":"{properties}","j":"0","k":"false","l":"0","m":"{str(batch).lower()}","n":"broker-a"'
     )
 
@@ -60,6 +61,24 @@ def escaped(text: str) -> str:
 def send(number: int) -> bytes:
     """A message of 1 KiB with two keys and a tag."""
     return frame(310, FIRST + number, send_fields("Requests", number % 4, escaped(_properties(number))), BODY)
+
+
+def half(number: int) -> bytes:
+    """The same as the half message of a transaction."""
+    text = "TRAN_MSG\x01true\x02PGROUP\x01load\x02" + _properties(number)
+    fields = send_fields("Requests", number % 4, escaped(text), sys_flag=TRANSACTION_PREPARED)
+    return frame(310, FIRST + number, fields, BODY)
+
+
+def commit(offset: int, place: int) -> bytes:
+    """The commit of a half by its queue offset and its log offset."""
+    key = unique(offset)
+    return frame(
+        37,
+        FIRST + offset,
+        f'"producerGroup":"load","tranStateTableOffset":"{offset}","commitLogOffset":"{place}","commitOrRollback":"8",'
+        f'"fromTransactionCheck":"false","msgId":"{key}","transactionId":"{key}"',
+    )
 
 
 def batch(number: int) -> bytes:

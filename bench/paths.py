@@ -37,9 +37,12 @@ class PathCounter:
 
     def __enter__(self) -> Self:
         """Replace the routes by counting ones."""
+        groups: dict[GroupedServer, GroupedServer] = {}  # one for each: codes of one server are served together
         for code in self._codes:
             route = self._table.routes[code]
-            grouped = None if route.grouped is None else _Group(route.grouped, self._served, self._served_one)
+            grouped = route.grouped
+            if grouped is not None:
+                grouped = groups.setdefault(grouped, _Group(grouped, self._served, self._served_one))
             placed = replace(route, full=self._counting(route.full), grouped=grouped)
             self._table.route(code, placed)
             self._placed[code] = placed

@@ -29,6 +29,7 @@ from trimq.broker.store.index.index_service import WAKE_AT
 from trimq.broker.testing import running_broker
 from trimq.protocol.codes import RequestCode
 from trimq.protocol.native import NATIVE
+from trimq.protocol.topic_rules import TRANS_HALF_TOPIC
 
 WINDOW: Final = 32
 """Requests of one connection in a turn."""
@@ -42,6 +43,7 @@ _CODES: Final = (
     RequestCode.SEND_BATCH_MESSAGE,
     RequestCode.PULL_MESSAGE,
     RequestCode.QUERY_MESSAGE,
+    RequestCode.END_TRANSACTION,
 )
 
 
@@ -58,7 +60,7 @@ class Row(NamedTuple):
 
     ``path``: the path that they must take; ``path_without_native`` if the native extension is off. In a turn there are
     ``window`` requests with ``messages`` each on each of the ``connections``. ``kinds``: the number of different turns,
-    which are then repeated.
+    which are then repeated. ``ends``: the requests are halves, which are sent before each turn; their commits are measured.
     """
 
     path: RequestPath
@@ -68,6 +70,7 @@ class Row(NamedTuple):
     window: int = 1
     messages: int = 1
     kinds: int = 1
+    ends: bool = False
 
     @property
     def expected(self) -> RequestPath:
@@ -87,6 +90,9 @@ ROWS: Final[dict[str, Row]] = {
     "mixed alone": Row("single", "fast", mixed.send, kinds=64),
     "mixed": Row("grouped", "fast", mixed.send, window=WINDOW, kinds=16),
     "mixed 64": Row("grouped", "fast", mixed.send, connections=64, kinds=8),
+    "half": Row("grouped", "full", lambda number, _: frames.half(number), window=WINDOW),
+    "commit alone": Row("single", "full", lambda number, _: frames.half(number), ends=True),
+    "commit": Row("grouped", "full", lambda number, _: frames.half(number), window=WINDOW, ends=True),
     "batch": Row("fast", "full", lambda number, _: frames.batch(number), messages=BATCH),
     "mixed batch": Row("fast", "full", mixed.batch, messages=BATCH, kinds=16),
     "pull": Row("fast", "fast", lambda number, _: frames.pull(number), messages=BATCH),
@@ -102,14 +108,23 @@ class Load:
         self._row = row
         self._turns = 0
 
-    async def turn(self) -> Turn:
+    async def turn(self, counter: PathCounter) -> Turn:
         """Make and serve the requests of the next turn."""
         row = self._row
         begin = self._turns * row.requests
         same = self._turns % row.kinds * row.requests
         self._turns += 1
         made = [row.make(begin + at, same + at) for at in range(row.requests)]
-        return await self._wire.turn([b"".join(made[at :: row.connections]) for at in range(row.connections)])
+        if row.ends:
+            counter.taken((await self._serve(made)).requests)
+            store = self._wire.broker.context.store
+            places = store.look_units(TRANS_HALF_TOPIC, 0, begin, row.requests) or ()
+            made = [frames.commit(begin + at, place) for at, (place, _, _) in enumerate(places)]
+        return await self._serve(made)
+
+    async def _serve(self, made: list[bytes]) -> Turn:
+        connections = self._row.connections
+        return await self._wire.turn([b"".join(made[at::connections]) for at in range(connections)])
 
 
 async def measure(
@@ -130,13 +145,13 @@ async def measure(
     load = Load(wire, row)
     with PathCounter(wire.connections[0].table, _CODES) as counter:
         for _ in range(max(row.kinds, 8)):  # creates topics and queues, and fills caches
-            counter.taken((await load.turn()).requests)
+            counter.taken((await load.turn(counter)).requests)
             await trio.lowlevel.checkpoint()
         turns = max(count // (row.requests * row.messages), 2 * row.kinds)
         for number in range(turns):
             if profile is not None:
                 profile.enable()
-            turn = await load.turn()
+            turn = await load.turn(counter)
             taken = counter.taken(turn.requests)
             paths += taken
             if turn.waited or taken[expected] != turn.requests:

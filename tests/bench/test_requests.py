@@ -122,7 +122,7 @@ async def test_mixed_requests_are_accepted_by_the_full_path(name: str, tmp_path:
             PathCounter(table, [SEND, BATCH]) as counter,
         ):
             for _ in range(row.kinds):
-                turn = await load.turn()  # raises if a request is refused
+                turn = await load.turn(counter)  # raises if a request is refused
                 assert counter.taken(turn.requests)["full"] == turn.requests
         assert stored(broker) == row.kinds * row.requests * row.messages
 

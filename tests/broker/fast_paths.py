@@ -5,6 +5,7 @@ from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 from trimq.broker.controller import BrokerController
+from trimq.protocol.frame import decode
 from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.handlers import GroupedServer, Later, Served, Span
 
@@ -21,27 +22,33 @@ def fast_paths(broker: BrokerController) -> list[int]:
         for table in {connection.table for connection in broker.reactor.connections.values()}:
             for front, path in table.fast.items():
                 table.fast[front] = path._replace(serve=_counted(path.serve, path.code, served))
-                if front in table.grouped:
-                    table.grouped[front] = _Counted(table.grouped[front], path.code, served)
+            groups: dict[GroupedServer, GroupedServer] = {}  # one for each: codes of one server are served together
+            for front, group in table.grouped.items():
+                table.grouped[front] = groups.setdefault(group, _Counted(group, served))
     return _served[broker]
 
 
 class _Counted:
     """A GroupedServer that records the requests it serves."""
 
-    def __init__(self, server: GroupedServer, code: int, served: list[int]) -> None:
-        self._server, self._code, self._served = server, code, served
+    def __init__(self, server: GroupedServer, served: list[int]) -> None:
+        self._server, self._served = server, served
 
     def serve(self, frames: memoryview, spans: Sequence[Span], most: int) -> Served | None:
         result = self._server.serve(frames, spans, most)
         if result is not None:
-            self._served += [self._code] * sum(count for count, _ in result.parts)
+            for span, (count, _) in zip(spans, result.parts, strict=True):
+                at = span.begin
+                for _ in range(count):
+                    end = at + 4 + int.from_bytes(frames[at : at + 4], "big")
+                    self._served.append(decode(frames[at + 4 : end]).code)
+                    at = end
         return result
 
     def serve_one(self, connection: Connection, frame: memoryview) -> bytes | Literal[Later.DEFERRED] | None:
         answer = self._server.serve_one(connection, frame)
         if answer is not None:
-            self._served.append(self._code)
+            self._served.append(decode(frame[4:]).code)
         return answer
 
 

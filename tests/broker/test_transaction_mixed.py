@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 
 from tests.broker.fast_paths import fast_paths
 from tests.broker.test_send_native import make_topic, send_frame
-from tests.broker.transactions import COMMIT, HALF, OP, ROLLBACK, Life, end_ext, place_of
+from tests.broker.transactions import COMMIT, HALF, OP, ROLLBACK, UNKNOWN, Life, Place, end_ext, place_of
 from trimq.protocol.batch import encode_batch
 from trimq.protocol.codes import RequestCode
-from trimq.protocol.command import RemotingCommand
+from trimq.protocol.command import Encoding, RemotingCommand
+from trimq.protocol.frame import encode
 from trimq.protocol.message import StoredMessage
+from trimq.protocol.native import NATIVE
 from trimq.remoting.server.gate import Feature, Sees
 
 TOPIC = "Orders"
@@ -103,13 +105,120 @@ def test_all_paths_store_and_answer_the_same(flush: str, kinds: list[str], ends:
             assert await run(fast, kinds, ends) == await run(full, kinds, ends)
             if kinds.count("plain") > 2:
                 assert taken, "no send has taken a fast path: the test compares nothing"
-            for topic in (TOPIC, HALF, OP, "SCHEDULE_TOPIC_XXXX"):
-                one, two = [await life.stored(topic, range(4)) for life in (fast, full)]
-                assert [comparable(each) for each in one] == [comparable(each) for each in two]
-                for queue in range(4):
-                    units = [await life.broker.context.store.queue_units(topic, queue, 0, 100) for life in (fast, full)]
-                    if topic != "SCHEDULE_TOPIC_XXXX":
-                        assert units[0] == units[1]
-            assert fast.pending == full.pending
+            await compare(fast, full)
+
+    trio.run(both)
+
+
+async def compare(fast: Life, full: Life) -> None:
+    """Both brokers have stored the same, and know the same of each half."""
+    for topic in (TOPIC, HALF, OP, "SCHEDULE_TOPIC_XXXX"):
+        one, two = [await life.stored(topic, range(4)) for life in (fast, full)]
+        assert [comparable(each) for each in one] == [comparable(each) for each in two]
+        for queue in range(4):
+            units = [await life.broker.context.store.queue_units(topic, queue, 0, 100) for life in (fast, full)]
+            if topic != "SCHEDULE_TOPIC_XXXX":
+                assert units[0] == units[1]
+    assert fast.pending == full.pending
+    assert fast.transactions.halves.table == full.transactions.halves.table
+    for name in ("commits", "rollbacks", "refused"):
+        assert getattr(fast.counters, name) == getattr(full.counters, name)
+    assert counted(fast) == counted(full)
+    assert await indexed(fast) == await indexed(full)
+
+
+def counted(life: Life) -> list[tuple[int, int]]:
+    stats = life.broker.context.stats
+    items = [stats.broker_put, *stats.topic_counters(TOPIC), *stats.topic_counters(HALF)]
+    return [(item.value, item.times) for item in items]
+
+
+async def indexed(life: Life) -> list[tuple[int, int]]:
+    index = life.broker.context.store.index
+    assert index is not None
+    await index.flush_pending()
+    return [(entry.phy, entry.key_hash) for file in index.files for entry in file.entries()]
+
+
+# -- ends between sends, in one write
+
+MOST = 6
+"""Halves before the ends."""
+STEPS = st.one_of(
+    st.sampled_from(["plain", "plain", "half"]).map(lambda kind: (kind, 0, 0)),
+    st.tuples(
+        st.sampled_from(["end", "end", "end", "oneway", "wrong group", "wrong offset", "wrong place", "check"]),
+        st.integers(0, MOST - 1),
+        st.sampled_from([COMMIT, COMMIT, ROLLBACK, UNKNOWN, 7]),
+    ),
+)
+ODD = {
+    "usual": {},
+    "no group": {"PGROUP": ""},
+    "real place": {"REAL_TOPIC": "Other"},
+    "id": {"__transactionId__": "x"},
+    "immunity": {"CHECK_IMMUNITY_TIME_IN_SECONDS": "100"},
+    "many": {f"p{number}": "v" for number in range(40)},
+    "user's": {"ä": "ö\n", "KEYS": "k1 k2"},
+}
+"""Properties of halves beside those that all have."""
+
+
+def half_frame(number: int, odd: str, *, binary: bool) -> bytes:
+    usual = {"TRAN_MSG": "true", "PGROUP": "P", "UNIQ_KEY": f"7F{number:030X}", "WAIT": "true", "TAGS": "a"}
+    properties = {name: value for name, value in (usual | ODD[odd]).items() if value}
+    return send_frame(number, properties, sys_flag=4, binary=binary)
+
+
+def step_frame(number: int, step: tuple[str, int, int], halves: Sequence[Place], *, binary: bool) -> bytes:
+    kind, at, state = step
+    if kind == "plain":
+        return send_frame(number, binary=binary)
+    if kind == "half":
+        return half_frame(number, "usual", binary=binary)
+    half = halves[at % len(halves)]
+    changes: dict[str, Any] = {
+        "wrong group": {"producerGroup": "Q"},
+        "wrong offset": {"tranStateTableOffset": half.queue_offset + 1},
+        "wrong place": {"commitLogOffset": half.log_offset + 1},
+    }.get(kind, {})
+    ext = {name: str(value) for name, value in end_ext(half, state, check=kind == "check", **changes).items()}
+    encoding = Encoding.ROCKETMQ if binary else Encoding.JSON
+    flag = 2 if kind == "oneway" else 0
+    return encode(RemotingCommand(37, number, flag, 479, "JAVA", ext=ext, encoding=encoding))
+
+
+async def act(
+    life: Life, odd: Sequence[str], steps: Sequence[tuple[str, int, int]], *, binary: bool
+) -> list[tuple[int, str | None, dict[str, str]]]:
+    """Send the halves and then the steps, in one write each; returns the replies."""
+    await life.client.stream.send_all(b"".join(half_frame(1000 + at, one, binary=binary) for at, one in enumerate(odd)))
+    replies = [await life.client.reply(1000 + at) for at in range(len(odd))]
+    halves = [place_of(reply) for reply in replies]
+    frames = [step_frame(2000 + at, step, halves, binary=binary) for at, step in enumerate(steps)]
+    await life.client.stream.send_all(b"".join(frames))
+    replies += [await life.client.reply(2000 + at) for at, step in enumerate(steps) if step[0] != "oneway"]
+    await life.client.ask(RequestCode.END_TRANSACTION, end_ext(halves[0], UNKNOWN))  # behind all one-way requests
+    await life.settled()
+    return [comparable_reply(reply) for reply in replies]
+
+
+@pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+@given(
+    odd=st.lists(st.sampled_from(["usual", "usual", *ODD]), min_size=1, max_size=MOST),
+    steps=st.lists(STEPS, max_size=40),
+    binary=st.booleans(),
+)
+@settings(max_examples=EXAMPLES, deadline=None)
+def test_ends_among_sends_are_the_same_by_all_paths(
+    flush: str, odd: list[str], steps: list[tuple[str, int, int]], *, binary: bool
+) -> None:
+    async def both() -> None:
+        async with brokers({"flushDiskType": flush}) as (fast, full):
+            taken = fast_paths(fast.broker)
+            assert await act(fast, odd, steps, binary=binary) == await act(full, odd, steps, binary=binary)
+            await compare(fast, full)
+            if NATIVE.is_on and set(odd) == {"usual"} and len(steps) > 4 and steps[0][0] in ("end", "oneway", "check"):
+                assert steps[0][2] in (UNKNOWN, 7) or 37 in taken, "no end was served together with others"
 
     trio.run(both)

@@ -5,7 +5,7 @@ that could not be stored is tried again with the next ones, so no end is skipped
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, Protocol
 
 import structlog
@@ -165,9 +165,10 @@ class OpQueue:
         if self._log_budget.allows():
             _log.warning("op_record_not_stored", status=result.status.name, reason=result.remark, waiting=self.waiting)
 
-    def settle(self, flushed: int) -> None:
-        """The log is durable up to ``flushed``: the ends in durable op records are done."""
+    def settle(self, flushed: int) -> Iterator[None]:
+        """The log is durable up to ``flushed``: the ends in durable op records are done. A step for each op record."""
         while self._written and self._written[0].log_end <= flushed:
+            yield
             written = self._written.popleft()
             self.end = written.op_end
             for end in written.ends:

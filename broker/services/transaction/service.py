@@ -7,7 +7,7 @@ such commit records from the log (broker/services/transaction/read_back.py), fro
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Protocol
 
 import trio
@@ -350,9 +350,14 @@ class TransactionalMessageService:
 
     def settle(self) -> None:
         """Note what has become durable, and commit the group's offsets in the half queue and the op queue."""
+        for _ in self.settling():
+            pass
+
+    def settling(self) -> Iterator[None]:
+        """The same in steps, between which ends may be added: at full load a second has tens of thousands of them."""
         # Before anything else: what is below was durable when the oldest commit without an op record was found.
         flushed = self._store.flushed_offset
-        self.ops.settle(flushed)
+        yield from self.ops.settle(flushed)
         copies = self._copies
         while copies and copies[0][0] <= flushed:
             self.halves.done(copies.popleft()[1])
@@ -370,7 +375,8 @@ class TransactionalMessageService:
             task_status.started()
             while True:
                 await self._clock.sleep(_SETTLE_SECONDS)
-                self.settle()
+                for _ in self.settling():
+                    await trio.lowlevel.checkpoint()
 
     async def stop(self) -> None:
         """Write the last op records and make them durable, so that the next start has nothing to read back."""

@@ -247,7 +247,8 @@ def test_an_end_is_done_once_its_record_is_durable(tmp_path: object) -> None:
     add(ops, halves, 2)
     ops.write()
     for flushed, first, op in ((149, 0, 0), (150, 2, 1), (249, 2, 1), (250, 3, 2)):
-        ops.settle(flushed)
+        for _ in ops.settle(flushed):
+            pass
         assert halves.advance() == first
         assert ops.advance(first) == op
     assert (done, ops.end) == ([0, 1, 2], 2)
