@@ -57,6 +57,7 @@ FLOORS = {
     "topics1000": (2.0, 0.5),
     "transactions64": (2.0, 0.6),
     "transactionspipelined": (2.0, 0.6),
+    "mixedtransactions": (2.0, 0.6),
     "e2e": (0.9, 0.4),
     "catchup1": (1.5, 0.7),
     "catchup8": (1.2, 0.8),

@@ -67,6 +67,7 @@ ROWS = {
     "transactionspipelined": Row(
         "ASYNC_FLUSH", "-mode transaction -conns 8 -window 32 -topic Transactions", "transactions"
     ),
+    "mixedtransactions": Row("ASYNC_FLUSH", "-mode transaction -conns 64 -mixed {mixed}", "transactions"),
     "e2e": Row("ASYNC_FLUSH", "-mode e2e -conns 80 -topics 10 -queues 8 -topic EndToEnd -rate 2000", "e2e"),
     "catchup1": Row("ASYNC_FLUSH", "-mode pull -conns 1", "catchup1", BACKLOG),
     "catchup8": Row("ASYNC_FLUSH", "-mode pull -conns 8", "catchup8", BACKLOG),

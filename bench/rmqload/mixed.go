@@ -159,6 +159,15 @@ func (s *mixedConn) send(out []byte, opaque int) []byte {
 	return frame(out, 310, opaque, s.made.ext, body)
 }
 
+// half appends a half message, and returns the size of its body too.
+func (s *mixedConn) half(out []byte, opaque int) ([]byte, int) {
+	m, number, body := s.next()
+	ext := halfHead(s.made.ext[:0], m.Topic, m.Queue)
+	ext = m.properties(ext, number, true)
+	s.made.ext = sendTail(ext, false)
+	return frame(out, 310, opaque, s.made.ext, body), len(body)
+}
+
 // batch appends a request with -batch messages, all of them to the topic and queue of the first.
 func (s *mixedConn) batch(out []byte, opaque int) []byte {
 	var first *message
