@@ -55,6 +55,7 @@ async def run(tool: Path, broker: BrokerController, arguments: str) -> dict[str,
         "topics1000",
         "transactions64",
         "transactionspipelined",
+        "mixedtransactions",
         "e2e",
         "catchup1",
         "catchup8",
@@ -68,8 +69,13 @@ async def test_a_row_runs_and_nothing_fails(name: str, tool: Path, tmp_path: Pat
             assert written["messages"] >= 200
         found = await run(tool, broker, f"{row.load} {SHORT}")
         topics = set(broker.context.topics.table)
+        counters = broker.context.transactions.counters
     assert (found["failed"], found["remark"]) == (0, "")
     assert found["messages"] > 0
+    if name == "mixedtransactions":
+        connections, of = 64, 8
+        assert counters.rollbacks > 0
+        assert abs(counters.commits - (of - 1) * counters.rollbacks) <= (of - 1) * connections
     assert 0 < found["p50_ms"] <= found["p99_ms"] <= found["p999_ms"]
     if name == "topics1000":
         assert {f"Topics{number:04d}" for number in range(1000)} <= topics
