@@ -60,7 +60,7 @@ class Row(NamedTuple):
 
     ``path``: the path that they must take; ``path_without_native`` if the native extension is off. In a turn there are
     ``window`` requests with ``messages`` each on each of the ``connections``. ``kinds``: the number of different turns,
-    which are then repeated. ``ends``: the requests are halves, which are sent before each turn; their commits are measured.
+    which are then repeated. ``ends``: the requests are halves, sent before each turn; their commits are measured.
     """
 
     path: RequestPath

@@ -433,9 +433,9 @@ class MessageStore(InMemoryCalls):
         return self._finder.look(offset) if offset < self.write_path.durability.readable_offset else b""
 
     def own_log(self) -> tuple[int, memoryview]:
-        """Log offset and bytes of the readable part of the last log file that this process has put and that is in memory.
+        """Log offset and bytes of the part of the last log file that this process has put, as far as it may be read.
 
-        The view is valid until the next await.
+        All of it is in memory. The view is valid until the next await.
         """
         return self._finder.own_log(self.write_path.durability.readable_offset)
 

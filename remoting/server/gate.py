@@ -210,7 +210,7 @@ class Gate:
         return self._groups.setdefault((server, self.about(code)), _GuardedGroup(server, guard))
 
     def about(self, code: int) -> tuple[Feature, ...]:
-        """The features that have to see requests of ``code``: those of several codes may be served together if equal."""
+        """The features that have to see requests of ``code``. Codes with the same ones may be served together."""
         return tuple(feature for feature in self.features if feature.is_about(code))
 
     def _guard(self, code: int) -> Callable[["Connection"], bool] | None:

@@ -280,6 +280,7 @@ async def test_a_commit_that_takes_longer_than_a_round(life: Life, monkeypatch: 
         release.append(lambda: on_done(result))
         return None
 
+    life.take_full_paths()
     half = await life.prepare()
     monkeypatch.setattr(store, "put_message", slow)
     await life.advance(7)

@@ -20,12 +20,10 @@ from trimq.protocol.command import Encoding, RemotingCommand
 from trimq.protocol.frame import encode
 from trimq.protocol.message import StoredMessage
 from trimq.protocol.native import NATIVE
-from trimq.remoting.server.gate import Feature, Sees
 
 TOPIC = "Orders"
 EXAMPLES = max(8, settings().max_examples // 20)
 """Fewer examples than other tests: each of them starts two brokers."""
-FULL = Feature("full path only", lambda _connection, _command: None, Sees.HEADER)
 
 KINDS = st.sampled_from(
     ["plain", "plain", "plain", "half", "flag only", "property only", "delayed", "batch", "refused"]
@@ -61,7 +59,7 @@ async def brokers(changes: dict[str, Any]) -> AsyncIterator[tuple[Life, Life]]:
     with tempfile.TemporaryDirectory(prefix="trimq-") as temporary:
         fast, full = Life(Path(temporary) / "fast", **changes), Life(Path(temporary) / "full", **changes)
         async with fast.running(), full.running():
-            full.broker.gate.register(FULL)
+            full.take_full_paths()
             for life in (fast, full):
                 await make_topic(life, TOPIC)  # type: ignore[arg-type]
             yield fast, full
@@ -177,11 +175,12 @@ def step_frame(number: int, step: tuple[str, int, int], halves: Sequence[Place],
     if kind == "half":
         return half_frame(number, "usual", binary=binary)
     half = halves[at % len(halves)]
-    changes: dict[str, Any] = {
+    wrong: dict[str, dict[str, Any]] = {
         "wrong group": {"producerGroup": "Q"},
         "wrong offset": {"tranStateTableOffset": half.queue_offset + 1},
         "wrong place": {"commitLogOffset": half.log_offset + 1},
-    }.get(kind, {})
+    }
+    changes = wrong.get(kind, {})
     ext = {name: str(value) for name, value in end_ext(half, state, check=kind == "check", **changes).items()}
     encoding = Encoding.ROCKETMQ if binary else Encoding.JSON
     flag = 2 if kind == "oneway" else 0

@@ -19,6 +19,7 @@ from trimq.protocol.command import RemotingCommand
 from trimq.protocol.message import StoredMessage, decode_messages
 from trimq.protocol.topic_rules import TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
 from trimq.remoting.runtime.clock import ManualClock
+from trimq.remoting.server.gate import Feature, Sees
 
 _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
@@ -27,6 +28,9 @@ HALF, OP, EXPIRED = TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC, TRANS_CHECK_MAX_TIME_
 COMMIT, ROLLBACK, UNKNOWN = 8, 12, 0
 CHECK = RequestCode.CHECK_TRANSACTION_STATE
 SETTINGS = {"serverChannelMaxIdleTimeSeconds": "1000000", "channelExpiredTimeout": "1000000000"}
+
+
+FULL = Feature("full path only", lambda _connection, _command: None, Sees.HEADER)
 
 
 class CountingDisk(RealDisk):
@@ -107,6 +111,10 @@ class Life:
     def offset(self, topic: str) -> int:
         """The offset of the transactions' group."""
         return self.broker.context.offsets.query("CID_RMQ_SYS_TRANS", topic, 0)
+
+    def take_full_paths(self) -> None:
+        """Serve all requests by their full paths from now on: for tests that replace what only these call."""
+        self.broker.gate.register(FULL)
 
     # the producer
 

@@ -24,8 +24,8 @@ pytestmark = [pytest.mark.partners, pytest.mark.timeout(700, func_only=True)]
 BASE_ALLOWANCE = 150e6
 """Maximum number of bytes that the image may add to its base."""
 CODE_ALLOWANCE = 12e6
-"""Maximum number of bytes of the layer with TriMQ's own files, compiled modules included: what an upgrade downloads, before
-compression. Dependencies are more than that."""
+"""Maximum number of bytes of the layer with TriMQ's own files and their compiled forms, which is what an upgrade
+downloads, before compression. The dependencies are more than that."""
 OUTSIDE, INSIDE = f"{ADDRESS}:9876", "broker:9876"
 DOWN = "docker compose down"
 

@@ -84,7 +84,7 @@ def _ignore_result(_result: PutMessageResult) -> None:
 class SendMessageProcessor:
     """Checks a send, builds and stores its message, and replies with the message's place."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all are passed by name
         self,
         *,
         configuration: Configuration,
@@ -97,7 +97,10 @@ class SendMessageProcessor:
         ends: EndTransactionProcessor,
         native: NativeExtension = NATIVE,
     ) -> None:
-        """``ends`` serves the ends of transactions, which may be served together with sends. ``store_host`` is the packed address that clients connect to: it is part of records and message ids."""
+        """``ends`` serves the ends of transactions, which may be served together with sends.
+
+        ``store_host`` is the packed address that clients connect to: it is part of records and message ids.
+        """
         self._configuration = configuration
         self._topics = topics
         self._checks = checks
@@ -163,8 +166,8 @@ class SendMessageProcessor:
         for code, full in zip(codes, (self.send_v1, self.send_v2), strict=False):
             header = HEADERS[code]
             table.register(code, full, header=header, fast=fast, grouped=grouped.get(code), offers=Sees.PROPERTIES)
-        end = codes[2]
-        table.register(end, self._ends.end, grouped=grouped.get(end), offers=Sees.PROPERTIES)
+        group = grouped.get(RequestCode.END_TRANSACTION)
+        table.register(RequestCode.END_TRANSACTION, self._ends.end, grouped=group, offers=Sees.PROPERTIES)
         fast = None if native.reader is None else NativeBatches(native).serve
         header = HEADERS[RequestCode.SEND_MESSAGE_V2]
         table.register(RequestCode.SEND_BATCH_MESSAGE, self.send_v2, header=header, fast=fast, offers=Sees.PROPERTIES)

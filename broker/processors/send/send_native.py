@@ -4,8 +4,8 @@ It does for all of them what send_fast_path.py, send.py and end_transaction.py d
 rules. Requests that the extension does not support are handed back before there are side effects. Tests compare the
 records, queue units, index entries and replies of both paths.
 
-A half is put into the topic of halves; an end that commits one puts its commit record. The extension reads the half from
-the log, and that it is pending from the table of halves; who is told what when it is stored is decided here.
+A half is put into the topic of halves; an end that commits one puts its commit record. The extension reads the half
+from the log, and from the table of halves that it is pending; what changes when the record is stored is decided here.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,7 +39,6 @@ from trimq.protocol.property_names import (
 from trimq.protocol.property_text import closed
 from trimq.protocol.record import MAX_PROPERTIES
 from trimq.protocol.topic_rules import TRANS_HALF_TOPIC
-from trimq.protocol.transaction import QUEUE as HALF_QUEUE
 from trimq.protocol.typed_request import TypedRequest
 from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.handlers import DEFERRED, Later, Served, Span
@@ -187,7 +186,7 @@ class GroupedSends:
         except Exception as error:  # noqa: BLE001 - ``failed`` raises errors that are no fault of the extension
             native.failed(error)
             return None
-        # Before the put, which may wake a consumer: no second end may be accepted, and the log's end is still before it.
+        # Before the put: no second end may be accepted, and the log's end is still before the commit records.
         transactions.committing(commits)
         result = None
         try:

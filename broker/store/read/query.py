@@ -78,7 +78,7 @@ class MessageFinder:
         return self._in_memory_record(phy) if phy >= self._log.files.own_from else None
 
     def own_log(self, readable: int) -> tuple[int, memoryview]:
-        """Start and bytes of the part of the last file, below ``readable``, that this process has put; see MessageStore."""
+        """The part of the last file that this process has put, below ``readable``: its start and its bytes."""
         files = self._log.files
         file = files.last
         if file is None:
