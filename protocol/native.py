@@ -110,8 +110,8 @@ ReadRequest = tuple[int, int, bool, int, int, str, int, int, int, bool, bool]
 whether it is the end of a transaction, and if so, whether its client expects no reply. Queue and offsets are -1 for a
 rollback, which has no message."""
 Pending = tuple[int, memoryview, int, bytearray]
-"""The halves that may be ended: log offset and bytes of the readable part of the log, and queue offset of the first half
-in the table of states and the states, which are 0 for a pending half."""
+"""The halves that may be ended: log offset and bytes of the readable part of the log; queue offset of the first half in
+the table of states, and the states, which are 0 for a pending half."""
 SingleSend = tuple[str, int, int, bytes, int, int, int, int, int, tuple[str, ...], bytes, int]
 """A send: topic, queue id, offset of the body in its frame, properties with those added, born timestamp, flag, sysFlag,
 reconsumeTimes, tags code, keys, unique key, opaque."""
