@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 import structlog.testing
+import trio
+import trio.testing
 
 from tests.broker.test_send_native import MANY, TOPIC, make_topic, send_frame
-from tests.broker.transactions import COMMIT, OK, ROLLBACK, Life, Place, end_ext, place_of
+from tests.broker.test_transaction_mixed import brokers, comparable_reply
+from tests.broker.transactions import COMMIT, HALF, OK, ROLLBACK, Life, Place, end_ext, place_of
 from trimq.broker.processors.send.send_native import GroupedSends
 from trimq.broker.services.transaction.half_queue import State
 from trimq.broker.store.log.message_rows import MessageRows
@@ -198,3 +201,59 @@ async def test_guarded_servers_of_an_earlier_configuration_are_freed(life: Life)
     life.broker.configuration.change({"regionId": "elsewhere"})
     gc.collect()
     assert server() is None
+
+
+@pytest.mark.parametrize("outcome", ["failed", "late"])
+async def test_ends_where_the_device_fails_or_is_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: str
+) -> None:
+    # guards SYNC_FLUSH: what the full path answers and knows afterwards is the same for each request of a group
+    timeout = {"syncFlushTimeout": "50"} if outcome == "late" else {}
+    groups = Groups(monkeypatch)
+    async with brokers({"flushDiskType": "SYNC_FLUSH"} | timeout) as (fast, full):
+        found = []
+        for life in (fast, full):
+            assert (await burst(life, [send_frame(1)], [1]))[0].code == OK
+            halves = await prepared(life, MANY)
+            sync = life.broker.context.store.write_path.sync
+            stuck = trio.Event()
+
+            async def flush(event: trio.Event = stuck) -> bool:
+                if outcome == "late":
+                    await event.wait()
+                return False
+
+            monkeypatch.setattr(sync, "flush_inline", lambda: None)
+            monkeypatch.setattr(sync, "advance", flush)
+            monkeypatch.setattr(sync, "flush", flush)
+            monkeypatch.setattr(sync, "failed", "the device is gone")
+            numbers = list(range(3001, 3001 + MANY))
+            oneway, rolled_back = numbers[2::8], numbers[3::8]
+            frames = [
+                end_frame(half, number, ROLLBACK if number in rolled_back else COMMIT, flag=2 * (number in oneway))
+                for half, number in zip(halves, numbers, strict=True)
+            ]
+            sends = [send_frame(4001), half_frame(4002)]
+            expected = [number for number in numbers if number not in oneway] + [4001, 4002]
+            groups.counts.clear()
+            replies = [comparable_reply(reply) for reply in await burst(life, frames + sends, expected)]
+            assert sum(groups.counts) == (MANY + 2 if life is fast else 0)
+            await trio.testing.wait_all_tasks_blocked()
+            counts, states = life.counters, bytes(life.transactions.halves.table[1])
+            topics = [life.broker.context.stats.topic_counters(topic)[0].value for topic in (TOPIC, HALF)]
+            found.append(
+                (
+                    replies,
+                    states,
+                    life.pending,
+                    counts.commits,
+                    counts.rollbacks,
+                    len(life.transactions.settled),
+                    topics,
+                )
+            )
+            assert life.broker.reactor.stats.inflight == 0
+            stuck.set()
+        assert found[0] == found[1]
+        code = ResponseCode.SERVICE_NOT_AVAILABLE if outcome == "failed" else ResponseCode.FLUSH_DISK_TIMEOUT
+        assert found[0][0][-1][0] == code
