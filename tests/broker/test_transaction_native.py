@@ -14,14 +14,16 @@ import trio
 import trio.testing
 
 from tests.broker.test_send_native import MANY, TOPIC, make_topic, send_frame
-from tests.broker.test_transaction_mixed import brokers, comparable_reply
+from tests.broker.test_transaction_mixed import FULL, brokers, comparable_reply
 from tests.broker.transactions import COMMIT, HALF, OK, ROLLBACK, Life, Place, end_ext, place_of
 from trimq.broker.processors.send.send_native import GroupedSends
 from trimq.broker.services.transaction.half_queue import State
 from trimq.broker.store.log.message_rows import MessageRows
+from trimq.protocol import record
 from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.native import NATIVE
+from trimq.protocol.property_text import join_properties
 from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.gate import Feature, Readiness, Sees
 from trimq.remoting.server.handler_table import json_front
@@ -257,3 +259,43 @@ async def test_ends_where_the_device_fails_or_is_late(
         assert found[0] == found[1]
         code = ResponseCode.SERVICE_NOT_AVAILABLE if outcome == "failed" else ResponseCode.FLUSH_DISK_TIMEOUT
         assert found[0][0][-1][0] == code
+
+
+@pytest.mark.parametrize("path", ["together", "alone", "full"])
+@pytest.mark.parametrize("state", [COMMIT, ROLLBACK])
+async def test_a_body_with_the_bytes_of_a_half_is_no_half(life: Life, path: str, state: int) -> None:
+    # guards other halves, and topics that the client may not send to: it can know where its body will be in the log
+    if path == "full":
+        life.broker.gate.register(FULL)
+    victim, *others = await prepared(life, MANY)
+    store = life.broker.context.store
+    at = store.max_phy_offset + record.OVERHEAD_V1 - 3  # behind a body there are two more lengths
+    host = b"\x7f\0\0\1\0\0\0\1"
+    properties = {"UNIQ_KEY": "F0", "TRAN_MSG": "true", "PGROUP": "P", "REAL_TOPIC": TOPIC, "REAL_QID": "0"}
+    body = record.encode_record(
+        topic=HALF.encode(),
+        body=b"forged",
+        properties=join_properties(properties).encode(),
+        queue_id=0,
+        queue_offset=victim.queue_offset,
+        physical_offset=at,
+        born_timestamp=1,
+        born_host=host,
+        store_timestamp=1,
+        store_host=host,
+    )
+    await burst(life, [send_frame(2001, body=body)], [2001])
+    assert len(store.look_message(at) or b"") == len(body), "the body is elsewhere: the test shows nothing"
+    forged = Place(victim.queue_offset, at, "F0")
+    number = 3000
+    if path != "alone":
+        frames = [end_frame(half, number + 1 + index, ROLLBACK) for index, half in enumerate(others)]
+        frames.insert(5, end_frame(forged, number, state))
+        reply, *good = await burst(life, frames, range(number, number + MANY))
+        assert {one.code for one in good} == {OK}
+    else:
+        (reply,) = await burst(life, [end_frame(forged, number, state)], [number])
+    assert (reply.code, "half message 0 is at" in str(reply.remark)) == (ResponseCode.SYSTEM_ERROR, True)
+    assert life.transactions.halves.state(victim.queue_offset) is State.PENDING
+    assert b"forged" not in await life.bodies(TOPIC)
+    assert (await burst(life, [end_frame(victim, 4000)], [4000]))[0].code == OK

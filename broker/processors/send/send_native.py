@@ -173,8 +173,10 @@ class GroupedSends:
             messages = reader.read(frames, self._codes, places, hosts, both, limits, transactions.pending())
             queues = self._queues(messages)
             ends = messages.ends()
-            commits = [half for half, is_commit in ends if is_commit]
-            rollbacks = [half for half, is_commit in ends if not is_commit]
+            commits = [half for half, _, is_commit in ends if is_commit]
+            rollbacks = [half for half, _, is_commit in ends if not is_commit]
+            if ends and not transactions.are_placed([half[:2] for half in ends]):
+                return None
             parts = messages.parts()
             if queues is None:
                 if not rollbacks:

@@ -46,6 +46,8 @@ pub struct Pending<'a> {
 pub struct End {
     /// The offset of the half in its queue.
     pub offset: i64,
+    /// The offset of the half in the log.
+    pub physical: i64,
     /// Committed, or rolled back.
     pub commit: bool,
     /// Whether the client expects no reply.
@@ -133,7 +135,7 @@ pub fn end_of(header: &EndHeader<'_>) -> Option<End> {
         ROLLBACK => false,
         _ => return None,
     };
-    Some(End { offset: header.offset, commit, oneway: header.oneway })
+    Some(End { offset: header.offset, physical: header.physical, commit, oneway: header.oneway })
 }
 
 impl<'a> Pending<'a> {
