@@ -56,8 +56,8 @@ class Messages(Protocol):
         """The real topic and queue of the halves of transactions, each once."""
         ...
 
-    def ends(self) -> list[tuple[int, bool]]:
-        """For each end of a transaction, the queue offset of the half, and whether it is committed."""
+    def ends(self) -> list[tuple[int, int, bool]]:
+        """For each end of a transaction, the queue offset and the log offset of the half, and whether it is committed."""
         ...
 
     def leave_out(self, good: list[bool], real: list[bool], /) -> None:

@@ -6,6 +6,7 @@ million halves after it, until the broker stops, and after a restart if the comm
 and one of a half of which only is known that it is ended, is refused: the producer must not take it for delivered.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -27,7 +28,7 @@ from trimq.protocol.property_names import PROPERTY_CHECK_IMMUNITY_TIME
 from trimq.protocol.record import RecordError, decode_head
 from trimq.protocol.sysflag import TRANSACTION_COMMIT, TRANSACTION_NOT, TRANSACTION_ROLLBACK
 from trimq.protocol.topic_rules import TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC
-from trimq.protocol.transaction import Half, NotAHalfError, decode_half, number_of
+from trimq.protocol.transaction import QUEUE, Half, NotAHalfError, decode_half, number_of
 from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.runtime.clock import Clock
 from trimq.remoting.server.connection import Connection
@@ -88,9 +89,10 @@ class EndTransactionProcessor:
                 )
             return command.reply()
         data = self._store.look_message(header.commit_log_offset)
-        if data is None or (not len(data) and self._is_unreadable(header)):
+        units = self._store.look_units(TRANS_HALF_TOPIC, QUEUE, header.tran_state_table_offset, 1)
+        if data is None or units is None or (not len(data) and self._is_unreadable(header)):
             return self._end_later(connection, command, header)
-        return self._end(connection, command, header, data)
+        return self._end(connection, command, _half_of(header, data, units), header)
 
     def _is_unreadable(self, header: EndTransactionRequestHeader) -> bool:
         """Whether the half was acknowledged, and cannot be read yet (transient store pool, WAIT=false)."""
@@ -104,13 +106,13 @@ class EndTransactionProcessor:
     ) -> Any:
         if self._is_unreadable(header):
             await self.transactions.until_readable(header.tran_state_table_offset)
-        data = await self._store.look_message_cold(header.commit_log_offset)
-        return self._end(connection, command, header, data)
+        units = await self._store.queue_units(TRANS_HALF_TOPIC, QUEUE, header.tran_state_table_offset, 1)
+        data = await self._store.look_message_cold(header.commit_log_offset)  # last: it may be a view
+        return self._end(connection, command, _half_of(header, data, units), header)
 
     def _end(
-        self, connection: Connection, command: RemotingCommand, header: EndTransactionRequestHeader, data: Any
+        self, connection: Connection, command: RemotingCommand, half: Half, header: EndTransactionRequestHeader
     ) -> Outcome:
-        half = _half_of(header, data)
         self._check_time(header, half)
         wanted = _ENDS[header.commit_or_rollback]
         state = self.transactions.halves.end_of(half.origin, half.offset)
@@ -208,8 +210,12 @@ class EndTransactionProcessor:
             return result
 
 
-def _half_of(header: EndTransactionRequestHeader, data: Any) -> Half:
-    """The half that a request names. Raises SYSTEM_ERROR if the record is another one."""
+def _half_of(header: EndTransactionRequestHeader, data: Any, units: Sequence[tuple[int, int, int]]) -> Half:
+    """The half that a request names. Raises SYSTEM_ERROR if the record is another one.
+
+    ``units``: the unit at its offset in the half queue, if there is one. A client may have sent a body with the bytes
+    of a half, which may name any half and any topic: the queue leads to no such record.
+    """
     if not len(data):
         raise _mismatch(f"no message starts at the commit log offset {header.commit_log_offset}")
     try:
@@ -223,6 +229,10 @@ def _half_of(header: EndTransactionRequestHeader, data: Any) -> Half:
     if half.offset != header.tran_state_table_offset:
         raise _mismatch(
             f"the half message has the queue offset {half.offset}, the request {header.tran_state_table_offset}"
+        )
+    if units and units[0][0] != header.commit_log_offset:
+        raise _mismatch(
+            f"the half message {half.offset} is at the commit log offset {units[0][0]}, not {header.commit_log_offset}"
         )
     return half
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Flag, auto
 from typing import TYPE_CHECKING, Any, Literal, Protocol
+from weakref import WeakValueDictionary
 
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.typed_request import TypedRequest
@@ -114,7 +115,9 @@ class Gate:
         self.tables: list[GatedTable] = []
         self.listeners: list[Callable[[], None]] = []
         self._admission = object()
-        self._groups: dict[tuple[GroupedServer, Sequence[Feature]], GroupedServer] = {}
+        # Weak: tables get new servers whenever the configuration changes, and nothing tells which are gone.
+        self._groups: WeakValueDictionary[tuple[GroupedServer, Sequence[Feature]], _GuardedGroup]
+        self._groups = WeakValueDictionary()
 
     def register(self, feature: Feature) -> None:
         """Let ``feature`` see every request from the next one on, on open connections too."""

@@ -172,8 +172,10 @@ class GroupedSends:
             messages = reader.read(frames, self._codes, places, hosts, both, limits, transactions.pending())
             queues = self._queues(messages)
             ends = messages.ends()
-            commits = [half for half, is_commit in ends if is_commit]
-            rollbacks = [half for half, is_commit in ends if not is_commit]
+            commits = [half for half, _, is_commit in ends if is_commit]
+            rollbacks = [half for half, _, is_commit in ends if not is_commit]
+            if ends and not transactions.are_placed([half[:2] for half in ends]):
+                return None
             parts = messages.parts()
             if queues is None:
                 if not rollbacks:
@@ -188,15 +190,15 @@ class GroupedSends:
             return None
         # Before the put: no second end may be accepted, and the log's end is still before the commit records.
         transactions.committing(commits)
-        result = None
         try:
             result = fast_path.put(put, partial(self._durable, grouped) if fast_path.waits else None)
         except Exception as error:  # noqa: BLE001 - as above
+            # After an error that is raised again the commit records may be stored: as on the full path, no further end
+            # of their halves is accepted, since it would deliver the messages twice.
             native.failed(error)
-        finally:
-            if result is None:
-                transactions.not_committed(commits)
+            result = None
         if result is None:
+            transactions.not_committed(commits)
             return None
         transactions.rolled_back(rollbacks)
         if fast_path.waits:
@@ -296,7 +298,7 @@ class GroupedSends:
         self._stored(grouped)
         for span, (count, _), replies in zip(grouped.spans, grouped.parts, grouped.put.replies, strict=True):
             if count:
-                span.connection.complete(replies, count)
+                span.connection.complete(replies or None, count)  # none of one-way requests only
 
     def _refuse(self, grouped: _GroupedPut, failure: PutMessageResult) -> None:
         """Reply to each request of a put that the disk did not confirm; the full paths make and count the replies.

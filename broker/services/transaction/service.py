@@ -28,6 +28,8 @@ from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.runtime.clock import Clock
 
 _SETTLE_SECONDS: Final = 1.0
+_DENSE: Final = 4
+"""Units of the half queue are read together if at least one in so many is needed."""
 _UNREADABLE_SECONDS: Final = 1.0
 _MOVING: Final = "the half message is being stored again"
 
@@ -218,6 +220,19 @@ class TransactionalMessageService:
         start, log = self._store.own_log()
         return start, log, *self.halves.table
 
+    def are_placed(self, halves: Sequence[tuple[int, int]]) -> bool:
+        """Whether halves, which are (offset, log offset), are where the half queue has them; False if not in memory.
+
+        A client may have sent a body with the bytes of a half, which may name any half and any topic.
+        """
+        offsets = [offset for offset, _ in halves]
+        begin, count = min(offsets), max(offsets) - min(offsets) + 1
+        look, own = self._store.look_units, (TRANS_HALF_TOPIC, QUEUE)
+        if count > _DENSE * len(halves):
+            return all(_is_unit(look(*own, offset, 1), 0, physical) for offset, physical in halves)
+        units = look(*own, begin, count)
+        return all(_is_unit(units, offset - begin, physical) for offset, physical in halves)
+
     def committing(self, offsets: Sequence[int]) -> None:
         """The commit records of pending halves are put now. Their first records stand for them (``pending``)."""
         self.halves.set_all(offsets, State.PENDING, State.COMMITTING)
@@ -384,6 +399,10 @@ class TransactionalMessageService:
             self.settle()
             self.settled.write()
         await self.settled.file.persist()
+
+
+def _is_unit(units: Sequence[tuple[int, int, int]] | None, at: int, physical: int) -> bool:
+    return units is not None and at < len(units) and units[at][0] == physical
 
 
 def _ignore(_result: PutMessageResult) -> None:

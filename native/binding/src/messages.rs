@@ -220,10 +220,11 @@ impl Messages {
         guarded(|| Ok(self.round.real_places().collect()))
     }
 
-    /// (queue offset of the half, whether it is committed) of each end of a transaction.
-    fn ends(&self) -> PyResult<Vec<(i64, bool)>> {
+    /// (queue offset of the half, its log offset, whether it is committed) of each end of a transaction.
+    fn ends(&self) -> PyResult<Vec<(i64, i64, bool)>> {
         guarded(|| {
-            Ok(self.round.requests.iter().filter_map(|one| one.end).map(|end| (end.offset, end.commit)).collect())
+            let ends = self.round.requests.iter().filter_map(|one| one.end);
+            Ok(ends.map(|end| (end.offset, end.physical, end.commit)).collect())
         })
     }
 

@@ -46,6 +46,8 @@ pub struct Pending<'a> {
 pub struct End {
     /// The offset of the half in its queue.
     pub offset: i64,
+    /// The offset of the half in the log.
+    pub physical: i64,
     /// Committed, or rolled back.
     pub commit: bool,
     /// Whether the client expects no reply.
@@ -55,6 +57,8 @@ pub struct End {
 /// A half in the log.
 #[derive(Debug)]
 pub struct Half<'a> {
+    /// The size of its record.
+    pub size: usize,
     /// Its body.
     pub body: &'a [u8],
     /// Its properties.
@@ -131,12 +135,12 @@ pub fn end_of(header: &EndHeader<'_>) -> Option<End> {
         ROLLBACK => false,
         _ => return None,
     };
-    Some(End { offset: header.offset, commit, oneway: header.oneway })
+    Some(End { offset: header.offset, physical: header.physical, commit, oneway: header.oneway })
 }
 
 impl<'a> Pending<'a> {
-    /// The half that a request names, if it is pending and in `log`.
-    pub fn half(&self, header: &EndHeader<'_>, rules: &Rules) -> Option<Half<'a>> {
+    /// The half that a request names, if it is pending, in `log`, and no record of more than `most` bytes.
+    pub fn half(&self, header: &EndHeader<'_>, most: usize, rules: &Rules) -> Option<Half<'a>> {
         let state = usize::try_from(header.offset.checked_sub(self.first)?).ok()?;
         if *self.states.get(state)? != 0 {
             return None;
@@ -149,7 +153,8 @@ impl<'a> Pending<'a> {
             && u32_at(record, 12)? == 0
             && i64_at(record, 20)? == header.offset
             && i64_at(record, 28)? == header.physical
-            && sys_flag & KIND == 0;
+            && sys_flag & KIND == 0
+            && record.len() <= most;
         if !is_half {
             return None;
         }
@@ -169,6 +174,7 @@ impl<'a> Pending<'a> {
             return None;
         }
         Some(Half {
+            size: record.len(),
             body,
             text: std::str::from_utf8(text).ok()?,
             flag: u32_at(record, 16)? as i32,

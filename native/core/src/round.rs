@@ -10,6 +10,9 @@ use crate::rows::{Context, Draft, Limits, Mismatch, Place, Position, Rows, Stamp
 use crate::rules::{Found, Rules, MAX_PROPERTIES};
 
 const WORDS: usize = 8;
+/// The bytes of the records that the ends of a round read. Their requests are short, so the receive buffer limits only
+/// the sends of a round: without this, one round could copy a gigabyte while all other clients wait.
+const MOST_READ: usize = 1 << 20;
 /// Messages with longer unique keys, which no client generates, are not served here.
 const LONGEST_UNIQUE: usize = 256;
 
@@ -88,6 +91,8 @@ struct Known<'a> {
     real: FxHashMap<(&'a str, i32), usize>,
     ended: FxHashSet<i64>,
     halves: usize,
+    /// The bytes of the records that were read from the log.
+    read: usize,
 }
 
 impl Round {
@@ -180,6 +185,9 @@ impl Round {
             return None;
         }
         let is_half = header.sys_flag & PREPARED != 0;
+        if is_half && !rules.halves {
+            return None;
+        }
         // a copy, since `rows` is changed below while the text is used; the properties of most messages are short
         let text = self.rows.text(&header.properties).to_owned();
         let found = if is_half { sent(&text, header.sys_flag, rules)? } else { rules.names.ordinary(&text)? };
@@ -230,7 +238,8 @@ impl Round {
         if known.ended.contains(&end.offset) {
             return None; // the first of them has not been stored yet
         }
-        let half = served.pending.half(header, context.rules)?;
+        let half = served.pending.half(header, MOST_READ - known.read, context.rules)?;
+        known.read += half.size;
         let committed = half.committed(header.group, context.rules)?;
         request.opaque = header.opaque;
         request.end = Some(end);
