@@ -57,7 +57,7 @@ class Messages(Protocol):
         ...
 
     def ends(self) -> list[tuple[int, int, bool]]:
-        """For each end of a transaction, the queue offset and the log offset of the half, and whether it is committed."""
+        """For each end of a transaction, queue offset and log offset of the half, and whether it is committed."""
         ...
 
     def leave_out(self, good: list[bool], real: list[bool], /) -> None:

@@ -14,7 +14,7 @@ import trio
 import trio.testing
 
 from tests.broker.test_send_native import MANY, TOPIC, make_topic, send_frame
-from tests.broker.test_transaction_mixed import FULL, brokers, comparable_reply
+from tests.broker.test_transaction_mixed import brokers, comparable_reply
 from tests.broker.transactions import COMMIT, HALF, OK, ROLLBACK, Life, Place, end_ext, place_of
 from trimq.broker.processors.send.send_native import GroupedSends
 from trimq.broker.services.transaction.half_queue import State
@@ -267,7 +267,7 @@ async def test_ends_where_the_device_fails_or_is_late(
 async def test_a_body_with_the_bytes_of_a_half_is_no_half(life: Life, path: str, state: int) -> None:
     # guards other halves, and topics that the client may not send to: it can know where its body will be in the log
     if path == "full":
-        life.broker.gate.register(FULL)
+        life.take_full_paths()
     victim, *others = await prepared(life, MANY)
     store = life.broker.context.store
     at = store.max_phy_offset + record.OVERHEAD_V1 - 3  # behind a body there are two more lengths
