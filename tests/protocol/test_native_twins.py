@@ -795,7 +795,7 @@ class Log:
             at = header.commit_log_offset - LOG_START
             data = memoryview(self.data)[at:] if 0 <= at <= len(self.data) - 8 else memoryview(b"")
             size = int.from_bytes(data[:4], "big")
-            half = _half_of(header, data[:size] if size <= len(data) else b"")
+            half = _half_of(header, data[:size] if size <= len(data) else b"", [(header.commit_log_offset, size, 0)])
         except (FrameError, RemotingError):
             return None
         at = half.origin - self.first
@@ -881,7 +881,8 @@ def check_made(messages: Messages, frames: bytes, made: Sequence[tuple[int, Made
                     "transactionId": one.named[1],
                 }
         if one.is_end:
-            ends.append((command.header(EndTransactionRequestHeader).tran_state_table_offset, message is not None))
+            header = command.header(EndTransactionRequestHeader)
+            ends.append((header.tran_state_table_offset, header.commit_log_offset, message is not None))
         if not oneway:
             replies[span] += encode(reply)
     assert front + bytes(buffer[8:]) == records

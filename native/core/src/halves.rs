@@ -340,9 +340,10 @@ mod tests {
 
     #[test]
     fn states_that_end_a_half() {
-        let header = |state| EndHeader { state, offset: 7, oneway: true, ..EndHeader::default() };
-        assert_eq!(end_of(&header(8)), Some(End { offset: 7, commit: true, oneway: true }));
-        assert_eq!(end_of(&header(12)), Some(End { offset: 7, commit: false, oneway: true }));
+        let header = |state| EndHeader { state, offset: 7, physical: 9, oneway: true, ..EndHeader::default() };
+        let end = |commit| End { offset: 7, physical: 9, commit, oneway: true };
+        assert_eq!(end_of(&header(8)), Some(end(true)));
+        assert_eq!(end_of(&header(12)), Some(end(false)));
         assert!([0, 4, 1, 16, 24, -8, i32::MIN].into_iter().all(|state| end_of(&header(state)).is_none()));
     }
 
@@ -361,8 +362,8 @@ mod tests {
         let rules = rules("TRACE_ON\x01true\x02");
         let text = format!("REAL_QID\x013\x02{HALF}REAL_TOPIC\x01T\x02TRACE_ON\x01false\x02a\x01b\x01c\x02");
         fn of(text: &str) -> Half<'_> {
-            let (flag, sys_flag, born_timestamp, reconsume_times) = (0, 0, 0, 0);
-            Half { body: b"b", text, flag, sys_flag, born_timestamp, reconsume_times, born_host: &[] }
+            let (size, flag, sys_flag, born_timestamp, reconsume_times) = (0, 0, 0, 0, 0);
+            Half { size, body: b"b", text, flag, sys_flag, born_timestamp, reconsume_times, born_host: &[] }
         }
         let half = of(&text);
         let committed = half.committed("g", &rules).unwrap();
