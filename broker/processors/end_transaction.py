@@ -188,15 +188,13 @@ class EndTransactionProcessor:
 
     async def _resumable(self, physical_offset: int) -> tuple[Half, bool]:
         """The half at a log offset, valid until the next await, and whether it has expired. Raises SYSTEM_ERROR."""
-        data = await self._store.look_message_cold(physical_offset)
-        if not len(data):
-            raise _mismatch(f"no message starts at the commit log offset {physical_offset}")
-        try:
-            head = decode_head(data)
-            expired = bytes(data[head.topic_at : head.topic_end]) == _EXPIRED_TOPIC
-            return decode_half(data, _EXPIRED_TOPIC if expired else _HALF_TOPIC), expired
-        except (NotAHalfError, RecordError) as error:
-            raise _mismatch(f"the message at {physical_offset} cannot be resumed: {error}") from None
+        half, expired = _half_or_expired(await self._store.look_message_cold(physical_offset), physical_offset)
+        # A client may have sent a body with the bytes of such a record: the queue does not lead to it.
+        topic = TRANS_CHECK_MAX_TIME_TOPIC if expired else TRANS_HALF_TOPIC
+        units = await self._store.queue_units(topic, QUEUE, half.offset, 1)
+        if not units or units[0][0] != physical_offset:
+            raise _mismatch(f"message {half.offset} of {topic} is not at the commit log offset {physical_offset}")
+        return _half_or_expired(await self._store.look_message_cold(physical_offset), physical_offset)
 
     async def _resume_expired(self, physical_offset: int) -> PutMessageResult:
         async with self._resumed.lock:  # two at a time would make two halves
@@ -208,6 +206,18 @@ class EndTransactionProcessor:
             if result.ok:
                 self._resumed.note(physical_offset, result.queue_offset)
             return result
+
+
+def _half_or_expired(data: Any, physical_offset: int) -> tuple[Half, bool]:
+    """The half in a record, and whether it has expired. Raises SYSTEM_ERROR for any other record."""
+    if not len(data):
+        raise _mismatch(f"no message starts at the commit log offset {physical_offset}")
+    try:
+        head = decode_head(data)
+        expired = bytes(data[head.topic_at : head.topic_end]) == _EXPIRED_TOPIC
+        return decode_half(data, _EXPIRED_TOPIC if expired else _HALF_TOPIC), expired
+    except (NotAHalfError, RecordError) as error:
+        raise _mismatch(f"the message at {physical_offset} cannot be resumed: {error}") from None
 
 
 def _half_of(header: EndTransactionRequestHeader, data: Any, units: Sequence[tuple[int, int, int]]) -> Half:

@@ -15,13 +15,14 @@ import trio.testing
 
 from tests.broker.test_send_native import MANY, TOPIC, make_topic, send_frame
 from tests.broker.test_transaction_mixed import brokers, comparable_reply
-from tests.broker.transactions import COMMIT, HALF, OK, ROLLBACK, Life, Place, end_ext, place_of
+from tests.broker.transactions import COMMIT, EXPIRED, HALF, OK, ROLLBACK, Life, Place, end_ext, place_of
 from trimq.broker.processors.send.send_native import GroupedSends
 from trimq.broker.services.transaction.half_queue import State
 from trimq.broker.store.log.message_rows import MessageRows
 from trimq.protocol import record
 from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.command import RemotingCommand
+from trimq.protocol.message_id import encode_offset_id
 from trimq.protocol.native import NATIVE
 from trimq.protocol.property_text import join_properties
 from trimq.remoting.server.connection import Connection
@@ -262,23 +263,18 @@ async def test_ends_where_the_device_fails_or_is_late(
         assert found[0][0][-1][0] == code
 
 
-@pytest.mark.parametrize("path", ["together", "alone", "full"])
-@pytest.mark.parametrize("state", [COMMIT, ROLLBACK])
-async def test_a_body_with_the_bytes_of_a_half_is_no_half(life: Life, path: str, state: int) -> None:
-    # guards other halves, and topics that the client may not send to: it can know where its body will be in the log
-    if path == "full":
-        life.take_full_paths()
-    victim, *others = await prepared(life, MANY)
+async def forge(life: Life, topic: str, queue_offset: int) -> int:
+    """Send a body with the bytes of a half in ``topic``; returns their log offset."""
     store = life.broker.context.store
     at = store.max_phy_offset + record.OVERHEAD_V1 - 3  # behind a body there are two more lengths
     host = b"\x7f\0\0\1\0\0\0\1"
     properties = {"UNIQ_KEY": "F0", "TRAN_MSG": "true", "PGROUP": "P", "REAL_TOPIC": TOPIC, "REAL_QID": "0"}
     body = record.encode_record(
-        topic=HALF.encode(),
+        topic=topic.encode(),
         body=b"forged",
         properties=join_properties(properties).encode(),
         queue_id=0,
-        queue_offset=victim.queue_offset,
+        queue_offset=queue_offset,
         physical_offset=at,
         born_timestamp=1,
         born_host=host,
@@ -287,6 +283,17 @@ async def test_a_body_with_the_bytes_of_a_half_is_no_half(life: Life, path: str,
     )
     await burst(life, [send_frame(2001, body=body)], [2001])
     assert len(store.look_message(at) or b"") == len(body), "the body is elsewhere: the test shows nothing"
+    return at
+
+
+@pytest.mark.parametrize("path", ["together", "alone", "full"])
+@pytest.mark.parametrize("state", [COMMIT, ROLLBACK])
+async def test_a_body_with_the_bytes_of_a_half_is_no_half(life: Life, path: str, state: int) -> None:
+    # guards other halves, and topics that the client may not send to: it can know where its body will be in the log
+    if path == "full":
+        life.take_full_paths()
+    victim, *others = await prepared(life, MANY)
+    at = await forge(life, HALF, victim.queue_offset)
     forged = Place(victim.queue_offset, at, "F0")
     number = 3000
     if path != "alone":
@@ -300,3 +307,22 @@ async def test_a_body_with_the_bytes_of_a_half_is_no_half(life: Life, path: str,
     assert life.transactions.halves.state(victim.queue_offset) is State.PENDING
     assert b"forged" not in await life.bodies(TOPIC)
     assert (await burst(life, [end_frame(victim, 4000)], [4000]))[0].code == OK
+
+
+@pytest.mark.parametrize(("topic", "beyond"), [(HALF, 0), (EXPIRED, 0), (EXPIRED, 7)])
+async def test_a_body_with_the_bytes_of_a_half_is_not_resumed(life: Life, topic: str, beyond: int) -> None:
+    # guards RESUME_CHECK_HALF_MESSAGE: a half stored again has the body of the record that the request names
+    life.broker.configuration.change({"transactionCheckMax": "1"})
+    await life.join()
+    await life.prepare()
+    if topic == EXPIRED:
+        await life.advance(7)
+        await life.round()
+        await life.round()
+        assert len(await life.stored(EXPIRED, [0])) == 1
+    at = await forge(life, topic, beyond)
+    before = [(half.body, half.properties) for half in await life.stored(HALF, [0])], life.pending
+    message_id = encode_offset_id(b"\x7f\0\0\1\0\0\0\1", at)
+    reply = await life.client.ask(RequestCode.RESUME_CHECK_HALF_MESSAGE, {"topic": topic, "msgId": message_id})
+    assert (reply.code, "is not at the commit log offset" in str(reply.remark)) == (ResponseCode.SYSTEM_ERROR, True)
+    assert ([(half.body, half.properties) for half in await life.stored(HALF, [0])], life.pending) == before
