@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 import pytest
 
-from tests.protocol.test_native_twins import HOSTS, NEXT, NO_LIMITS, PHYSICAL, STORED_AT, make_reader
+from tests.protocol.test_native_twins import HOSTS, NEXT, NO_LIMITS, NOTHING_PENDING, PHYSICAL, STORED_AT, make_reader
 from trimq.protocol.batch import encode_batch
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.frame import encode
@@ -157,9 +157,15 @@ def test_buffers_are_let_go_with_the_call() -> None:
 
     reader = make_reader()
     spans = [(0, len(FRAME), 1)]
-    closed_after(FRAME, lambda view: reader.read(view, 310, spans, [HOSTS[0]], 1, NO_LIMITS))
+    closed_after(FRAME, lambda view: reader.read(view, [310], spans, [HOSTS[0]], (1, 1), NO_LIMITS, NOTHING_PENDING))
     assert len(kept[-1]) == 1
-    closed_after(FRAME, lambda view: reader.send(view, 310))
+    frames, of_frame = memoryview(FRAME), ([310], spans, [HOSTS[0]], (1, 1), NO_LIMITS)
+    closed_after(b"log", lambda view: reader.read(frames, *of_frame, (0, view, 0, bytearray())))
+    closed_after(b"states", lambda view: reader.read(frames, *of_frame, (0, memoryview(b""), 0, view)))
+    states = bytearray(b"states")
+    kept.append(reader.read(frames, *of_frame, (0, memoryview(b""), 0, states)))
+    states.extend(b"more")  # the table of halves grows
+    closed_after(FRAME, lambda view: reader.send(view, [310]))
     closed_after(BODY, lambda view: reader.batch(view, "Orders", 6, (0, 0, 0), HOSTS[0], NO_LIMITS))
     messages = kept[-1]
     closed_after(BODY, lambda view: messages.write(view, memoryview(bytearray(messages.total)), 0, 0, 0, [0]))

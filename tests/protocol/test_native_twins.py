@@ -31,6 +31,7 @@ from trimq.protocol.property_text import ordinary
 from trimq.protocol.queue_unit import UNIT
 from trimq.protocol.record import MAX_PROPERTIES, host_flags
 from trimq.protocol.record_batch import BatchHead
+from trimq.protocol.topic_rules import TRANS_HALF_TOPIC
 from trimq.protocol.typed_request import NOT_DECODED, decoder
 
 pytestmark = pytest.mark.skipif(not NATIVE.is_on, reason=f"the native extension is off: {NATIVE.reason}")
@@ -42,9 +43,14 @@ ADDED: Final = b"MSG_REGION\x01DefaultRegion\x02TRACE_ON\x01true\x02"
 PHYSICAL: Final = (5 << 30) + 77
 STORED_AT: Final = 1_700_000_000_999
 NEXT: Final = 1 << 45
+NOTHING_PENDING: Final = (0, memoryview(b""), 0, bytearray())
+MANY: Final = (1 << 30, 1 << 30)
+"""The most requests, and halves of transactions among them."""
 
 
-def make_reader(*, reserved: frozenset[str] = frozenset(), tags: bool = False, store_host: bytes = STORE_HOST) -> Any:
+def make_reader(
+    *, reserved: frozenset[str] = frozenset(), tags: bool = False, store_host: bytes = STORE_HOST, halves: bool = True
+) -> Any:
     """The reader, as the broker creates it."""
     assert NATIVE.extension is not None
     fast = [name for name in FAST_NAMES - reserved if name.startswith(SLOW_PREFIXES)]
@@ -60,6 +66,8 @@ def make_reader(*, reserved: frozenset[str] = frozenset(), tags: bool = False, s
         trace="true",
         language=(LANGUAGE, int(LanguageCode[LANGUAGE])),
         version=VERSION,
+        half_topic=TRANS_HALF_TOPIC,
+        halves=halves,
     )
 
 
@@ -119,7 +127,8 @@ def by_python(
 
 def read(reader: Any, frame: bytes, code: int, host: bytes, limits: tuple[int, int] = NO_LIMITS) -> Messages | None:
     """Decode a frame with the extension; None if it does not accept it."""
-    messages: Messages = reader.read(memoryview(frame), code, [(0, len(frame), 1)], [host], 1, limits)
+    spans = [(0, len(frame), 1)]
+    messages: Messages = reader.read(memoryview(frame), [code], spans, [host], MANY, limits, NOTHING_PENDING)
     assert messages.parts() == ([(1, len(frame))] if len(messages) else [(0, 0)])
     return messages if len(messages) else None
 
@@ -171,7 +180,8 @@ def check_stored(messages: Messages, frames: bytes, taken: Sequence[Taken], span
         words = sent.words if sent.tag is None or not tags else (*sent.words, TAG_KEY + sent.tag)
         rows += [(key_hash(header.topic, word), at, STORED_AT) for word in words]
         binary = command.encoding is Encoding.ROCKETMQ
-        requests.append((span, command.opaque, binary, places[queue], sent.unique, at, queue_offset, len(made)))
+        place = (places[queue], header.queue_id, sent.unique, at, queue_offset, len(made))
+        requests.append((span, command.opaque, binary, *place, False, False))
         reply = RemotingCommand(0, command.opaque, 1, VERSION, LANGUAGE, encoding=command.encoding)
         reply.ext = {
             "MSG_REGION": "DefaultRegion",
@@ -187,7 +197,7 @@ def check_stored(messages: Messages, frames: bytes, taken: Sequence[Taken], span
     assert messages.queues() == [(*queue, len(own), sum(size for _, size, _ in own)) for queue, own in units.items()]
     assert messages.units() == b"".join(struct.pack(">qiq", *unit) for own in units.values() for unit in own)
     assert messages.keys(STORED_AT).rows() == rows
-    assert messages.physical_offsets() == [row[5] for row in requests]
+    assert messages.physical_offsets() == [row[6] for row in requests]
     assert messages.requests() == requests
     assert messages.replies() == replies
 
@@ -579,11 +589,13 @@ def test_rounds_are_what_python_makes_of_each(
         left_parts.append((good, good_stop))
         spans.append((begin, len(frames), of_each))
         hosts.append(host)
-    messages: Messages = make_reader(tags=tags).read(memoryview(frames), code, spans, hosts, most, NO_LIMITS)
+    messages: Messages = make_reader(tags=tags).read(
+        memoryview(frames), [code], spans, hosts, (most, 0), NO_LIMITS, NOTHING_PENDING
+    )
     assert messages.parts() == parts
     assert len(messages) == len(taken)
     if bad:
-        messages.leave_out([(topic, queue_id) not in bad for topic, queue_id, _, _ in messages.queues()])
+        messages.leave_out([(topic, queue_id) not in bad for topic, queue_id, _, _ in messages.queues()], [])
         assert messages.parts() == left_parts
     if len(messages):
         check_stored(messages, frames, left if bad else taken, len(spans), tags=tags)
@@ -609,9 +621,11 @@ def test_what_stands_behind_a_message_that_is_left_out_does_not_overtake_it(bad:
         spans.append((begin, len(frames), 9))
         parts.append((kept, stop))
     hosts = [HOSTS[number % 2] for number in range(4)]
-    messages: Messages = make_reader().read(memoryview(frames), 310, spans, hosts, 99, NO_LIMITS)
+    messages: Messages = make_reader().read(
+        memoryview(frames), [310], spans, hosts, (99, 0), NO_LIMITS, NOTHING_PENDING
+    )
     assert len(messages) == 11
-    messages.leave_out([queue_id != bad for _, queue_id, _, _ in messages.queues()])
+    messages.leave_out([queue_id != bad for _, queue_id, _, _ in messages.queues()], [])
     assert messages.parts() == parts
     check_stored(messages, frames, taken, 4, tags=False)
 
@@ -625,7 +639,9 @@ def test_a_queue_that_nothing_goes_to_is_not_met(body: bytes) -> None:
         begin = len(frames)
         frames += framed(json.dumps({"code": 310, "extFields": ext}).encode(), data)
         spans.append((begin, len(frames), 9))
-    messages = make_reader().read(memoryview(frames), 310, spans, [HOSTS[0]] * 3, 9, (100, 1 << 20))
+    messages = make_reader().read(
+        memoryview(frames), [310], spans, [HOSTS[0]] * 3, (9, 9), (100, 1 << 20), NOTHING_PENDING
+    )
     assert messages.parts() == [(0, spans[0][0]), (0, spans[1][0]), (1, spans[2][1])]
     sent = by_python(frames[spans[2][0] :], 310)
     assert sent is not None

@@ -24,6 +24,7 @@ from trimq.protocol.command import RemotingCommand
 from trimq.protocol.frame import encode
 from trimq.protocol.hashing import tags_code
 from trimq.protocol.native import NATIVE, Messages, Reader
+from trimq.protocol.topic_rules import TRANS_HALF_TOPIC
 from trimq.remoting.runtime.clock import ManualClock
 
 pytestmark = pytest.mark.skipif(not NATIVE.is_on, reason=f"the native extension is off: {NATIVE.reason}")
@@ -46,6 +47,8 @@ def reader() -> Reader:
         trace="",
         language=("PYTHON", 3),
         version=0,
+        half_topic=TRANS_HALF_TOPIC,
+        halves=True,
     )
 
 
@@ -77,7 +80,9 @@ def read(store: MessageStore, puts: Sequence[MessageInner]) -> tuple[Messages, b
     frames = b"".join(map(frame, puts))
     host = puts[0].born_host
     place = (0, len(frames), len(puts))
-    return reader().read(memoryview(frames), 310, [place], [host], len(puts), store.limits), frames
+    pending = (0, memoryview(b""), 0, bytearray())
+    most = (len(puts), 0)
+    return reader().read(memoryview(frames), [310], [place], [host], most, store.limits, pending), frames
 
 
 def rows_of(store: MessageStore, puts: Sequence[MessageInner]) -> MessageRows | None:
@@ -122,7 +127,7 @@ class Sender:
     @staticmethod
     def _share(rows: MessageRows, answers: list[Answers], result: PutMessageResult) -> None:
         messages: Any = rows.messages
-        for answer, (*_, offset, queue_offset, size) in zip(answers, messages.requests(), strict=True):
+        for answer, (*_, offset, queue_offset, size, _, _) in zip(answers, messages.requests(), strict=True):
             answer.later(PutMessageResult(result.status, offset, queue_offset, size, result.store_timestamp))
 
     async def all_done(self, puts: list[MessageInner]) -> list[PutMessageResult]:

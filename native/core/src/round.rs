@@ -180,6 +180,9 @@ impl Round {
             return None;
         }
         let is_half = header.sys_flag & PREPARED != 0;
+        if is_half && !rules.halves {
+            return None;
+        }
         // a copy, since `rows` is changed below while the text is used; the properties of most messages are short
         let text = self.rows.text(&header.properties).to_owned();
         let found = if is_half { sent(&text, header.sys_flag, rules)? } else { rules.names.ordinary(&text)? };

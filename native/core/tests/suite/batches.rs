@@ -82,7 +82,7 @@ pub fn is_ordinary(body: &[u8], most: usize) -> bool {
     !body.is_empty()
 }
 
-const STAMP: Stamp = Stamp { flag: 0, sys_flag: 0x101, born_timestamp: -5, reconsume_times: 3, host: 0 };
+const STAMP: Stamp = Stamp { flag: 0, sys_flag: 0x101, born_timestamp: -5, reconsume_times: 3, host: 0, half: None };
 
 fn read(body: &[u8], topic: &str, rules: &Rules, host: &[u8], limits: Limits) -> Option<Rows> {
     batch::read(body, topic, 6, STAMP, rules, &[host], limits)

@@ -3,7 +3,7 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
-use trimq_native_core::round::Span;
+use trimq_native_core::round::{Served, Span};
 use trimq_native_core::rules::{Names, ReplyTexts, Rules};
 
 /// A send of one message.
@@ -35,6 +35,35 @@ pub struct Form {
     pub rotated: usize,
     /// Fields that nothing is made of.
     pub others: Vec<(&'static str, &'static str)>,
+    /// Whether a header in JSON starts with its code, as clients write it: others are read by themselves only.
+    pub code_first: bool,
+}
+
+/// A field of a header: its name, its value, and whether that is a text in JSON too.
+pub type Field = (&'static str, String, bool);
+
+impl Form {
+    /// As most clients write it.
+    pub fn plain(binary: bool) -> Form {
+        Form {
+            binary,
+            bare: false,
+            space: "",
+            escapes: vec![Escape::Raw],
+            rotated: 0,
+            others: vec![],
+            code_first: true,
+        }
+    }
+
+    /// The whole frame of a request with these fields.
+    pub fn frame(&self, code: u16, opaque: i32, flag: i32, mut fields: Vec<Field>, body: &[u8]) -> Vec<u8> {
+        let count = fields.len();
+        fields.rotate_left(self.rotated % count);
+        fields.extend(self.others.iter().map(|(name, value)| (*name, (*value).to_owned(), true)));
+        let of_both = if self.binary { in_binary } else { in_json };
+        framed(&of_both(self, code, opaque, flag, &fields), self.binary.into(), body)
+    }
 }
 
 /// A way to write a letter in JSON. Where a letter has not got it, it is one of the others.
@@ -59,11 +88,10 @@ impl Send {
 
     /// The whole frame.
     pub fn frame(&self, code: u16) -> Vec<u8> {
-        let (head, encoding) = if self.form.binary { (self.in_binary(code), 1) } else { (self.in_json(code), 0) };
-        framed(&head, encoding, &self.body)
+        self.form.frame(code, self.opaque, 0, self.fields(code), &self.body)
     }
 
-    fn fields(&self, code: u16) -> Vec<(&'static str, String, bool)> {
+    fn fields(&self, code: u16) -> Vec<Field> {
         let text = |value: &str| (value.to_owned(), true);
         let number = |value: i64| (value.to_string(), false);
         let mut fields = vec![
@@ -83,60 +111,62 @@ impl Send {
             fields.push(("maxReconsumeTimes", "l", number(16)));
             fields.push(("batch", "m", ("false".to_owned(), false)));
         }
-        let count = fields.len();
-        fields.rotate_left(self.form.rotated % count);
         let named = |(long, short, (value, is_text))| (if code == 10 { long } else { short }, value, is_text);
-        let mut fields: Vec<_> = fields.into_iter().map(named).collect();
-        fields.extend(self.form.others.iter().map(|(name, value)| (*name, (*value).to_owned(), true)));
-        fields
+        fields.into_iter().map(named).collect()
     }
+}
 
-    fn in_json(&self, code: u16) -> Vec<u8> {
-        let space = self.form.space;
-        let mut ext = Vec::new();
-        for (name, value, is_text) in self.fields(code) {
-            let value = match name {
-                "i" | "properties" => quoted(&value, &self.form.escapes),
-                _ if is_text || !self.form.bare => quoted(&value, &[Escape::Raw]),
-                _ => value,
-            };
-            ext.push(format!("{space}\"{name}\"{space}:{space}{value}{space}"));
-        }
-        let mut parts = vec![
-            format!("\"code\"{space}:{code}"),
-            format!("\"extFields\":{space}{{{}}}", ext.join(",")),
-            format!("\"flag\":{space}0{space}"),
-            "\"language\":\"JAVA\"".to_owned(),
-            format!("\"opaque\":{}", self.opaque),
-            "\"remark\":null".to_owned(),
-            "\"serializeTypeCurrentRPC\":\"JSON\"".to_owned(),
-            "\"version\":479".to_owned(),
-        ];
-        if !self.form.bare {
-            parts.remove(5); // most clients leave it out
-        }
+fn in_json(form: &Form, code: u16, opaque: i32, flag: i32, fields: &[Field]) -> Vec<u8> {
+    let space = form.space;
+    let mut ext = Vec::new();
+    for (name, value, is_text) in fields {
+        let value = match *name {
+            "i" | "properties" => quoted(value, &form.escapes),
+            _ if *is_text || !form.bare => quoted(value, &[Escape::Raw]),
+            _ => value.clone(),
+        };
+        ext.push(format!("{space}\"{name}\"{space}:{space}{value}{space}"));
+    }
+    let mut parts = vec![
+        format!("\"extFields\":{space}{{{}}}", ext.join(",")),
+        format!("{space}\"flag\":{space}{flag}{space}"),
+        "\"language\":\"JAVA\"".to_owned(),
+        format!("\"opaque\":{opaque}"),
+        "\"remark\":null".to_owned(),
+        "\"serializeTypeCurrentRPC\":\"JSON\"".to_owned(),
+        "\"version\":479".to_owned(),
+    ];
+    if !form.bare {
+        parts.remove(4); // most clients leave it out
+    }
+    if form.code_first {
         let count = parts.len();
-        parts.rotate_left(self.form.rotated % count);
-        format!("{space}{{{}}}{space}", parts.join(",")).into_bytes()
+        parts.rotate_left(form.rotated % count);
+        return format!("{{\"code\":{code},{}}}{space}", parts.join(",")).into_bytes();
     }
+    parts.insert(0, format!("\"code\"{space}:{code}"));
+    let count = parts.len();
+    parts.rotate_left(form.rotated % count);
+    format!("{space}{{{}}}{space}", parts.join(",")).into_bytes()
+}
 
-    fn in_binary(&self, code: u16) -> Vec<u8> {
-        let mut ext = Vec::new();
-        for (name, value, _) in self.fields(code) {
-            ext.extend((name.len() as u16).to_be_bytes());
-            ext.extend(name.as_bytes());
-            ext.extend((value.len() as u32).to_be_bytes());
-            ext.extend(value.as_bytes());
-        }
-        let mut head = Vec::new();
-        head.extend(code.to_be_bytes());
-        head.extend([0, 1, 0xDF]); // language, version
-        head.extend(self.opaque.to_be_bytes());
-        head.extend([0; 8]); // flag, no remark
-        head.extend((ext.len() as u32).to_be_bytes());
-        head.extend(ext);
-        head
+fn in_binary(_: &Form, code: u16, opaque: i32, flag: i32, fields: &[Field]) -> Vec<u8> {
+    let mut ext = Vec::new();
+    for (name, value, _) in fields {
+        ext.extend((name.len() as u16).to_be_bytes());
+        ext.extend(name.as_bytes());
+        ext.extend((value.len() as u32).to_be_bytes());
+        ext.extend(value.as_bytes());
     }
+    let mut head = Vec::new();
+    head.extend(code.to_be_bytes());
+    head.extend([0, 1, 0xDF]); // language, version
+    head.extend(opaque.to_be_bytes());
+    head.extend(flag.to_be_bytes());
+    head.extend([0; 4]); // no remark
+    head.extend((ext.len() as u32).to_be_bytes());
+    head.extend(ext);
+    head
 }
 
 /// A frame of a header and a body.
@@ -215,11 +245,14 @@ pub fn usual_rules(tags: bool, host: u8, added: &str) -> Rules {
             language: ("PYTHON".into(), 9),
             version: 479,
         },
+        half_topic: HALF_TOPIC.into(),
+        halves: true,
     }
 }
 
-pub const SLOW: [&str; 4] = ["DELAY", "TRAN_MSG", "__CRC32#", "MSG_REGION"];
-pub const FAST: [&str; 2] = ["__SHARDINGKEY", "__BORNHOST"];
+pub const HALF_TOPIC: &str = "RMQ_SYS_TRANS_HALF_TOPIC";
+pub const SLOW: [&str; 7] = ["DELAY", "TRAN_MSG", "__CRC32#", "MSG_REGION", "REAL_TOPIC", "REAL_QID", "TRANS_OFFSET"];
+pub const FAST: [&str; 3] = ["__SHARDINGKEY", "__BORNHOST", "__transactionId__"];
 pub const PREFIXES: [&str; 3] = ["__", "INNER_", "POP_"];
 pub const NOT_IN_A_BATCH: [&str; 3] = ["DELAY", "TRAN_MSG", "INNER_NUM"];
 
@@ -232,7 +265,7 @@ pub fn letter() -> impl Strategy<Value = char> {
     ]
 }
 
-fn letters(size: std::ops::Range<usize>) -> impl Strategy<Value = String> {
+pub fn letters(size: std::ops::Range<usize>) -> impl Strategy<Value = String> {
     vec(letter(), size).prop_map(|letters| letters.into_iter().collect())
 }
 
@@ -262,7 +295,7 @@ pub fn properties() -> impl Strategy<Value = Vec<(String, String)>> {
 }
 
 /// A value: an 0x01 may be in it.
-fn value() -> impl Strategy<Value = String> {
+pub fn value() -> impl Strategy<Value = String> {
     prop_oneof![4 => letters(1..12), 1 => (letters(0..4), letters(0..4)).prop_map(|(one, two)| one + "\x01" + &two)]
 }
 
@@ -275,7 +308,7 @@ pub fn topic() -> impl Strategy<Value = String> {
     ]
 }
 
-fn form() -> impl Strategy<Value = Form> {
+pub fn form() -> impl Strategy<Value = Form> {
     let others = vec![("bname", "broker-a"), ("n", "broker-a"), ("zz", ""), ("brokerName", "x")];
     let escape = select(vec![Escape::Raw, Escape::Short, Escape::Lower, Escape::Upper]);
     (
@@ -293,6 +326,7 @@ fn form() -> impl Strategy<Value = Form> {
             escapes,
             rotated,
             others,
+            code_first: true,
         })
 }
 
@@ -327,21 +361,32 @@ pub struct Buffer {
     pub stops: Vec<Vec<usize>>,
 }
 
-/// Lay the frames of each connection side by side, `gap` bytes in front of them.
+/// Lay the sends of each connection side by side, `gap` bytes in front of them.
 pub fn laid_out(of_each: &[Vec<Send>], code: u16, gap: usize) -> Buffer {
+    let frames: Vec<Vec<_>> = of_each.iter().map(|sends| sends.iter().map(|send| send.frame(code)).collect()).collect();
+    side_by_side(&frames, gap)
+}
+
+/// The same for frames.
+pub fn side_by_side(of_each: &[Vec<Vec<u8>>], gap: usize) -> Buffer {
     let mut found = Buffer { bytes: Vec::new(), spans: Vec::new(), stops: Vec::new() };
-    for sends in of_each {
+    for frames in of_each {
         found.bytes.resize(found.bytes.len() + gap, 0xA5);
         let begin = found.bytes.len();
         let mut stops = Vec::new();
-        for send in sends {
-            found.bytes.extend(send.frame(code));
+        for frame in frames {
+            found.bytes.extend(frame);
             stops.push(found.bytes.len());
         }
         found.spans.push(Span { place: begin..found.bytes.len(), most: usize::MAX });
         found.stops.push(stops);
     }
     found
+}
+
+/// What is served: sends of a code, as many as there are.
+pub fn sends_of(codes: &[u16]) -> Served<'_> {
+    Served { codes, most: usize::MAX, halves: usize::MAX, ..Served::default() }
 }
 
 /// Hosts of connections: 8 or 20 bytes each.

@@ -1,19 +1,23 @@
 //! Any bytes: nothing panics, nothing counts twice, and nothing depends on bytes that are not the frames'.
 
+use std::collections::HashSet;
+
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::{select, Index};
 use trimq_native_core::batch;
-use trimq_native_core::header::{send_in_binary, send_in_json, SendHeader};
-use trimq_native_core::round::{Round, Single, Span};
+use trimq_native_core::halves::Pending;
+use trimq_native_core::header::{code_of, end_in, send_in_binary, send_in_json, EndHeader, SendHeader};
+use trimq_native_core::round::{Alone, Part, Request, Round, Served, Single, Span};
 use trimq_native_core::rows::{Context, Limits, Stamp};
 use trimq_native_core::rules::Rules;
 
 use crate::batches::{body_of, is_ordinary, message};
 use crate::config;
-use crate::frames::{as_slices, code, framed, hosts, laid_out, rules, send, usual_rules, Send};
+use crate::frames::{as_slices, code, framed, hosts, laid_out, rules, send, sends_of, usual_rules, Send, HALF_TOPIC};
 use crate::names::any_text;
 use crate::round_trip::{queues, AT, WIDE};
+use crate::transactions::{kinds_and_halves, of_log, place, Log};
 
 type Read = for<'a> fn(&'a [u8], u16, &mut Vec<u8>) -> Option<SendHeader<'a>>;
 
@@ -116,18 +120,30 @@ fn spans() -> impl Strategy<Value = Vec<Span>> {
 }
 
 /// Everything that is done with a round, in its order; what is known of it holds at each step.
-fn all_of_it(frames: &[u8], code: u16, spans: &[Span], most: usize, rules: &Rules, limits: Limits, good: &[bool]) {
+fn all_of_it(
+    frames: &[u8],
+    spans: &[Span],
+    served: &Served<'_>,
+    rules: &Rules,
+    limits: Limits,
+    (good, real): (&[bool], &[bool]),
+) {
     let hosts = hosts(spans.len());
     let hosts = as_slices(&hosts);
-    let mut round = Round::read(frames, code, spans, most, rules, &hosts, limits);
-    assert!(round.requests.len() <= most);
+    let mut round = Round::read(frames, spans, served, rules, &hosts, limits);
+    assert!(round.requests.len() <= served.most);
+    assert!(halves_of(&round) <= served.halves);
     assert_consistent(&round, frames, spans);
-    spans.iter().for_each(|span| alone(frames.get(span.place.clone()).unwrap_or(&[]), code, rules));
+    assert_ends(&round, &served.pending);
+    assert_no_texts_left(&round, frames, spans, served, rules, limits);
+    spans.iter().for_each(|span| alone(frames.get(span.place.clone()).unwrap_or(&[]), served, rules));
     let before: usize = round.requests.len();
-    round.leave_out(spans, &vec![true; queues(&round).len()]);
-    assert_eq!(round.requests.len(), before, "all are good");
-    round.leave_out(spans, good);
+    let reals = round.real_places().count();
+    round.leave_out(spans, &vec![true; queues(&round).len()], &vec![true; reals]);
+    assert_eq!((round.requests.len(), round.real_places().count()), (before, reals), "all are good");
+    round.leave_out(spans, good, real);
     assert_consistent(&round, frames, spans);
+    assert_ends(&round, &served.pending);
     let starts = vec![1 << 40; round.rows.queues().len()];
     let mut out = vec![0; round.rows.total()];
     let done = round.write(frames, &mut out, &AT, &starts, rules, &hosts);
@@ -137,33 +153,73 @@ fn all_of_it(frames: &[u8], code: u16, spans: &[Span], most: usize, rules: &Rule
     assert_eq!((round.rows.queue_of(usize::MAX), round.rows.size_of(usize::MAX)), (None, 0));
     // other frames than those that were read, none at all, or a wrong number of queues: said, not done
     let few = round.write(&[], &mut out, &AT, &starts, rules, &hosts);
-    assert!(few.is_err() || round.rows.is_empty());
+    let of_frames = round.requests.iter().any(|request| request.end.is_none());
+    assert!(few.is_err() == (of_frames || round.rows.is_empty()), "commit records are made of texts alone");
     assert!(round.write(frames, &mut out, &AT, &[], rules, &hosts).is_err());
 }
 
+/// The number of halves in a round.
+fn halves_of(round: &Round) -> usize {
+    let rows = &round.rows;
+    let is_half = |queue: usize| rows.text(&rows.queues()[queue].topic) == HALF_TOPIC;
+    (0..rows.len()).filter(|row| rows.queue_of(*row).is_some_and(is_half)).count()
+}
+
+/// Only pending halves are ended, each once.
+fn assert_ends(round: &Round, pending: &Pending<'_>) {
+    let mut ended = HashSet::new();
+    for end in round.requests.iter().filter_map(|request| request.end) {
+        let state = usize::try_from(end.offset - pending.first).expect("a state of the window");
+        assert_eq!(pending.states.get(state), Some(&0));
+        assert!(ended.insert(end.offset), "one half is ended twice");
+    }
+}
+
+/// Frames that were handed back left nothing: the texts are those of a round of the served frames alone.
+fn assert_no_texts_left(
+    round: &Round,
+    frames: &[u8],
+    spans: &[Span],
+    served: &Served<'_>,
+    rules: &Rules,
+    limits: Limits,
+) {
+    let exact = |(part, span): (&Part, &Span)| Span { place: span.place.start..part.stop, most: span.most };
+    let only: Vec<Span> = round.parts.iter().zip(spans).map(exact).collect();
+    let hosts = hosts(spans.len());
+    let again = Round::read(frames, &only, served, rules, &as_slices(&hosts), limits);
+    assert_eq!(format!("{round:?}"), format!("{again:?}"));
+}
+
 /// Bytes that are read by themselves are what they are in a round, where they are one frame in JSON.
-fn alone(bytes: &[u8], code: u16, rules: &Rules) {
+fn alone(bytes: &[u8], served: &Served<'_>, rules: &Rules) {
     let mut arena = Vec::new();
-    let single = Single::read(bytes, code, &mut arena);
-    let text = String::from_utf8(arena.clone()).unwrap_or_default();
-    let found = single.as_ref().and_then(|_| Single::found(&text, rules));
+    let single = Single::read(bytes, served.codes, &mut arena);
     let hosts = hosts(1);
     let span = Span { place: 0..bytes.len(), most: 1 };
-    let round = Round::read(bytes, code, &[span], 1, rules, &as_slices(&hosts), WIDE);
-    let Some(request) = round.requests.first() else {
-        if let (Some(single), Some(_)) = (single, found) {
+    let whole = Served { most: 1, halves: 1, ..*served };
+    let round = Round::read(bytes, &[span], &whole, rules, &as_slices(&hosts), WIDE);
+    let of_transaction = |request: &Request| request.end.is_some() || halves_of(&round) == 1;
+    let request = round.requests.first();
+    if let Some(request) = request {
+        let is_one = !request.binary && round.parts[0].stop == bytes.len();
+        assert_eq!(single.is_some(), is_one);
+        assert_eq!(single == Some(Alone::OfTransaction), is_one && of_transaction(request));
+    }
+    let Some(Alone::Send(single)) = single else { return };
+    let text = String::from_utf8(arena.clone()).unwrap_or_default();
+    let found = Single::found(&text, rules);
+    let Some(request) = request else {
+        if found.is_some() {
             // what only the log's measures or the topics' table rule out
             let header = single.header;
             let properties = header.properties.len() + rules.added.len();
-            assert!(header.topic.is_empty() || header.topic.len() > 127 || header.queue_id < 0 || properties > 32_767);
+            let is_topic = !header.topic.is_empty() && header.topic.len() <= 127 && header.topic != HALF_TOPIC;
+            assert!(!is_topic || header.queue_id < 0 || properties > 32_767);
         }
         return;
     };
-    if request.binary || round.parts[0].stop != bytes.len() {
-        assert!(single.is_none());
-        return;
-    }
-    let (single, (unique, _)) = (single.unwrap(), found.unwrap());
+    let (unique, _) = found.unwrap();
     let rows = &round.rows;
     let queue = &rows.queues()[0];
     assert_eq!((single.header.topic, single.header.queue_id), (rows.text(&queue.topic), queue.id));
@@ -175,7 +231,13 @@ fn alone(bytes: &[u8], code: u16, rules: &Rules) {
 fn assert_consistent(round: &Round, frames: &[u8], spans: &[Span]) {
     let rows = &round.rows;
     assert_eq!(round.parts.len(), spans.len());
-    assert_eq!(rows.len(), round.requests.len());
+    let with_message = round.requests.iter().filter_map(|request| request.row);
+    assert_eq!(with_message.collect::<Vec<_>>(), (0..rows.len()).collect::<Vec<_>>());
+    for request in &round.requests {
+        assert_eq!(request.row.is_none(), request.end.is_some_and(|end| !end.commit), "a rollback has no message");
+    }
+    assert!(round.real_places().count() <= halves_of(round));
+    assert!(round.real_places().all(|(topic, queue_id)| topic != HALF_TOPIC && queue_id >= 0));
     let mut totals = (0, 0);
     for (number, queue) in rows.queues().iter().enumerate() {
         let own = || (0..rows.len()).filter(|message| rows.queue_of(*message) == Some(number));
@@ -251,6 +313,35 @@ fn any_header(head: &[u8], code: u16) {
         }
         same_header(found, read(head, code, &mut Vec::new()));
     }
+    for encoding in 0..4 {
+        let found = end_in(head, encoding);
+        if let (0, Some(header)) = (encoding, &found) {
+            assert_is_json_end(head, header);
+        }
+        assert!(found.is_none() || encoding < 2);
+        let code = code_of(head, encoding);
+        if let (Some(code), true) = (code, encoding != 1) {
+            assert!(head.starts_with(format!("{{\"code\":{code},").as_bytes()));
+        }
+    }
+}
+
+/// The same for the end of a transaction.
+fn assert_is_json_end(head: &[u8], header: &EndHeader<'_>) {
+    let found: serde_json::Value = serde_json::from_slice(head).expect("JSON");
+    let ext = &found["extFields"];
+    let number = |value: &serde_json::Value| match value {
+        serde_json::Value::String(text) => text.parse().ok(),
+        value => value.as_i64(),
+    };
+    assert_eq!(number(&found["code"]), Some(37));
+    assert_eq!(number(&found["flag"]).unwrap_or(0), if header.oneway { 2 } else { 0 });
+    assert_eq!(number(&found["opaque"]).unwrap_or(0), i64::from(header.opaque));
+    assert_eq!(ext["producerGroup"].as_str(), Some(header.group));
+    assert_eq!(number(&ext["tranStateTableOffset"]), Some(header.offset));
+    assert_eq!(number(&ext["commitLogOffset"]), Some(header.physical));
+    assert_eq!(number(&ext["commitOrRollback"]), Some(header.state.into()));
+    assert!(ext["msgId"].is_string());
 }
 
 proptest! {
@@ -259,9 +350,11 @@ proptest! {
     #[test]
     fn any_bytes_as_frames(
         bytes in vec(any::<u8>(), 0..300), code in prop_oneof![code(), any::<u16>()], spans in spans(), most in edge(),
-        limits in limits(), good in vec(any::<bool>(), 0..4),
+        halves in edge(), limits in limits(), good in vec(any::<bool>(), 0..4),
     ) {
-        all_of_it(&bytes, code, &spans, most, &usual_rules(true, 8, ""), limits, &good);
+        let codes = [code, 37];
+        let served = Served { most, halves, ..sends_of(&codes) };
+        all_of_it(&bytes, &spans, &served, &usual_rules(true, 8, ""), limits, (&good, &good));
     }
 
     /// Frames around any bytes, so that those are read as a header.
@@ -270,7 +363,9 @@ proptest! {
         any_header(&head, code);
         let frame = framed(&head, encoding, b"body");
         let spans = [Span { place: 0..frame.len(), most: 9 }];
-        all_of_it(&frame, code, &spans, 9, &usual_rules(true, 8, ""), WIDE, &[true]);
+        let codes = [code, 37];
+        let served = Served { most: 9, ..sends_of(&codes) };
+        all_of_it(&frame, &spans, &served, &usual_rules(true, 8, ""), WIDE, (&[true], &[]));
     }
 
     /// Texts of which some are JSON.
@@ -283,8 +378,10 @@ proptest! {
     }
 
     #[test]
-    fn harmed_headers(send in send(), harms in vec(harm(), 1..4), code in code()) {
-        let frame = Send { body: vec![], ..send }.frame(code);
+    fn harmed_headers(send in send(), harms in vec(harm(), 1..4), code in code(), code_first in any::<bool>()) {
+        let mut send = Send { body: vec![], ..send };
+        send.form.code_first = code_first;
+        let frame = send.frame(code);
         any_header(&harmed(frame[8..].to_vec(), &harms), code);
     }
 
@@ -307,7 +404,9 @@ proptest! {
         if moved.0 {
             buffer.spans[0].place.end = moved.1;
         }
-        all_of_it(&buffer.bytes, code, &buffer.spans, most, &rules, limits, &good);
+        let codes = [code];
+        let served = Served { most, ..sends_of(&codes) };
+        all_of_it(&buffer.bytes, &buffer.spans, &served, &rules, limits, (&good, &[]));
     }
 
     /// Headers that are harmed in frames whose lengths are right again.
@@ -321,7 +420,69 @@ proptest! {
             bytes.extend(framed(&harmed(frame[8..].to_vec(), harms), frame[4], &send.body));
         }
         let spans = [Span { place: 0..bytes.len(), most: usize::MAX }];
-        all_of_it(&bytes, code, &spans, usize::MAX, &usual_rules(true, 8, "x\x01y\x02"), WIDE, &good);
+        all_of_it(&bytes, &spans, &sends_of(&[code]), &usual_rules(true, 8, "x\x01y\x02"), WIDE, (&good, &[]));
+    }
+
+    /// Sends, halves and ends that are harmed, and a log and states that are.
+    #[test]
+    fn harmed_transactions(
+        (of_each, halves) in kinds_and_halves(), code in code(), rules in rules(), place in place(),
+        harms in (vec(harm(), 0..3), vec(harm(), 0..3), vec(harm(), 0..2)), limits in limits(), most in edge(),
+        all in any::<bool>(), good in vec(any::<bool>(), 0..6), real in vec(any::<bool>(), 0..4),
+        moved in prop_oneof![3 => Just((0, 0)), 1 => any::<(i64, i64)>(), 1 => (-3..3i64, -3..3i64)],
+    ) {
+        let mut log = Log::of(&halves, &rules, place);
+        let of_each = of_log(of_each, &log);
+        let mut buffer = crate::transactions::laid_out(&of_each, code, 1);
+        buffer.bytes = harmed(buffer.bytes, &harms.0);
+        log.bytes = harmed(log.bytes, &harms.1);
+        log.states = harmed(log.states, &harms.2);
+        log.start = log.start.wrapping_add(moved.0);
+        log.first = log.first.wrapping_add(moved.1);
+        let codes = [code, 37];
+        let served = if all { log.served(&codes) } else { Served { halves: most, ..log.served(&codes) } };
+        all_of_it(&buffer.bytes, &buffer.spans, &served, &rules, limits, (&good, &real));
+    }
+
+    /// Headers of them that are harmed in frames whose lengths are right again, a connection for each.
+    #[test]
+    fn harmed_headers_of_transactions(
+        (of_each, halves) in kinds_and_halves(), harms in vec(vec(harm(), 0..2), 1..9), code in code(),
+        good in vec(any::<bool>(), 0..6), real in vec(any::<bool>(), 0..4),
+    ) {
+        let rules = usual_rules(true, 8, "x\x01y\x02");
+        let log = Log::of(&halves, &rules, (0, 0, 1));
+        let (mut bytes, mut spans) = (Vec::new(), Vec::new());
+        for (sent, harms) in of_log(of_each, &log).iter().flatten().zip(harms.iter().cycle()) {
+            let frame = sent.frame(code);
+            let size = u32::from_be_bytes([0, frame[5], frame[6], frame[7]]) as usize;
+            let head = harmed(frame[8..8 + size].to_vec(), harms);
+            any_header(&head, code);
+            let begin = bytes.len();
+            bytes.extend(framed(&head, frame[4], &frame[8 + size..]));
+            spans.push(Span { place: begin..bytes.len(), most: usize::MAX });
+        }
+        all_of_it(&bytes, &spans, &log.served(&[code, 37]), &rules, WIDE, (&good, &real));
+    }
+
+    /// A record of any bytes behind the fields that are looked at first.
+    #[test]
+    fn any_bytes_as_halves(
+        bytes in vec(any::<u8>(), 0..200), size in edge(), sys_flag in any::<u32>(), state in select(vec![8, 12]),
+    ) {
+        let mut log = Log::of(&[], &usual_rules(true, 8, ""), (0, 0, 0));
+        let mut record = [&(size as u32).to_be_bytes()[..], &0xDAA3_20A7_u32.to_be_bytes(), &[0; 28]].concat();
+        record.extend((sys_flag & !0xC).to_be_bytes());
+        record.extend(&bytes);
+        let count = record.len() as u32;
+        if size > 200 {
+            record[..4].copy_from_slice(&count.to_be_bytes());
+        }
+        log.bytes = record;
+        log.states = vec![0];
+        let frame = crate::transactions::an_end(state).frame();
+        let spans = [Span { place: 0..frame.len(), most: 1 }];
+        all_of_it(&frame, &spans, &log.served(&[37]), &usual_rules(true, 8, ""), WIDE, (&[true], &[]));
     }
 
     /// What lies around a span, and behind its end, is not looked at.
@@ -342,8 +503,8 @@ proptest! {
                 *byte = other;
             }
         }
-        let one = Round::read(&buffer.bytes, code, &buffer.spans, usize::MAX, &rules, &hosts, WIDE);
-        let two = Round::read(&bytes, code, &buffer.spans, usize::MAX, &rules, &hosts, WIDE);
+        let one = Round::read(&buffer.bytes, &buffer.spans, &sends_of(&[code]), &rules, &hosts, WIDE);
+        let two = Round::read(&bytes, &buffer.spans, &sends_of(&[code]), &rules, &hosts, WIDE);
         prop_assert_eq!(format!("{one:?}"), format!("{two:?}"));
         let whole = buffer.stops[last].iter().filter(|stop| **stop <= buffer.spans[last].place.end).count();
         prop_assert_eq!(one.parts[last].count, whole);

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use trimq_native_core::round::Round;
 
 use crate::config;
-use crate::frames::{as_slices, code, hosts, laid_out, send, usual_rules, Send};
+use crate::frames::{as_slices, code, hosts, laid_out, send, sends_of, usual_rules, Send};
 use crate::round_trip::{assert_is, expected, queues, start_of, written, WIDE};
 
 proptest! {
@@ -21,7 +21,7 @@ proptest! {
         let buffer = laid_out(&of_each, code, 2);
         let hosts = hosts(of_each.len());
         let hosts = as_slices(&hosts);
-        let mut round = Round::read(&buffer.bytes, code, &buffer.spans, usize::MAX, &rules, &hosts, WIDE);
+        let mut round = Round::read(&buffer.bytes, &buffer.spans, &sends_of(&[code]), &rules, &hosts, WIDE);
         let mut left = of_each;
         for good in [good, again] {
             let names = queues(&round);
@@ -30,7 +30,7 @@ proptest! {
                 number.and_then(|number| good.get(number)) == Some(&true) // a queue that nothing is said of is not good
             };
             left = left.iter().map(|sends| sends.iter().take_while(|send| is_good(send)).cloned().collect()).collect();
-            round.leave_out(&buffer.spans, &good);
+            round.leave_out(&buffer.spans, &good, &[]);
         }
         for (number, sends) in left.iter().enumerate() {
             let part = round.parts[number];

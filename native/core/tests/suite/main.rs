@@ -13,6 +13,7 @@ mod model;
 mod names;
 mod round_trip;
 mod time;
+mod transactions;
 
 use proptest::test_runner::Config;
 

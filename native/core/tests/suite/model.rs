@@ -1,7 +1,7 @@
 //! What is expected: records, hashes and checksums by their definitions.
 
 /// A record, taken apart by its layout (see protocol/record.py).
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
     pub size: usize,
     pub magic: u32,
@@ -20,6 +20,35 @@ pub struct Record {
     pub body: Vec<u8>,
     pub topic: Vec<u8>,
     pub properties: Vec<u8>,
+}
+
+impl Record {
+    /// Its bytes, whatever its fields say.
+    pub fn bytes(&self) -> Vec<u8> {
+        [
+            &(self.size as u32).to_be_bytes()[..],
+            &self.magic.to_be_bytes(),
+            &self.body_crc.to_be_bytes(),
+            &self.queue_id.to_be_bytes(),
+            &self.flag.to_be_bytes(),
+            &self.queue_offset.to_be_bytes(),
+            &self.physical_offset.to_be_bytes(),
+            &self.sys_flag.to_be_bytes(),
+            &self.born_timestamp.to_be_bytes(),
+            &self.born_host,
+            &self.store_timestamp.to_be_bytes(),
+            &self.store_host,
+            &self.reconsume_times.to_be_bytes(),
+            &self.prepared_transaction_offset.to_be_bytes(),
+            &(self.body.len() as u32).to_be_bytes(),
+            &self.body,
+            &[self.topic.len() as u8],
+            &self.topic,
+            &(self.properties.len() as u16).to_be_bytes(),
+            &self.properties,
+        ]
+        .concat()
+    }
 }
 
 /// Bytes that are read one after the other.

@@ -4,12 +4,14 @@ use std::collections::HashMap;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use trimq_native_core::round::Round;
+use trimq_native_core::round::{Round, Served};
 use trimq_native_core::rows::{Limits, Mismatch, Position, HEAD};
 use trimq_native_core::rules::Rules;
 
 use crate::config;
-use crate::frames::{as_slices, code, hosts, laid_out, rules, send, usual_rules, Buffer, Send};
+use crate::frames::{
+    as_slices, code, hosts, laid_out, property, rules, send, sends_of, text_of, usual_rules, Buffer, Form, Send,
+};
 use crate::model::{crc, hash_code, index_hash, keys, records, units, Reader, Record, Unit};
 
 /// Limits that no message of these tests is over.
@@ -61,8 +63,64 @@ pub struct Reply {
     pub fields: Vec<(String, String)>,
 }
 
+/// A message that is to be stored, and what its reply says.
+pub struct Message {
+    pub topic: String,
+    pub queue_id: i32,
+    pub body: Vec<u8>,
+    pub properties: Vec<(String, String)>,
+    pub flag: i32,
+    pub sys_flag: i32,
+    pub born_timestamp: i64,
+    pub born_host: Vec<u8>,
+    pub reconsume_times: i32,
+    pub half: i64,
+}
+
+/// A request that is served.
+pub struct Step {
+    pub message: Option<Message>,
+    pub opaque: i32,
+    pub binary: bool,
+    /// The queue that the reply names; None for one that names nothing.
+    pub queue_id: Option<i32>,
+    /// Whether there is a reply.
+    pub oneway: bool,
+}
+
+/// The properties that all messages get.
+pub fn added(rules: &Rules) -> Vec<(String, String)> {
+    let text = std::str::from_utf8(&rules.added).expect("a text");
+    let pairs = text.split('\x02').filter_map(|piece| piece.split_once('\x01'));
+    pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
+}
+
+/// What a send becomes.
+pub fn step(send: &Send, rules: &Rules, host: &[u8]) -> Step {
+    let message = Message {
+        topic: send.topic.clone(),
+        queue_id: send.queue_id,
+        body: send.body.clone(),
+        properties: [send.properties.clone(), added(rules)].concat(),
+        flag: send.flag,
+        sys_flag: send.sys_flag,
+        born_timestamp: send.born_timestamp,
+        born_host: host.to_vec(),
+        reconsume_times: send.reconsume_times.unwrap_or(0),
+        half: 0,
+    };
+    let Send { opaque, queue_id, .. } = *send;
+    Step { message: Some(message), opaque, binary: send.form.binary, queue_id: Some(queue_id), oneway: false }
+}
+
 /// What is expected of these sends of each connection.
 pub fn expected(of_each: &[Vec<Send>], rules: &Rules, hosts: &[&[u8]]) -> Expected {
+    let of_span = |(sends, host): (&Vec<Send>, &&[u8])| sends.iter().map(|send| step(send, rules, host)).collect();
+    expected_of(&of_each.iter().zip(hosts).map(of_span).collect::<Vec<_>>(), rules)
+}
+
+/// What is expected of these requests of each connection.
+pub fn expected_of(of_each: &[Vec<Step>], rules: &Rules) -> Expected {
     let mut found = Expected {
         records: Vec::new(),
         units: HashMap::new(),
@@ -71,58 +129,66 @@ pub fn expected(of_each: &[Vec<Send>], rules: &Rules, hosts: &[&[u8]]) -> Expect
         replies: Vec::new(),
     };
     let mut at = AT.physical_offset;
-    for (span, sends) in of_each.iter().enumerate() {
+    for steps in of_each {
         let mut replies = Vec::new();
-        for send in sends {
-            let queue = (send.topic.clone(), send.queue_id);
-            let begin = start_of(&queue);
-            let own = found.units.entry(queue).or_default();
-            let queue_offset = begin + own.len() as i64;
-            let properties = [send.text().as_bytes(), &rules.added].concat();
-            let (born_host, store_host) = (hosts[span].to_vec(), rules.store_host.clone());
-            let hosts_size = born_host.len() + store_host.len();
-            let size = 75 + hosts_size + send.body.len() + send.topic.len() + properties.len();
-            let born_v6 = if born_host.len() == 20 { 0x10 } else { 0 };
-            let store_v6 = if store_host.len() == 20 { 0x20 } else { 0 };
-            let tag = send.property("TAGS");
-            own.push((at, size, tag.map_or(0, |tag| hash_code(tag).into())));
-            let words = keys(send.property("UNIQ_KEY"), send.property("KEYS"), tag, rules.tags);
-            found.keys.push(words.len());
-            found.hashes.extend(words.iter().map(|word| index_hash(&send.topic, word)));
-            let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02X}")).collect::<String>();
-            let fields = [
-                ("MSG_REGION", rules.reply.region.clone()),
-                ("TRACE_ON", rules.reply.trace.clone()),
-                ("msgId", hex(&rules.store_host) + &hex(&at.to_be_bytes())),
-                ("queueId", send.queue_id.to_string()),
-                ("queueOffset", queue_offset.to_string()),
-                ("transactionId", send.property("UNIQ_KEY").unwrap_or("").to_owned()),
-            ];
-            replies.push(Reply {
-                binary: send.form.binary,
-                opaque: send.opaque,
-                fields: fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
-            });
-            found.records.push(Record {
-                size,
-                magic: 0xDAA3_20A7,
-                body_crc: crc(&send.body),
-                queue_id: send.queue_id,
-                flag: send.flag,
-                queue_offset,
-                physical_offset: at,
-                sys_flag: send.sys_flag | born_v6 | store_v6,
-                born_timestamp: send.born_timestamp,
-                born_host,
-                store_timestamp: AT.store_timestamp,
-                store_host,
-                reconsume_times: send.reconsume_times.unwrap_or(0),
-                prepared_transaction_offset: 0,
-                body: send.body.clone(),
-                topic: send.topic.clone().into_bytes(),
-                properties,
-            });
-            at += size as i64;
+        for step in steps {
+            let mut fields = Vec::new();
+            if let Some(message) = &step.message {
+                let queue = (message.topic.clone(), message.queue_id);
+                let begin = start_of(&queue);
+                let own = found.units.entry(queue).or_default();
+                let queue_offset = begin + own.len() as i64;
+                let properties = text_of(&message.properties).into_bytes();
+                let property_of = |name| property(&message.properties, name);
+                let store_host = rules.store_host.clone();
+                let hosts_size = message.born_host.len() + store_host.len();
+                let size = 75 + hosts_size + message.body.len() + message.topic.len() + properties.len();
+                let born_v6 = if message.born_host.len() == 20 { 0x10 } else { 0 };
+                let store_v6 = if store_host.len() == 20 { 0x20 } else { 0 };
+                let tag = property_of("TAGS");
+                own.push((at, size, tag.map_or(0, |tag| hash_code(tag).into())));
+                let words = keys(property_of("UNIQ_KEY"), property_of("KEYS"), tag, rules.tags);
+                found.keys.push(words.len());
+                found.hashes.extend(words.iter().map(|word| index_hash(&message.topic, word)));
+                let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02X}")).collect::<String>();
+                if let Some(queue_id) = step.queue_id {
+                    fields = vec![
+                        ("MSG_REGION", rules.reply.region.clone()),
+                        ("TRACE_ON", rules.reply.trace.clone()),
+                        ("msgId", hex(&rules.store_host) + &hex(&at.to_be_bytes())),
+                        ("queueId", queue_id.to_string()),
+                        ("queueOffset", queue_offset.to_string()),
+                        ("transactionId", property_of("UNIQ_KEY").unwrap_or("").to_owned()),
+                    ];
+                }
+                found.records.push(Record {
+                    size,
+                    magic: 0xDAA3_20A7,
+                    body_crc: crc(&message.body),
+                    queue_id: message.queue_id,
+                    flag: message.flag,
+                    queue_offset,
+                    physical_offset: at,
+                    sys_flag: message.sys_flag | born_v6 | store_v6,
+                    born_timestamp: message.born_timestamp,
+                    born_host: message.born_host.clone(),
+                    store_timestamp: AT.store_timestamp,
+                    store_host,
+                    reconsume_times: message.reconsume_times,
+                    prepared_transaction_offset: message.half,
+                    body: message.body.clone(),
+                    topic: message.topic.clone().into_bytes(),
+                    properties,
+                });
+                at += size as i64;
+            }
+            if !step.oneway {
+                replies.push(Reply {
+                    binary: step.binary,
+                    opaque: step.opaque,
+                    fields: fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
+                });
+            }
         }
         found.replies.push(replies);
     }
@@ -154,12 +220,14 @@ fn reply_in_json(head: &[u8]) -> Reply {
     let text = |value: &serde_json::Value| value.as_str().expect("a text").to_owned();
     assert_eq!((number("code"), number("flag"), number("version")), (0, 1, 479));
     assert_eq!((text(&found["language"]), text(&found["serializeTypeCurrentRPC"])), ("PYTHON".into(), "JSON".into()));
-    assert_eq!(found.as_object().map(serde_json::Map::len), Some(7));
-    let ext = found["extFields"].as_object().expect("fields");
+    let ext = found.get("extFields").map(|ext| ext.as_object().expect("fields"));
+    assert_eq!(found.as_object().map(serde_json::Map::len), Some(6 + usize::from(ext.is_some())));
+    assert!(ext.is_none_or(|ext| !ext.is_empty()));
+    let fields = ext.into_iter().flatten();
     Reply {
         binary: false,
         opaque: number("opaque") as i32,
-        fields: ext.iter().map(|(name, value)| (name.clone(), text(value))).collect(),
+        fields: fields.map(|(name, value)| (name.clone(), text(value))).collect(),
     }
 }
 
@@ -222,7 +290,7 @@ proptest! {
         let buffer = laid_out(&of_each, code, gap);
         let hosts = hosts(of_each.len());
         let hosts = as_slices(&hosts);
-        let mut round = Round::read(&buffer.bytes, code, &buffer.spans, usize::MAX, &rules, &hosts, WIDE);
+        let mut round = Round::read(&buffer.bytes, &buffer.spans, &sends_of(&[code]), &rules, &hosts, WIDE);
         for (part, (span, stops)) in round.parts.iter().zip(buffer.spans.iter().zip(&buffer.stops)) {
             prop_assert_eq!(part.count, stops.len());
             prop_assert_eq!(part.stop, span.place.end);
@@ -250,7 +318,7 @@ proptest! {
         }
         let hosts = hosts(of_each.len());
         let hosts = as_slices(&hosts);
-        let round = Round::read(&buffer.bytes, code, &buffer.spans, most, &rules, &hosts, WIDE);
+        let round = Round::read(&buffer.bytes, &buffer.spans, &Served { most, ..sends_of(&[code]) }, &rules, &hosts, WIDE);
         let mut left = most;
         for ((part, span), stops) in round.parts.iter().zip(&buffer.spans).zip(&buffer.stops) {
             let count = stops.len().min(of_span).min(left);
@@ -281,7 +349,7 @@ proptest! {
         } else {
             Limits { body: usize::MAX, record: size - over }
         };
-        let mut round = Round::read(&buffer.bytes, 310, &buffer.spans, usize::MAX, &rules, &hosts, limits);
+        let mut round = Round::read(&buffer.bytes, &buffer.spans, &sends_of(&[310]), &rules, &hosts, limits);
         prop_assert_eq!(round.parts[0].count, if over == 0 { 3 } else { 1 });
         prop_assert_eq!(round.parts[1].count, 1);
         let kept = if over == 0 { of_each } else { [vec![small.clone()], vec![small]] };
@@ -302,14 +370,7 @@ fn plain(topic: &str, queue_id: i32, body: &[u8], text: &str) -> Send {
         reconsume_times: None,
         properties: vec![("UNIQ_KEY".into(), text.into())],
         body: body.to_vec(),
-        form: crate::frames::Form {
-            binary: false,
-            bare: false,
-            space: "",
-            escapes: vec![crate::frames::Escape::Raw],
-            rotated: 0,
-            others: vec![],
-        },
+        form: Form::plain(false),
     }
 }
 
@@ -326,7 +387,14 @@ fn properties_over_their_limit_are_not_served() {
             let space = 32_767 - added.len() - send.text().len() - 3;
             send.properties.push(("p".into(), "v".repeat(space + over)));
             let buffer = laid_out(&[vec![send]], 310, 0);
-            let round = Round::read(&buffer.bytes, 310, &buffer.spans, 9, &rules, &hosts, WIDE);
+            let round = Round::read(
+                &buffer.bytes,
+                &buffer.spans,
+                &Served { most: 9, ..sends_of(&[310]) },
+                &rules,
+                &hosts,
+                WIDE,
+            );
             assert_eq!(round.parts[0].count, count, "{added:?} {over}");
         }
     }
@@ -338,7 +406,8 @@ fn what_does_not_fit_together_is_said() {
     let buffer = laid_out(&[vec![plain("Orders", 1, b"body", "A"), plain("Orders", 2, b"body", "B")]], 310, 0);
     let hosts = hosts(1);
     let hosts = as_slices(&hosts);
-    let mut round = Round::read(&buffer.bytes, 310, &buffer.spans, 9, &rules, &hosts, WIDE);
+    let mut round =
+        Round::read(&buffer.bytes, &buffer.spans, &Served { most: 9, ..sends_of(&[310]) }, &rules, &hosts, WIDE);
     let total = round.rows.total();
     for (starts, size) in [(1, total), (3, total), (2, total - 1), (2, total + 1), (2, 0)] {
         let found = round.write(&buffer.bytes, &mut vec![0; size], &AT, &vec![0; starts], &rules, &hosts);

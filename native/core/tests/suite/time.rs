@@ -12,7 +12,7 @@ use trimq_native_core::round::{Round, Span};
 use trimq_native_core::rows::Stamp;
 
 use crate::batches::{body_of, Message};
-use crate::frames::{as_slices, hosts, usual_rules, Escape, Form, Send};
+use crate::frames::{as_slices, hosts, sends_of, usual_rules, Form, Send};
 use crate::round_trip::{queues, AT, WIDE};
 
 const MANY: usize = 1 << 18;
@@ -78,14 +78,7 @@ fn sends(count: usize, queues: i32) -> Vec<u8> {
             reconsume_times: None,
             properties: vec![("UNIQ_KEY".into(), "A".into()), ("KEYS".into(), "a b c".into())],
             body: b"b".to_vec(),
-            form: Form {
-                binary: number % 2 == 0,
-                bare: false,
-                space: "",
-                escapes: vec![Escape::Raw],
-                rotated: 0,
-                others: vec![],
-            },
+            form: Form::plain(number % 2 == 0),
         };
         bytes.extend(send.frame(310));
     }
@@ -102,7 +95,7 @@ fn many_frames() {
         let mut spans = vec![Span { place: 0..bytes.len(), most: usize::MAX }];
         if connections > 1 {
             let hosts = hosts(1);
-            let whole = Round::read(&bytes, 310, &spans, usize::MAX, &rules, &as_slices(&hosts), WIDE);
+            let whole = Round::read(&bytes, &spans, &sends_of(&[310]), &rules, &as_slices(&hosts), WIDE);
             assert_eq!(whole.parts[0].count, count);
             let mut at = 0;
             spans.clear();
@@ -114,12 +107,12 @@ fn many_frames() {
         }
         let hosts = vec![vec![1; 8]; spans.len()];
         let hosts = as_slices(&hosts);
-        let mut round = soon(|| Round::read(&bytes, 310, &spans, usize::MAX, &rules, &hosts, WIDE));
+        let mut round = soon(|| Round::read(&bytes, &spans, &sends_of(&[310]), &rules, &hosts, WIDE));
         assert_eq!(round.requests.len(), count);
         let mut good = vec![true; queues(&round).len()];
         let last = good.len() - 1;
         good[last] = of_queues == 1;
-        soon(|| round.leave_out(&spans, &good));
+        soon(|| round.leave_out(&spans, &good, &[]));
         let starts = vec![0; round.rows.queues().len()];
         let mut out = vec![0; round.rows.total()];
         soon(|| round.write(&bytes, &mut out, &AT, &starts, &rules, &hosts)).unwrap();
