@@ -14,24 +14,43 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from trimq.broker.processors.end_transaction import _half_of
 from trimq.broker.processors.send.send_batch import parts_of
 from trimq.broker.processors.send.send_fast_path import HEADERS, MEANINGLESS
+from trimq.broker.services.transaction.half_queue import State
+from trimq.broker.services.transaction.messages import HalfMessages
+from trimq.broker.store.log.puts import MessageInner
 from trimq.protocol import record
 from trimq.protocol.batch import BatchError, encode_batch
-from trimq.protocol.codes import VERSION, LanguageCode
+from trimq.protocol.codes import VERSION, LanguageCode, RequestCode
 from trimq.protocol.command import LANGUAGE, Encoding, RemotingCommand
 from trimq.protocol.errors import FrameError, RemotingError
 from trimq.protocol.frame import decode, encode
 from trimq.protocol.hashing import key_hash, string_hash, tags_code
+from trimq.protocol.headers.transaction import EndTransactionRequestHeader
 from trimq.protocol.index_batch import PlainBatch
-from trimq.protocol.message_keys import TAG_KEY, key_words
-from trimq.protocol.native import NATIVE, Messages
-from trimq.protocol.property_names import FAST_NAMES, NOT_IN_A_BATCH, SLOW_NAMES, SLOW_PREFIXES
-from trimq.protocol.property_text import ordinary
+from trimq.protocol.message_keys import TAG_KEY, index_keys, key_words
+from trimq.protocol.native import NATIVE, Messages, Pending
+from trimq.protocol.property_names import (
+    FAST_NAMES,
+    NOT_IN_A_BATCH,
+    PROPERTY_PGROUP,
+    PROPERTY_REAL_QID,
+    PROPERTY_REAL_TOPIC,
+    PROPERTY_TRAN_MSG,
+    PROPERTY_TRANSACTION_ID,
+    SLOW_NAMES,
+    SLOW_PREFIXES,
+)
+from trimq.protocol.property_text import decode_properties, join_properties, ordinary
 from trimq.protocol.queue_unit import UNIT
+from trimq.protocol.real_place import real_place
 from trimq.protocol.record import MAX_PROPERTIES, host_flags
 from trimq.protocol.record_batch import BatchHead
-from trimq.protocol.topic_rules import TRANS_HALF_TOPIC
+from trimq.protocol.timer_message import TIMER_NAMES
+from trimq.protocol.topic_rules import NO_SEND_TOPICS, TRANS_HALF_TOPIC, topic_problem
+from trimq.protocol.transaction import MAX_HALF_PROPERTIES, make_half
+from trimq.protocol.transaction import QUEUE as HALF_QUEUE
 from trimq.protocol.typed_request import NOT_DECODED, decoder
 
 pytestmark = pytest.mark.skipif(not NATIVE.is_on, reason=f"the native extension is off: {NATIVE.reason}")
@@ -322,10 +341,19 @@ def in_json(envelope: dict[str, Any], fields: dict[str, Any], code: int, how: di
     ext = named(fields, code)
     if not how["bare"]:
         ext = {name: as_text(value) for name, value in ext.items()}
-    parts = {"code": code, "extFields": ext} | envelope
+    return headed(code, {"extFields": ext} | envelope, how)
+
+
+def compact(parts: Any) -> str:
+    return json.dumps(parts, separators=(",", ":"))
+
+
+def headed(code: int, parts: dict[str, Any], how: dict[str, Any]) -> str:
+    """A JSON header that starts with its code, as clients write it. Only such headers are read in rounds."""
     if how["turned"]:
         parts = dict(reversed(parts.items()))
-    return json.dumps(parts, separators=how["separators"], ensure_ascii=how["ascii"])
+    text = json.dumps(parts, separators=how["separators"], ensure_ascii=how["ascii"])
+    return f'{{"code":{code},{text[1:]}'
 
 
 HOWS: Final = st.fixed_dictionaries(
@@ -503,9 +531,9 @@ def test_a_wrong_escape_is_left_to_python(where: str, escape: str) -> None:
         "language": "language",
         "serializeTypeCurrentRPC": "serializeTypeCurrentRPC",
     }
-    head = json.dumps(parts)
+    head = compact(parts)
     assert twins(framed(head.encode(), b"body"), 310)
-    frame = framed(head.replace(f': "{where}"', f': "{escape}"').encode(), b"body")
+    frame = framed(head.replace(f':"{where}"', f':"{escape}"').encode(), b"body")
     with pytest.raises(FrameError):
         decode(memoryview(frame)[4:])
     assert not twins(frame, 310)
@@ -637,7 +665,7 @@ def test_a_queue_that_nothing_goes_to_is_not_met(body: bytes) -> None:
     for topic, key, data in [("Orders", "A", body), ("Payments", "B", body), ("Orders", "OrdersPayments", bytes(100))]:
         ext = {"a": "g", "b": topic, "c": "T", "d": 4, "e": 1, "f": 0, "g": 1, "h": 0, "i": f"UNIQ_KEY\x01{key}\x02"}
         begin = len(frames)
-        frames += framed(json.dumps({"code": 310, "extFields": ext}).encode(), data)
+        frames += framed(compact({"code": 310, "extFields": ext}).encode(), data)
         spans.append((begin, len(frames), 9))
     messages = make_reader().read(
         memoryview(frames), [310], spans, [HOSTS[0]] * 3, (9, 9), (100, 1 << 20), NOTHING_PENDING
@@ -646,6 +674,565 @@ def test_a_queue_that_nothing_goes_to_is_not_met(body: bytes) -> None:
     sent = by_python(frames[spans[2][0] :], 310)
     assert sent is not None
     check_stored(messages, frames, [Taken(2, HOSTS[0], sent)], 3, tags=False)
+
+
+# -- transactions
+
+
+GROUP: Final = "PG"
+OF_HALVES: Final = {PROPERTY_TRAN_MSG: "true", PROPERTY_PGROUP: GROUP}
+END: Final = RequestCode.END_TRANSACTION
+LOG_START: Final = 3 << 30
+
+
+class Made(NamedTuple):
+    """What Python makes of a request: the message to store, and the queue id and unique key that the reply names.
+
+    A rollback has no message. ``real``: where a half is for.
+    """
+
+    command: RemotingCommand
+    message: MessageInner | None
+    named: tuple[int, str] = (0, "")
+    real: tuple[str, int] | None = None
+
+    @property
+    def is_end(self) -> bool:
+        return self.command.code == END
+
+
+def keyed(message: MessageInner, properties: dict[str, str], *, tags: bool) -> MessageInner:
+    message.tags_code = tags_code(properties["TAGS"]) if "TAGS" in properties else 0
+    message.keys = index_keys(properties, tags=tags)
+    return message
+
+
+def send_made(frame: bytes, code: int, host: bytes, *, tags: bool) -> Made | None:
+    """A half, or an ordinary send, as send.py stores it. None for others, and for what it refuses."""
+    header: Any
+    sent = by_python(frame, code)
+    if sent is not None:
+        command, header, real = sent.command, sent.header, None
+        properties = decode_properties(header.properties)
+        raw, sys_flag, topic, queue_id = (
+            header.properties.encode() + ADDED,
+            header.sys_flag,
+            header.topic,
+            header.queue_id,
+        )
+    else:
+        try:
+            command = decode(memoryview(frame)[4:])
+            header = command.header(HEADERS[code])
+        except (FrameError, RemotingError):
+            return None
+        properties, sys_flag = decode_properties(header.properties or ""), header.sys_flag & ~4
+        if command.code != code or header.sys_flag & 12 != 4 or sys_flag & ~MEANINGLESS or "UNIQ_KEY" not in properties:
+            return None
+        if header.topic in NO_SEND_TOPICS or header.queue_id < 0 or header.batch or not command.body:
+            return None
+        if not properties.keys().isdisjoint({*TIMER_NAMES, "DELAY"}):
+            return None
+        real = (header.topic, header.queue_id)
+        properties |= decode_properties(ADDED.decode())
+        make_half(properties, *real, header.producer_group)
+        raw, topic, queue_id = join_properties(properties).encode(), TRANS_HALF_TOPIC, HALF_QUEUE
+        if len(raw) > MAX_HALF_PROPERTIES:
+            return None
+    message = MessageInner(
+        topic,
+        queue_id,
+        bytes(command.body),
+        raw,
+        header.born_timestamp,
+        host,
+        STORE_HOST,
+        header.flag,
+        sys_flag,
+        header.reconsume_times or 0,
+    )
+    return Made(command, keyed(message, properties, tags=tags), (header.queue_id, properties["UNIQ_KEY"]), real)
+
+
+class Log:
+    """A part of the log with halves, other bytes before each, and the table of their states."""
+
+    def __init__(self, first: int = 0, gap: int = 3) -> None:
+        self.data = b""
+        self.first = first
+        self.gap = bytes([0xA5]) * gap
+        self.states = bytearray()
+        self.halves: list[tuple[int, int]] = []
+        """Queue offset and log offset of each."""
+
+    def add(self, properties: bytes, host: bytes = HOSTS[0], store_host: bytes = STORE_HOST, **fields: Any) -> None:
+        self.data += self.gap
+        offset, physical = self.first + len(self.states), LOG_START + len(self.data)
+        flags = fields.pop("sys_flag", 0) | host_flags(host, store_host)
+        usual: dict[str, Any] = {"body": b"body", "born_timestamp": 5, "store_timestamp": 6}
+        self.data += record.encode_record(
+            topic=TRANS_HALF_TOPIC.encode(),
+            properties=properties,
+            queue_id=HALF_QUEUE,
+            queue_offset=offset,
+            physical_offset=physical,
+            born_host=host,
+            store_host=store_host,
+            sys_flag=flags,
+            **(usual | fields),
+        )
+        self.states.append(State.PENDING)
+        self.halves.append((offset, physical))
+
+    @property
+    def pending(self) -> Pending:
+        return LOG_START, memoryview(self.data), self.first, self.states
+
+    def end_made(self, frame: bytes, *, tags: bool) -> Made | None:
+        """The end of a half, as end_transaction.py ends a pending one. None for others."""
+        try:
+            command = decode(memoryview(frame)[4:])
+            header = command.header(EndTransactionRequestHeader)
+            at = header.commit_log_offset - LOG_START
+            data = memoryview(self.data)[at:] if 0 <= at <= len(self.data) - 8 else memoryview(b"")
+            size = int.from_bytes(data[:4], "big")
+            half = _half_of(header, data[:size] if size <= len(data) else b"")
+        except (FrameError, RemotingError):
+            return None
+        at = half.origin - self.first
+        is_pending = half.is_first and 0 <= at < len(self.states) and self.states[at] == State.PENDING
+        if command.code != END or header.commit_or_rollback not in (8, 12) or not is_pending:
+            return None
+        message = HalfMessages(STORE_HOST, tags=tags).committed(half) if header.commit_or_rollback == 8 else None
+        return Made(command, message)
+
+
+def end_frame(
+    half: tuple[int, int], state: int, *, binary: bool = False, how: dict[str, Any] | None = None, **more: Any
+) -> bytes:
+    flag, opaque = more.pop("flag", 0), more.pop("opaque", 9)
+    fields = {"producerGroup": GROUP, "tranStateTableOffset": half[0], "commitLogOffset": half[1]}
+    fields |= {"commitOrRollback": state, "msgId": "7F00", "fromTransactionCheck": False, "topic": "Orders"}
+    ext = fields | more
+    if binary or how is None or not how["bare"]:
+        ext = {name: as_text(value) for name, value in ext.items()}
+    if how is not None and not binary:
+        return framed(headed(END, {"extFields": ext, "flag": flag, "opaque": opaque}, how).encode(), b"")
+    encoding = Encoding.ROCKETMQ if binary else Encoding.JSON
+    return encode(RemotingCommand(END, opaque, flag, 1, "GO", ext=ext, encoding=encoding))
+
+
+def check_made(messages: Messages, frames: bytes, made: Sequence[tuple[int, Made]], spans: int) -> None:
+    """Write what the extension has read, and compare all results with those of each request by Python.
+
+    ``made``: the number of its span, and the request.
+    """
+    reals = [one.real for _, one in made if one.real is not None]
+    assert messages.real_places() == list(dict.fromkeys(reals))
+    places = {(topic, queue_id): at for at, (topic, queue_id, _, _) in enumerate(messages.queues())}
+    stored = [one.message for _, one in made if one.message is not None]
+    assert set(places) == {(message.topic, message.queue_id) for message in stored}
+    assert len(messages) == len(stored)
+    front, buffer = b"", bytearray(messages.total)
+    if stored:
+        front = messages.write(
+            memoryview(frames), memoryview(buffer), 0, PHYSICAL, STORED_AT, list(map(next_of, places))
+        )
+    records, rows, requests, ends = b"", [], [], []
+    units: dict[tuple[str, int], list[tuple[int, int, int]]] = {queue: [] for queue in places}
+    replies = [b""] * spans
+    for span, one in made:
+        command, message, at = one.command, one.message, PHYSICAL + len(records)
+        binary, oneway = command.encoding is Encoding.ROCKETMQ, bool(command.flag & 2)
+        reply = command.reply()
+        if message is None:
+            requests.append((span, command.opaque, binary, -1, 0, "", -1, -1, 0, True, oneway))
+        else:
+            queue = (message.topic, message.queue_id)
+            queue_offset = next_of(queue) + len(units[queue])
+            data = record.encode_record(
+                topic=message.topic.encode(),
+                body=message.body,
+                properties=message.properties,
+                queue_id=message.queue_id,
+                queue_offset=queue_offset,
+                physical_offset=at,
+                born_timestamp=message.born_timestamp,
+                born_host=message.born_host,
+                store_timestamp=STORED_AT,
+                store_host=message.store_host,
+                flag=message.flag,
+                sys_flag=message.sys_flag & ~0x30 | host_flags(message.born_host, message.store_host),
+                reconsume_times=message.reconsume_times,
+                prepared_transaction_offset=message.prepared_transaction_offset,
+            )
+            records += data
+            units[queue].append((at, len(data), message.tags_code))
+            rows += [(key_hash(message.topic, word), at, STORED_AT) for word in message.keys]
+            named = (message.queue_id, "") if one.is_end else one.named
+            place = (places[queue], *named, at, queue_offset, len(data))
+            requests.append((span, command.opaque, binary, *place, one.is_end, oneway))
+            if not one.is_end:
+                reply.ext = {
+                    "MSG_REGION": "DefaultRegion",
+                    "TRACE_ON": "true",
+                    "msgId": (STORE_HOST + at.to_bytes(8, "big")).hex().upper(),
+                    "queueId": str(one.named[0]),
+                    "queueOffset": str(queue_offset),
+                    "transactionId": one.named[1],
+                }
+        if one.is_end:
+            ends.append((command.header(EndTransactionRequestHeader).tran_state_table_offset, message is not None))
+        if not oneway:
+            replies[span] += encode(reply)
+    assert front + bytes(buffer[8:]) == records
+    assert messages.queues() == [(*queue, len(own), sum(size for _, size, _ in own)) for queue, own in units.items()]
+    assert messages.units() == b"".join(struct.pack(">qiq", *unit) for own in units.values() for unit in own)
+    assert messages.keys(STORED_AT).rows() == rows
+    assert messages.ends() == ends
+    assert messages.requests() == requests
+    assert messages.replies() == replies
+
+
+def may_be_sent_to(topic: str) -> bool:
+    return topic not in NO_SEND_TOPICS and topic_problem(topic) is None
+
+
+def transaction_twins(frame: bytes, code: int, log: Log | None = None, *, tags: bool = False, **more: Any) -> bool:
+    """Return whether both accept a half or an end, with equal results; by the extension alone is a failure."""
+    host, limits = more.pop("host", HOSTS[0]), more.pop("limits", NO_LIMITS)
+    log = Log() if log is None else log
+    spans = [(0, len(frame), 1)]
+    reader = make_reader(tags=tags, **more)
+    messages = reader.read(memoryview(frame), [code], spans, [host], MANY, limits, log.pending)
+    alone = reader.send(memoryview(frame), [code])
+    if messages.parts() == [(0, 0)]:
+        assert (len(messages), messages.ends(), messages.requests(), messages.replies()) == (0, [], [], [b""])
+        return False
+    assert messages.parts() == [(1, len(frame))]
+    made = log.end_made(frame, tags=tags) if code == END else send_made(frame, code, host, tags=tags)
+    if made is None and not all(may_be_sent_to(topic) for topic, *_ in messages.queues()):
+        return False  # the caller leaves out what is for such a topic
+    assert made is not None
+    if made.command.encoding is Encoding.ROCKETMQ:
+        assert alone is None
+    else:
+        assert (alone is True) == (made.is_end or made.real is not None)
+    check_made(messages, frame, [(0, made)], 1)
+    return True
+
+
+OWN_NAMES: Final = st.sampled_from(
+    [*sorted(FAST_NAMES - {"UNIQ_KEY", "WAIT", PROPERTY_PGROUP, PROPERTY_TRANSACTION_ID}), "colour", "ä", "_x"]
+)
+
+
+@st.composite
+def half_properties(draw: st.DrawFn, more: dict[str, str] | None = None) -> dict[str, str]:
+    """Properties of a half of which the extension leaves none to Python."""
+    properties = dict.fromkeys(draw(st.lists(OWN_NAMES, max_size=4, unique=True)), "")
+    for name in properties:
+        properties[name] = draw(KEYS_AND_TAGS)
+    if draw(st.booleans()):
+        properties["WAIT"] = "true"
+    properties |= OF_HALVES | {"UNIQ_KEY": draw(st.text("0123456789ABCDEF", min_size=1, max_size=40))} | (more or {})
+    return dict(draw(st.permutations(list(properties.items()))))
+
+
+REAL_TOPICS: Final = st.sampled_from(["Orders", "T", "x" * 127, "a|b"])
+QUEUE_IDS: Final = st.one_of(st.integers(0, 7), st.just((1 << 31) - 1))
+
+
+@st.composite
+def stored_properties(draw: st.DrawFn) -> dict[str, str]:
+    """Properties of a half in the log."""
+    more = {PROPERTY_REAL_TOPIC: draw(REAL_TOPICS), PROPERTY_REAL_QID: str(draw(QUEUE_IDS))}
+    return draw(half_properties(decode_properties(ADDED.decode()) | more | {PROPERTY_TRANSACTION_ID: "A1"}))
+
+
+HALF_FLAGS: Final = st.sampled_from([4, 5, 6, 0x104, 0x707])
+
+
+@st.composite
+def half_frames(draw: st.DrawFn, code: int, texts: st.SearchStrategy[str]) -> bytes:
+    envelope, fields = draw(sends(texts))
+    fields |= {"f": draw(HALF_FLAGS), "m": False}
+    fields["j"] = 0
+    if draw(st.booleans()):
+        del fields["j"]
+    body = draw(BODIES)
+    if draw(st.booleans()):
+        return framed(in_json(envelope, fields, code, draw(HOWS)).encode(), body)
+    ext = {name: as_text(value) for name, value in named(fields, code).items()}
+    return encode(RemotingCommand(code, envelope["opaque"], 0, 1, "GO", ext=ext, body=body, encoding=Encoding.ROCKETMQ))
+
+
+@given(data=st.data(), code=CODES, tags=st.booleans(), host=st.sampled_from(HOSTS))
+def test_halves_are_taken(data: st.DataObject, code: int, tags: bool, host: bytes) -> None:
+    frame = data.draw(half_frames(code, half_properties().map(join_properties)))
+    assert transaction_twins(frame, code, tags=tags, host=host)
+
+
+ODD_PAIRS: Final = [
+    *[("TRAN_MSG", value) for value in ("true", "false", "TRUE")],
+    *[("PGROUP", "x"), ("REAL_TOPIC", "T"), ("REAL_TOPIC", TRANS_HALF_TOPIC), ("REAL_QID", "1"), ("REAL_QID", "01")],
+    *[("__transactionId__", "B"), ("UNIQ_KEY", "B"), ("KEYS", "k"), ("TAGS", "t"), ("MSG_REGION", "x"), ("DELAY", "3")],
+    *[("TRAN_PREPARED_QUEUE_OFFSET", "0"), ("TRANSACTION_CHECK_TIMES", "1"), ("TRANS_OFFSET", "1"), ("POP_CK", "c")],
+    *[("CHECK_IMMUNITY_TIME_IN_SECONDS", "9"), ("TIMER_DELAY_SEC", "9")],
+]
+ODD_PIECES: Final = st.sampled_from([*[f"{name}\x01{value}\x02" for name, value in ODD_PAIRS], "x", "\x01", "\x02"])
+
+
+@st.composite
+def odd_texts(draw: st.DrawFn, properties: st.SearchStrategy[dict[str, str]]) -> str:
+    """Texts of halves, some without a piece or with other ones."""
+    pieces = [f"{name}\x01{value}\x02" for name, value in draw(properties).items()]
+    for _ in range(draw(st.integers(0, 2))):
+        del pieces[draw(st.integers(0, len(pieces) - 1))]
+    for piece in draw(st.lists(st.one_of(ODD_PIECES, PIECES), max_size=2)):
+        pieces.insert(draw(st.integers(0, len(pieces))), piece)
+    return "".join(pieces)
+
+
+@given(data=st.data(), code=CODES, tags=st.booleans())
+def test_what_the_extension_takes_of_any_half_python_takes(data: st.DataObject, code: int, tags: bool) -> None:
+    frame = data.draw(half_frames(code, odd_texts(half_properties())))
+    transaction_twins(frame, code, tags=tags)
+
+
+@st.composite
+def logs(draw: st.DrawFn, count: int = 1) -> Log:
+    log = Log(draw(st.integers(0, 1 << 40)), draw(st.integers(0, 9)))
+    for _ in range(count):
+        log.add(
+            join_properties(draw(stored_properties())).encode(),
+            draw(st.sampled_from(HOSTS)),
+            draw(st.sampled_from([STORE_HOST, HOSTS[1]])),
+            body=draw(BODIES),
+            sys_flag=draw(st.sampled_from([0, 1, 2, 0x100, 0x703])),
+            flag=draw(NUMBERS["h"]),
+            born_timestamp=draw(NUMBERS["g"]),
+            store_timestamp=draw(NUMBERS["g"]),
+            reconsume_times=draw(NUMBERS["j"]),
+            prepared_transaction_offset=draw(NUMBERS["g"]),
+        )
+    return log
+
+
+STATES: Final = st.sampled_from([8, 12])
+
+
+@given(
+    log=logs(),
+    state=STATES,
+    binary=st.booleans(),
+    how=HOWS,
+    oneway=st.booleans(),
+    check=st.booleans(),
+    opaque=NUMBERS["h"],
+    tags=st.booleans(),
+)
+def test_ends_are_taken(
+    log: Log, state: int, binary: bool, how: dict[str, Any], oneway: bool, check: bool, opaque: int, tags: bool
+) -> None:
+    more = {"flag": 2 if oneway else 0, "opaque": opaque, "fromTransactionCheck": check}
+    frame = end_frame(log.halves[0], state, binary=binary, how=how, **more)
+    assert transaction_twins(frame, END, log, tags=tags)
+
+
+@given(text=odd_texts(stored_properties()), state=STATES, harm=st.lists(st.tuples(st.integers(0), st.integers(0, 255))))
+def test_what_the_extension_ends_of_any_half_python_ends(text: str, state: int, harm: list[tuple[int, int]]) -> None:
+    """Halves with other properties, and damaged ones. A rollback is compared where the half may be committed."""
+    log = Log(first=5)
+    log.add(text.encode())
+    data = bytearray(log.data)
+    for at, value in harm[:2]:
+        data[at % len(data)] = value
+    log.data = bytes(data)
+    frame = end_frame(log.halves[0], state)
+    if state == 8 or real_place_of(text):
+        transaction_twins(frame, END, log, tags=True)
+
+
+def real_place_of(text: str) -> bool:
+    properties = decode_properties(text)
+    return not isinstance(real_place(properties.get(PROPERTY_REAL_TOPIC), properties.get(PROPERTY_REAL_QID)), str)
+
+
+@given(log=logs(), state=STATES, how=HOWS, changes=CHANGES)
+def test_what_the_extension_takes_of_any_end_python_takes(
+    log: Log, state: int, how: dict[str, Any], changes: list[tuple[float, int, str]]
+) -> None:
+    frame = end_frame(log.halves[0], state, how=how)
+    head = changed(frame[8:].decode(), changes)
+    transaction_twins(framed(head.encode("utf-8", "surrogatepass"), b""), END, log)
+
+
+@given(log=logs(), state=STATES, data=st.data())
+def test_what_the_extension_takes_of_any_end_in_binary_python_takes(log: Log, state: int, data: st.DataObject) -> None:
+    head = bytearray(end_frame(log.halves[0], state, binary=True)[8:])
+    for _ in range(data.draw(st.integers(0, 2))):
+        head[data.draw(st.integers(0, len(head) - 1))] = data.draw(st.integers(0, 255))
+    transaction_twins(framed(bytes(head), b"", 1), END, log)
+
+
+STORED: Final = join_properties(
+    OF_HALVES
+    | {"UNIQ_KEY": "A1", "KEYS": "k1 k2", "TAGS": "t", PROPERTY_TRANSACTION_ID: "A1"}
+    | {PROPERTY_REAL_TOPIC: "Orders", PROPERTY_REAL_QID: "3"}
+)
+
+
+@pytest.mark.parametrize("binary", [False, True])
+@pytest.mark.parametrize("state", [8, 12])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"producerGroup": "other"},
+        {"producerGroup": ""},
+        {"tranStateTableOffset": 6},
+        {"tranStateTableOffset": -1},
+        {"tranStateTableOffset": 1 << 63},
+        {"commitLogOffset": LOG_START},
+        {"commitLogOffset": -1},
+        {"commitOrRollback": 4},
+        {"commitOrRollback": 24},
+        {"commitOrRollback": "8.0"},
+        {"flag": 1},
+        {"flag": 3},
+    ],
+    ids=str,
+)
+def test_an_end_that_does_not_match_is_left(state: int, binary: bool, change: dict[str, Any]) -> None:
+    log = Log(first=5)
+    log.add(STORED.encode())
+    assert transaction_twins(end_frame(log.halves[0], state, binary=binary), END, log)
+    assert not transaction_twins(end_frame(log.halves[0], state, binary=binary, **change), END, log)
+
+
+@pytest.mark.parametrize("state", [8, 12])
+@pytest.mark.parametrize("own", sorted({*map(int, State), 15, 16, 128, 255}))
+def test_only_a_pending_half_is_ended(state: int, own: int) -> None:
+    log = Log(first=5)
+    log.add(STORED.encode())
+    log.states[0] = own
+    assert transaction_twins(end_frame(log.halves[0], state), END, log) == (own == State.PENDING)
+
+
+def test_a_reader_without_halves_leaves_them() -> None:
+    log = Log()
+    log.add(STORED.encode())
+    half = plain_frame(310, binary=False, f="4", i=join_properties(OF_HALVES | {"UNIQ_KEY": "A1"}))
+    for code, frame in ((END, end_frame(log.halves[0], 8)), (310, half)):
+        assert transaction_twins(frame, code, log)
+        assert not transaction_twins(frame, code, log, halves=False)
+
+
+@pytest.mark.parametrize("space", [0, 1])
+def test_a_half_leaves_room_for_what_it_gets_later(space: int) -> None:
+    properties = OF_HALVES | {"UNIQ_KEY": "A1", "p": ""}
+    whole = properties | decode_properties(ADDED.decode())
+    make_half(whole, "T", 1, GROUP)
+    properties["p"] = "v" * (MAX_HALF_PROPERTIES - len(join_properties(whole)) + space)
+    frame = plain_frame(310, binary=True, f="4", i=join_properties(properties))
+    assert transaction_twins(frame, 310) == (not space)
+    assert (send_made(frame, 310, HOSTS[0], tags=False) is not None) == (not space)
+
+
+@pytest.mark.parametrize("front", [' {"code":37,', '{ "code":37,', '{"code" :37,', '{"code": 37,', '{"code":37 ,'])
+def test_a_header_that_does_not_start_with_its_code_is_left(front: str) -> None:
+    log = Log()
+    log.add(STORED.encode())
+    head = end_frame(log.halves[0], 8)[8:].decode()
+    assert head.startswith('{"code":37,')
+    assert transaction_twins(framed(head.encode(), b""), END, log)
+    other = framed((front + head.removeprefix('{"code":37,')).encode(), b"")
+    assert log.end_made(other, tags=False) is not None
+    assert not transaction_twins(other, END, log)
+
+
+STEPS: Final = st.lists(
+    st.lists(
+        st.tuples(st.sampled_from(["send", "half", "commit", "rollback", "half"]), st.booleans(), st.booleans()),
+        max_size=6,
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(
+    steps=STEPS,
+    log=logs(4),
+    data=st.data(),
+    most=one_in(3, st.integers(0, 4), st.just(1 << 30)),
+    tags=st.booleans(),
+    bad=st.sets(st.integers(0, 9), max_size=2),
+    unreal=st.sets(st.integers(0, 4), max_size=1),
+)
+def test_mixed_rounds_are_what_python_makes_of_each(
+    steps: list[Any], log: Log, data: st.DataObject, most: int, tags: bool, bad: set[int], unreal: set[int]
+) -> None:
+    """Sends, up to ``most`` halves, and ends, a half of the log once; then those of them that are good."""
+    frames, spans, made, stops = b"", [], [], []
+    left, halves = [at % 4 for at in range(7)], 0
+    ended: set[int] = set()
+    for number, kinds in enumerate(steps):
+        host, begin = HOSTS[number % 2], len(frames)
+        is_open, own_stops = True, [begin]
+        for kind, binary, oneway in kinds:
+            one: Made | None = None
+            if kind in ("commit", "rollback"):
+                if not left:
+                    continue
+                at = left.pop()
+                flag = 2 if oneway else 0
+                frame = end_frame(log.halves[at], 8 if kind == "commit" else 12, binary=binary, flag=flag)
+                if at not in ended:
+                    one = log.end_made(frame, tags=tags)
+                    assert one is not None
+                if is_open and one is not None:
+                    ended.add(at)
+            elif kind == "half":
+                frame = data.draw(half_frames(310, half_properties().map(join_properties)))
+                if halves < most:
+                    one = send_made(frame, 310, host, tags=tags)
+                    halves += is_open
+            else:
+                frame = plain_frame(310, binary=binary, e=str(number), b="Orders")
+                one = send_made(frame, 310, host, tags=tags)
+            frames += frame
+            is_open = is_open and one is not None
+            if is_open and one is not None:
+                made.append((number, one))
+                own_stops.append(len(frames))
+        spans.append((begin, len(frames), 99))
+        stops.append(own_stops)
+    hosts = [HOSTS[number % 2] for number in range(len(spans))]
+    messages: Messages = make_reader(tags=tags).read(
+        memoryview(frames), [310, END], spans, hosts, (99, most), NO_LIMITS, log.pending
+    )
+    assert messages.parts() == [(len(own) - 1, own[-1]) for own in stops]
+    if bad or unreal:
+        queues = [(topic, queue_id) for at, (topic, queue_id, _, _) in enumerate(messages.queues()) if at in bad]
+        reals = [place for at, place in enumerate(messages.real_places()) if at in unreal]
+        messages.leave_out(
+            [at not in bad for at in range(len(messages.queues()))],
+            [at not in unreal for at in range(len(messages.real_places()))],
+        )
+        kept: list[tuple[int, Made]] = []
+        shut: set[int] = set()
+        for span, one in made:
+            message = one.message
+            is_bad = message is not None and (message.topic, message.queue_id) in queues
+            if is_bad or one.real in reals:
+                shut.add(span)
+            if span not in shut:
+                kept.append((span, one))
+        made = kept
+        counts = [sum(span == number for span, _ in made) for number in range(len(spans))]
+        assert messages.parts() == [(count, stops[number][count]) for number, count in enumerate(counts)]
+    check_made(messages, frames, made, len(spans))
 
 
 # -- rules
@@ -663,7 +1250,7 @@ def test_a_queue_that_nothing_goes_to_is_not_met(body: bytes) -> None:
 def test_rules_are_those_of_the_pattern(text: str, reserved: frozenset[str], limits: tuple[int, int]) -> None:
     """The rules include property names reserved by features, and small limits."""
     ext = {"a": "g", "b": "Orders", "c": "T", "d": "4", "e": "1", "f": "0", "g": "1", "h": "0", "i": text}
-    frame = framed(json.dumps({"code": 310, "extFields": ext, "opaque": 3}).encode(), b"body")
+    frame = framed(compact({"code": 310, "extFields": ext, "opaque": 3}).encode(), b"body")
     sent = by_python(frame, 310, reserved=reserved, limits=limits)
     messages = read(make_reader(reserved=reserved), frame, 310, HOSTS[0], limits)
     assert (messages is None) == (sent is None)
@@ -675,7 +1262,7 @@ def test_rules_are_those_of_the_pattern(text: str, reserved: frozenset[str], lim
 def test_the_longest_unique_key(at_most: int) -> None:
     ext = {"a": "g", "b": "T", "c": "T", "d": "4", "e": "1", "f": "0", "g": "1", "h": "0"}
     ext["i"] = "UNIQ_KEY\x01" + "A" * at_most + "\x02"
-    frame = framed(json.dumps({"code": 310, "extFields": ext}).encode(), b"body")
+    frame = framed(compact({"code": 310, "extFields": ext}).encode(), b"body")
     assert twins(frame, 310) == (at_most == 256)
     assert (by_python(frame, 310) is not None) == (at_most == 256)
 

@@ -259,3 +259,121 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
 fn i64_at(bytes: &[u8], at: usize) -> Option<i64> {
     Some(i64::from_be_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::Names;
+
+    const HALF: &str = "UNIQ_KEY\x01A\x02TRAN_MSG\x01true\x02PGROUP\x01g\x02";
+
+    fn rules(added: &str) -> Rules {
+        let set = |names: &[&str]| names.iter().map(|name| name.as_bytes().to_vec()).collect();
+        let names = Names {
+            slow: set(&["TRAN_MSG", "REAL_TOPIC", "REAL_QID", "TRACE_ON", "DELAY"]),
+            fast: set(&["__transactionId__"]),
+            slow_prefixes: vec![b"__".to_vec()],
+            ..Names::default()
+        };
+        Rules { names, added: added.into(), halves: true, half_topic: "H".into(), ..Rules::default() }
+    }
+
+    #[test]
+    fn what_is_sent_says_in_both_ways_that_it_is_a_half() {
+        let rules = rules("");
+        let text = format!("{HALF}KEYS\x01k\x02TAGS\x01t\x02");
+        let found = Found { unique: Some("A"), keys: Some("k"), tag: Some("t") };
+        assert_eq!(sent(&text, PREPARED, &rules), Some(found));
+        assert!(sent(&text, PREPARED | 0x103, &rules).is_some());
+        for sys_flag in [0, 1, COMMIT, ROLLBACK] {
+            assert_eq!(sent(&text, sys_flag, &rules), None);
+        }
+        for text in [
+            HALF.replace("true", "false"),
+            HALF.replace("TRAN_MSG\x01true\x02", ""),
+            HALF.replace("PGROUP\x01g\x02", ""),
+            HALF.repeat(2),
+            format!("{HALF}TRAN_MSG\x01true\x02"),
+            format!("{HALF}DELAY\x011\x02"),
+            format!("{HALF}x"),
+        ] {
+            assert_eq!(sent(&text, PREPARED, &rules), None, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn names_that_are_appended_must_be_new() {
+        for name in ["__transactionId__", "REAL_TOPIC", "REAL_QID", "TRACE_ON", "CLUSTER"] {
+            let text = format!("{HALF}{name}\x01v\x02");
+            assert_eq!(sent(&text, PREPARED, &rules("TRACE_ON\x01true\x02CLUSTER\x01c\x02")), None, "{name}");
+        }
+        assert!(sent(&format!("{HALF}CLUSTER\x01v\x02"), PREPARED, &rules("")).is_some());
+    }
+
+    #[test]
+    fn what_is_appended() {
+        let mut texts = b"other".to_vec();
+        texts.extend(HALF.as_bytes());
+        texts.extend(b"left over");
+        let mut own = 5..5 + HALF.len();
+        assert!(append(&mut texts, &mut own, "A", "Orders", 12, &rules("TRACE_ON\x01true\x02")));
+        let appended = "TRACE_ON\x01true\x02__transactionId__\x01A\x02REAL_TOPIC\x01Orders\x02REAL_QID\x0112\x02";
+        assert_eq!(texts, format!("other{HALF}{appended}").into_bytes());
+        assert_eq!(own, 5..texts.len());
+    }
+
+    #[test]
+    fn a_half_leaves_room() {
+        let appended = "__transactionId__|A|REAL_TOPIC|T|REAL_QID|1|".len();
+        for (over, fits) in [(0, true), (1, false)] {
+            let size = MAX_PROPERTIES - 128 - appended + over;
+            let mut own = 0..size;
+            assert_eq!(append(&mut vec![b'p'; size], &mut own, "A", "T", 1, &rules("")), fits);
+        }
+    }
+
+    #[test]
+    fn states_that_end_a_half() {
+        let header = |state| EndHeader { state, offset: 7, oneway: true, ..EndHeader::default() };
+        assert_eq!(end_of(&header(8)), Some(End { offset: 7, commit: true, oneway: true }));
+        assert_eq!(end_of(&header(12)), Some(End { offset: 7, commit: false, oneway: true }));
+        assert!([0, 4, 1, 16, 24, -8, i32::MIN].into_iter().all(|state| end_of(&header(state)).is_none()));
+    }
+
+    #[test]
+    fn numbers_of_queues() {
+        for (text, expected) in [("0", Some(0)), ("10", Some(10)), ("2147483647", Some(i32::MAX))] {
+            assert_eq!(number(text), expected);
+        }
+        for text in ["", "00", "01", "+1", "-1", "2147483648", "1 ", "x", "\u{ff11}"] {
+            assert_eq!(number(text), None, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn properties_of_a_commit_record() {
+        let rules = rules("TRACE_ON\x01true\x02");
+        let text = format!("REAL_QID\x013\x02{HALF}REAL_TOPIC\x01T\x02TRACE_ON\x01false\x02a\x01b\x01c\x02");
+        fn of(text: &str) -> Half<'_> {
+            let (flag, sys_flag, born_timestamp, reconsume_times) = (0, 0, 0, 0);
+            Half { body: b"b", text, flag, sys_flag, born_timestamp, reconsume_times, born_host: &[] }
+        }
+        let half = of(&text);
+        let committed = half.committed("g", &rules).unwrap();
+        assert_eq!((committed.topic, committed.queue_id, committed.found.unique), ("T", 3, Some("A")));
+        assert_eq!(committed.text, format!("{HALF}TRACE_ON\x01false\x02a\x01b\x01c\x02"));
+        assert!(half.committed("h", &rules).is_none() && half.committed("", &rules).is_none());
+        for gone in ["REAL_QID\x013\x02", "REAL_TOPIC\x01T\x02", "PGROUP\x01g\x02"] {
+            let other = text.replace(gone, "");
+            assert!(of(&other).committed("g", &rules).is_none(), "{gone:?}");
+        }
+    }
+
+    #[test]
+    fn the_most_names() {
+        let mut met = Met::default();
+        let names: Vec<String> = (0..MOST_PROPERTIES).map(|number| number.to_string()).collect();
+        assert!(names.iter().all(|name| met.first(name).is_some()));
+        assert!(met.first("0").is_none() && met.first("new").is_none());
+    }
+}
