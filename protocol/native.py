@@ -53,7 +53,7 @@ class Messages(Protocol):
         ...
 
     def real_places(self) -> list[tuple[str, int]]:
-        """The real topic and queue of the halves of transactions, each once."""
+        """The real topic and queue of halves of transactions, also of those that are rolled back, each once."""
         ...
 
     def ends(self) -> list[tuple[int, bool]]:
@@ -63,7 +63,8 @@ class Messages(Protocol):
     def leave_out(self, good: list[bool], real: list[bool], /) -> None:
         """Drop requests, and the later requests of the same connections.
 
-        Dropped are those to queues that are not ``good``, and halves for ``real_places`` that are not ``real``.
+        Dropped are those to queues that are not ``good``, and halves and rollbacks for ``real_places`` that are not
+        ``real``.
         """
         ...
 

@@ -77,8 +77,9 @@ async def test_a_half_that_cannot_be_committed_is_moved_away(life: Life, propert
     good = await life.prepare(b"good")
     bad, _ = await life.stored(HALF, [0])
     place = good._replace(queue_offset=0, log_offset=bad.commit_log_offset)
-    reply = await life.end(place)
-    assert (reply.code, "cannot be committed" in str(reply.remark)) == (ResponseCode.SYSTEM_ERROR, True)
+    for state in (ROLLBACK, COMMIT):
+        reply = await life.end(place, state)
+        assert (reply.code, "cannot be committed" in str(reply.remark)) == (ResponseCode.SYSTEM_ERROR, True)
     await life.advance(30)
     assert bodies(await life.client_checks()) == [b"good"]
     (moved,) = await life.stored(EXPIRED, [0])

@@ -243,18 +243,22 @@ class GroupedSends:
             targets.clear()
             self._version = version
         # Leaving requests out changes the counts and sizes of the others, so the loop reads them again.
-        while len(messages):
+        while True:
+            real = [self._is_real(place) for place in messages.real_places()]
+            if not len(messages):
+                if all(real):
+                    return None
+                messages.leave_out([], real)  # rollbacks of halves that the full path refuses
+                continue
             names, ids, counts, sizes = zip(*messages.queues(), strict=True)
             found = list(map(targets.get, zip(names, ids, strict=True)))  # usually all queues are in the cache
             if None in found or any(target[1].deleted for target in found if target is not None):
                 found = list(map(self._target, names, ids))
-            real = [self._is_real(place) for place in messages.real_places()]
             known = [target for target in found if target is not None]
             if len(known) == len(found) and all(real):
                 topics, queues = zip(*known, strict=True)
                 return _Queues(topics, queues, counts, sizes)
             messages.leave_out([target is not None for target in found], real)
-        return None
 
     def _target(self, name: str, queue_id: int) -> tuple[SendTopic, TopicQueue] | None:
         fast_path = self._native.fast_path
@@ -269,7 +273,10 @@ class GroupedSends:
         return target
 
     def _is_real(self, place: tuple[str, int]) -> bool:
-        """Whether messages may be sent to this topic and queue id: a half's real place."""
+        """Whether messages may be sent to this topic and queue id: a half's real place.
+
+        A rollback sends nothing, but the full path refuses it too for a place that it would not send to.
+        """
         topic = self._native.fast_path.topic(place[0])
         return topic is not None and 0 <= place[1] < topic.config.write_queue_nums
 

@@ -215,7 +215,7 @@ impl Messages {
         guarded(|| Ok(self.round.parts.iter().map(|part| (part.count, part.stop)).collect()))
     }
 
-    /// (topic, queue id) of the real places of halves, each once.
+    /// (topic, queue id) of the real places of halves, and of those that are rolled back, each once.
     fn real_places(&self) -> PyResult<Vec<(&str, i32)>> {
         guarded(|| Ok(self.round.real_places().collect()))
     }

@@ -61,7 +61,7 @@ pub struct Request {
     pub queue_id: i32,
     /// The number of its message in the rows.
     pub row: Option<usize>,
-    /// For a half: the number of its real topic and queue.
+    /// For a half, and for a rollback: the number of its real topic and queue.
     real: Option<usize>,
     /// If it ends a transaction: how.
     pub end: Option<End>,
@@ -77,7 +77,7 @@ pub struct Round {
     pub requests: Vec<Request>,
     /// How far each span was read.
     pub parts: Vec<Part>,
-    /// The real topics and queues of halves.
+    /// The real topics and queues of halves, and of those that are rolled back.
     real: Vec<(Range<usize>, i32)>,
 }
 
@@ -209,16 +209,20 @@ impl Round {
         if !may_be_stored || !append(&mut self.rows.texts, &mut draft.text, unique, place.0, place.1, rules) {
             return None;
         }
-        let begin = self.rows.texts.len();
-        self.rows.texts.extend_from_slice(header.topic.as_bytes());
-        let topic = begin..self.rows.texts.len();
         request.row = Some(self.add((&rules.half_topic, 0), draft, &found, known, context)?);
-        request.real = Some(*known.real.entry(place).or_insert_with(|| {
-            self.real.push((topic, header.queue_id));
-            self.real.len() - 1
-        }));
+        request.real = Some(self.add_real(place, known));
         known.halves += 1;
         Some(())
+    }
+
+    /// The number of a real topic and queue, whose message goes elsewhere or is none.
+    fn add_real<'a>(&mut self, place: (&'a str, i32), known: &mut Known<'a>) -> usize {
+        *known.real.entry(place).or_insert_with(|| {
+            let begin = self.rows.texts.len();
+            self.rows.texts.extend_from_slice(place.0.as_bytes());
+            self.real.push((begin..self.rows.texts.len(), place.1));
+            self.real.len() - 1
+        })
     }
 
     fn take_end<'a>(
@@ -237,7 +241,9 @@ impl Round {
         let committed = half.committed(header.group, context.rules)?;
         request.opaque = header.opaque;
         request.end = Some(end);
-        if end.commit {
+        if !end.commit {
+            request.real = Some(self.add_real((committed.topic, committed.queue_id), known));
+        } else {
             let texts = &mut self.rows.texts;
             let mut copied = |bytes: &[u8]| {
                 let begin = texts.len();
@@ -297,14 +303,14 @@ impl Round {
         Some(self.rows.len() - 1)
     }
 
-    /// The real topics and queues of halves.
+    /// The real topics and queues of halves, and of those that are rolled back.
     pub fn real_places(&self) -> impl Iterator<Item = (&str, i32)> {
         self.real.iter().map(|(topic, queue_id)| (self.rows.text(topic), *queue_id))
     }
 
     /// Drop the requests to queues that are not good, and the later requests of the same connections.
     ///
-    /// `is_good`: for each queue of the rows; `is_real`: for each of the real topics and queues of halves.
+    /// `is_good`: for each queue of the rows; `is_real`: for each of the real topics and queues.
     pub fn leave_out(&mut self, spans: &[Span], is_good: &[bool], is_real: &[bool]) {
         // Once a message of a span is dropped, the span ends before it: replies and order of a connection stay intact.
         let mut ended = vec![false; self.parts.len()];
