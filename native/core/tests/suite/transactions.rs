@@ -952,6 +952,9 @@ fn records_that_are_no_halves() {
     ] {
         assert_left(&end.frame(), 310, &of(record.clone()), &rules);
     }
+    // its parts end before it does
+    let longer = [&Record { size: whole.size + 1, ..whole.clone() }.bytes()[..], b"x"].concat();
+    assert_left(&end.frame(), 310, &Log { bytes: longer, ..log.clone() }, &rules);
     for count in (0..whole.size).step_by(if cfg!(miri) { 40 } else { 1 }) {
         let cut = Log { bytes: whole.bytes()[..count].to_vec(), ..log.clone() };
         assert_left(&end.frame(), 310, &cut, &rules);
