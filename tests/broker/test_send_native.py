@@ -304,6 +304,7 @@ def with_head(frame: Frame, old: bytes, new: bytes) -> Frame:
     "change",
     [
         {"sys_flag": 4},
+        {"sys_flag": 8},
         {"sys_flag": 0x10},
         {"flag": 2, "oneway": True},
         {"queue_id": 9},

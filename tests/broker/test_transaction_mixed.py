@@ -8,25 +8,28 @@ from typing import Any
 
 import pytest
 import trio
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.broker.fast_paths import fast_paths
 from tests.broker.test_send_native import make_topic, send_frame
 from tests.broker.transactions import COMMIT, HALF, OP, ROLLBACK, UNKNOWN, Life, Place, end_ext, place_of
+from tests.broker.wire_client import WireClient
+from trimq.broker.services.transaction.service import TransactionalMessageService
 from trimq.protocol.batch import encode_batch
-from trimq.protocol.codes import RequestCode
+from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.command import Encoding, RemotingCommand
 from trimq.protocol.frame import encode
 from trimq.protocol.message import StoredMessage
 from trimq.protocol.native import NATIVE
 
 TOPIC = "Orders"
+NATIVE_ONLY = pytest.mark.skipif(not NATIVE.is_on, reason=f"the native extension is off: {NATIVE.reason}")
 EXAMPLES = max(8, settings().max_examples // 20)
 """Fewer examples than other tests: each of them starts two brokers."""
 
 KINDS = st.sampled_from(
-    ["plain", "plain", "plain", "half", "flag only", "property only", "delayed", "batch", "refused"]
+    ["plain", "plain", "plain", "half", "flag only", "property only", "delayed", "batch", "refused", "no queue"]
 )
 
 
@@ -37,6 +40,8 @@ def frame_of(kind: str, number: int) -> bytes:
     match kind:
         case "half":
             return send_frame(number, usual | half, sys_flag=4)
+        case "no queue":
+            return send_frame(number, usual | half, sys_flag=4, queue_id=9)
         case "flag only":
             return send_frame(number, usual, sys_flag=4)
         case "property only":
@@ -62,6 +67,8 @@ async def brokers(changes: dict[str, Any]) -> AsyncIterator[tuple[Life, Life]]:
             full.take_full_paths()
             for life in (fast, full):
                 await make_topic(life, TOPIC)  # type: ignore[arg-type]
+                await life.prepare(topic="T")  # creates the log's first file, without which nothing is taken
+                await life.end(Place(0, 0, ""), ROLLBACK)
             yield fast, full
 
 
@@ -94,6 +101,7 @@ def comparable(message: StoredMessage) -> dict[str, Any]:
     kinds=st.lists(KINDS, min_size=1, max_size=40),
     ends=st.lists(st.sampled_from([COMMIT, ROLLBACK, COMMIT]), max_size=40),
 )
+@example(kinds=["plain", "half", "half", "half", "plain", "no queue", "half"], ends=[COMMIT] * 4)
 @settings(max_examples=EXAMPLES, deadline=None)
 def test_all_paths_store_and_answer_the_same(flush: str, kinds: list[str], ends: list[int]) -> None:
     # guards halves against the paths that do not know them: one stored in its own topic would be seen at once
@@ -140,6 +148,8 @@ async def indexed(life: Life) -> list[tuple[int, int]]:
 
 # -- ends between sends, in one write
 
+Step = tuple[str, int, int]
+"""Kind of a request; for ends the number of the half, and the state."""
 MOST = 6
 """Halves before the ends."""
 STEPS = st.one_of(
@@ -150,6 +160,17 @@ STEPS = st.one_of(
         st.sampled_from([COMMIT, COMMIT, ROLLBACK, UNKNOWN, 7]),
     ),
 )
+TOGETHER = [
+    ("plain", 0, 0),
+    ("end", 0, COMMIT),
+    ("end", 1, ROLLBACK),
+    ("oneway", 2, COMMIT),
+    ("oneway", 3, ROLLBACK),
+    ("half", 0, 0),
+    ("check", 4, COMMIT),
+    *[("plain", 0, 0)] * 30,
+]
+"""All that is served in one round: this must not be left to chance."""
 ODD = {
     "usual": {},
     "no group": {"PGROUP": ""},
@@ -168,7 +189,21 @@ def half_frame(number: int, odd: str, *, binary: bool) -> bytes:
     return send_frame(number, properties, sys_flag=4, binary=binary)
 
 
-def step_frame(number: int, step: tuple[str, int, int], halves: Sequence[Place], *, binary: bool) -> bytes:
+def ends_known_at_once(steps: Sequence[Step], halves: int) -> list[Step]:
+    """Without ends of a half after its commit: under SYNC_FLUSH their replies depend on when the disk is done."""
+    committed = set()
+    kept = []
+    for kind, at, state in steps:
+        if kind in ("end", "oneway", "check") and state in (COMMIT, ROLLBACK):
+            if at % halves in committed:
+                continue
+            if state == COMMIT:
+                committed.add(at % halves)
+        kept.append((kind, at, state))
+    return kept
+
+
+def step_frame(number: int, step: Step, halves: Sequence[Place], *, binary: bool) -> bytes:
     kind, at, state = step
     if kind == "plain":
         return send_frame(number, binary=binary)
@@ -188,7 +223,7 @@ def step_frame(number: int, step: tuple[str, int, int], halves: Sequence[Place],
 
 
 async def act(
-    life: Life, odd: Sequence[str], steps: Sequence[tuple[str, int, int]], *, binary: bool
+    life: Life, odd: Sequence[str], steps: Sequence[Step], *, binary: bool
 ) -> list[tuple[int, str | None, dict[str, str]]]:
     """Send the halves and then the steps, in one write each; returns the replies."""
     await life.client.stream.send_all(b"".join(half_frame(1000 + at, one, binary=binary) for at, one in enumerate(odd)))
@@ -198,6 +233,7 @@ async def act(
     await life.client.stream.send_all(b"".join(frames))
     replies += [await life.client.reply(2000 + at) for at, step in enumerate(steps) if step[0] != "oneway"]
     await life.client.ask(RequestCode.END_TRANSACTION, end_ext(halves[0], UNKNOWN))  # behind all one-way requests
+    assert not life.client.replies, "a one-way request was answered"
     await life.settled()
     return [comparable_reply(reply) for reply in replies]
 
@@ -208,10 +244,18 @@ async def act(
     steps=st.lists(STEPS, max_size=40),
     binary=st.booleans(),
 )
+@example(odd=["usual"] * MOST, steps=TOGETHER, binary=False)
+@example(odd=["usual"] * MOST, steps=[*TOGETHER[:2], *TOGETHER], binary=False)
+@example(odd=["usual"] * MOST, steps=[("wrong offset", 2, COMMIT)], binary=False)
+@example(odd=["usual"] * MOST, steps=[("wrong group", 2, COMMIT)], binary=False)
+@example(odd=["usual"] * MOST, steps=[("end", at, ROLLBACK) for at in range(MOST)], binary=True)
 @settings(max_examples=EXAMPLES, deadline=None)
 def test_ends_among_sends_are_the_same_by_all_paths(
-    flush: str, odd: list[str], steps: list[tuple[str, int, int]], *, binary: bool
+    flush: str, odd: list[str], steps: list[Step], *, binary: bool
 ) -> None:
+    if flush == "SYNC_FLUSH":
+        steps = ends_known_at_once(steps, len(odd))
+
     async def both() -> None:
         async with brokers({"flushDiskType": flush}) as (fast, full):
             taken = fast_paths(fast.broker)
@@ -221,3 +265,108 @@ def test_ends_among_sends_are_the_same_by_all_paths(
                 assert steps[0][2] in (UNKNOWN, 7) or 37 in taken, "no end was served together with others"
 
     trio.run(both)
+
+
+# -- what a round meets
+
+
+async def halves_of(life: Life, count: int) -> list[Place]:
+    await life.client.stream.send_all(b"".join(half_frame(1000 + at, "usual", binary=False) for at in range(count)))
+    return [place_of(await life.client.reply(1000 + at)) for at in range(count)]
+
+
+async def end_all(life: Life, halves: Sequence[Place], state: int) -> list[tuple[int, str | None, dict[str, str]]]:
+    """End all in one write; returns the replies."""
+    frames = [step_frame(2000 + at, ("end", at, state), halves, binary=False) for at in range(len(halves))]
+    await life.client.stream.send_all(b"".join(frames))
+    return [comparable_reply(await life.client.reply(2000 + at)) for at in range(len(halves))]
+
+
+@NATIVE_ONLY
+async def test_ends_at_the_end_of_a_log_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    # guards the states of halves whose commit records did not fit: they are put again, one by one
+    refused: list[int] = []
+    not_committed = TransactionalMessageService.not_committed
+
+    def noted(self: TransactionalMessageService, offsets: Sequence[int]) -> None:
+        refused.extend(offsets)
+        not_committed(self, offsets)
+
+    monkeypatch.setattr(TransactionalMessageService, "not_committed", noted)
+    async with brokers({"mappedFileSizeCommitLog": 1 << 14, "commitLogReserveStep": 1 << 14}) as (fast, full):
+        for _ in range(16):
+            answers = [await end_all(life, await halves_of(life, 20), COMMIT) for life in (fast, full)]
+            assert answers[0] == answers[1]
+            assert {code for code, *_ in answers[0]} == {0}
+        assert refused, "no round has met the end of a file"
+        await compare(fast, full)
+
+
+@NATIVE_ONLY
+async def test_ends_on_a_device_that_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    # guards the halves of commits that are answered with an error: the producer may repeat them
+    async def flush() -> bool:
+        return False
+
+    async with brokers({"flushDiskType": "SYNC_FLUSH"}) as lives:
+        found = []
+        for life in lives:
+            halves = await halves_of(life, 20)
+            await life.settled()
+            sync = life.broker.context.store.write_path.sync
+            with monkeypatch.context() as patch:
+                patch.setattr(sync, "flush_inline", lambda: None)
+                patch.setattr(sync, "advance", flush)
+                patch.setattr(sync, "flush", flush)
+                patch.setattr(sync, "failed", "the device is gone")
+                found.append(await end_all(life, halves, COMMIT))
+                await life.settled()
+        assert {code for code, *_ in found[0]} == {ResponseCode.SERVICE_NOT_AVAILABLE}
+        assert found[0] == found[1]
+        fast, full = lives
+        assert fast.transactions.halves.table == full.transactions.halves.table
+        assert fast.pending == full.pending == 20
+        assert fast.counters.commits == full.counters.commits == 0
+
+
+async def test_a_damaged_half_is_not_committed() -> None:
+    # guards consumers: a commit record with a checksum of its own would hide the damage
+    async with brokers({}) as lives:
+        for life in lives:
+            halves = await halves_of(life, 20)
+            await life.settled()
+            (path,) = (life.directory / "commitlog").glob("0*")
+            with path.open("r+b") as file:
+                file.seek(halves[7].log_offset)
+                record = file.read(200)
+                at = record.index(b"body")
+                file.seek(halves[7].log_offset + at)
+                file.write(b"B")
+            codes = [code for code, *_ in await end_all(life, halves, COMMIT)]
+            assert codes == [ResponseCode.SYSTEM_ERROR if at == 7 else 0 for at in range(20)]
+            assert len(await life.stored(TOPIC)) == 19
+            assert life.pending == 1
+
+
+async def test_a_commit_record_has_the_host_of_its_half() -> None:
+    # guards traces of who has sent a message: another instance of the producer may answer the check
+    async with brokers({}) as lives:
+        for life in lives:
+            async with WireClient.connect(life.broker.endpoint) as other:
+                halves = await halves_of(life, 20)
+                sent_from, life.client = life.client, other
+                await end_all(life, halves, COMMIT)
+                hosts = {message.born_host for message in await life.stored(TOPIC)}
+                assert hosts == {sent_from.stream.socket.getsockname()[:2]}
+                life.client = sent_from
+
+
+async def test_the_limit_of_halves_counts_within_a_round() -> None:
+    async with brokers({"maxPendingHalfMessages": "10"}) as lives:
+        for life in lives:
+            frames = [half_frame(1000 + at, "usual", binary=False) for at in range(20)]
+            await life.client.stream.send_all(b"".join(frames))
+            codes = [(await life.client.reply(1000 + at)).code for at in range(20)]
+            assert codes == [0] * 10 + [codes[-1]] * 10
+            assert codes[-1] != 0
+            assert life.pending == 10
