@@ -138,7 +138,7 @@ async def test_one_round_does_not_read_more_of_the_log_than_other_clients_can_wa
 async def test_a_commit_record_that_may_be_stored_is_not_stored_again(
     life: Life, monkeypatch: pytest.MonkeyPatch, alone: bool
 ) -> None:
-    # guards consumers: after an error behind the put the message is there, and the producer is told that it is not
+    # guards consumers: after an error behind the put the message is there, and the producer is notified that it is not
     halves = await prepared(life, 1 if alone else MANY)
     numbers = range(3001, 3001 + len(halves))
     frames = [end_frame(half, number) for half, number in zip(halves, numbers, strict=True)]
