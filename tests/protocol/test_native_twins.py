@@ -1099,7 +1099,8 @@ STORED: Final = join_properties(
 )
 def test_an_end_that_does_not_match_is_left(state: int, binary: bool, change: dict[str, Any]) -> None:
     log = Log(first=5)
-    log.add(STORED.encode())
+    for _ in range(2):
+        log.add(STORED.encode())
     assert transaction_twins(end_frame(log.halves[0], state, binary=binary), END, log)
     assert not transaction_twins(end_frame(log.halves[0], state, binary=binary, **change), END, log)
 

@@ -489,8 +489,10 @@ fn four_digits(text: &str) -> Option<u32> {
 /// The code of a request by the start of its header: `{"code":37,` as clients write it, or the binary form. None if it
 /// is not written like that.
 pub fn code_of(head: &[u8], encoding: u32) -> Option<u16> {
-    if encoding == 1 {
-        return Some(u16::from_be_bytes(head.get(..2)?.try_into().ok()?));
+    match encoding {
+        0 => {}
+        1 => return Some(u16::from_be_bytes(head.get(..2)?.try_into().ok()?)),
+        _ => return None,
     }
     let digits = head.strip_prefix(b"{\"code\":")?;
     let end = digits.iter().take(6).position(|byte| *byte == b',')?;
@@ -676,6 +678,19 @@ mod tests {
         let mut arena = vec![9];
         let header = send_in_json(text.as_bytes(), 310, &mut arena)?;
         Some((header, arena))
+    }
+
+    #[test]
+    fn a_code_by_the_start_of_its_header() {
+        assert_eq!(
+            [0, 1, 2, 255].map(|encoding| code_of(FRAME.as_bytes(), encoding)),
+            [Some(310), Some(31522), None, None]
+        );
+        for (text, code) in
+            [(r#"{"code":37,"#, Some(37)), (r#"{"code":37}"#, None), (r#"{ "code":37,"#, None), ("{", None)]
+        {
+            assert_eq!(code_of(text.as_bytes(), 0), code, "{text}");
+        }
     }
 
     #[test]

@@ -321,6 +321,7 @@ fn any_header(head: &[u8], code: u16) {
         }
         assert!(found.is_none() || encoding < 2);
         let code = code_of(head, encoding);
+        assert!(code.is_none() || encoding < 2);
         if let (Some(code), true) = (code, encoding != 1) {
             assert!(head.starts_with(format!("{{\"code\":{code},").as_bytes()));
         }
