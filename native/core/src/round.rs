@@ -36,7 +36,7 @@ pub struct Part {
     pub stop: usize,
 }
 
-/// What is served in a round, in addition to sends of one code.
+/// What may be served in a round.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Served<'a> {
     /// The codes of the requests that may be served.
