@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use crate::hash::body_crc;
 use crate::header::EndHeader;
+use crate::rows::{BORN_HOST_V6, MAGIC, STORE_HOST_V6};
 use crate::rules::{Found, Rules, MAX_PROPERTIES};
 
 /// The kind of transaction in a sysFlag.
@@ -17,14 +18,10 @@ pub const PREPARED: i32 = 0x4;
 pub const COMMIT: i32 = 0x8;
 /// The message is rolled back.
 const ROLLBACK: i32 = 0xC;
-/// Hosts of a record with 20 bytes instead of 8.
-const BORN_HOST_V6: i32 = 0x10;
-const STORE_HOST_V6: i32 = 0x20;
 /// Room for the properties that a half gets when it is stored again.
 const FOR_LATER: usize = 128;
 /// The most properties of a message that is read here: their names are compared with each other.
 const MOST_PROPERTIES: usize = 32;
-const MAGIC: u32 = 0xDAA3_20A7;
 /// The bytes of a record before its born host.
 const BEFORE_HOSTS: usize = 48;
 

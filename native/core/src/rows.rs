@@ -15,11 +15,14 @@ const AROUND: usize = 75;
 pub const HEAD: usize = 8;
 /// Bytes of a unit of a consume queue.
 pub const UNIT: usize = 20;
-const MAGIC: u32 = 0xDAA3_20A7;
+/// The magic number of a record whose topic has a length of one byte.
+pub const MAGIC: u32 = 0xDAA3_20A7;
 /// Longer topics need another magic number.
 const LONGEST_TOPIC: usize = 127;
-const BORN_HOST_V6: i32 = 0x10;
-const STORE_HOST_V6: i32 = 0x20;
+/// The flag of a record whose born host has 20 bytes instead of 8.
+pub const BORN_HOST_V6: i32 = 0x10;
+/// The same for its store host.
+pub const STORE_HOST_V6: i32 = 0x20;
 /// Bits of sysFlag that are only stored; a message with other bits is not served here.
 const MEANINGLESS: i32 = 0x1 | 0x2 | 0x700;
 /// Prefix of a tag that is a key of the index.
