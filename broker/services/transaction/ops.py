@@ -168,13 +168,13 @@ class OpQueue:
     def settle(self, flushed: int) -> Iterator[None]:
         """The log is durable up to ``flushed``: the ends in durable op records are done. A step for each op record."""
         while self._written and self._written[0].log_end <= flushed:
-            yield
             written = self._written.popleft()
             self.end = written.op_end
             for end in written.ends:
                 for offset in _offsets(end):
                     self._halves.done(offset)
                 self.on_done(end)
+            yield  # last: meanwhile a stop may settle the rest
 
     def advance(self, first_half: int) -> int:
         """Move ``first`` behind the op records that name no half from ``first_half`` on, and return it; -1: unknown."""

@@ -254,6 +254,19 @@ def test_an_end_is_done_once_its_record_is_durable(tmp_path: object) -> None:
     assert (done, ops.end) == ([0, 1, 2], 2)
 
 
+def test_a_stop_may_settle_between_the_steps_of_a_look(tmp_path: object) -> None:
+    store = Store()
+    ops, halves = make_ops(tmp_path, store, end=4)
+    for offset in range(4):
+        add(ops, halves, offset)
+        ops.write()
+    steps = ops.settle(1000)
+    next(steps)
+    assert len(list(ops.settle(1000))) == 3
+    assert list(steps) == []
+    assert halves.advance() == 4
+
+
 @pytest.mark.parametrize("largest", [9, 10])
 def test_op_records_fit_into_the_store(tmp_path: object, largest: int) -> None:
     # guards ends: a record that the store can never take would keep all others back
