@@ -141,13 +141,14 @@ async def test_latency_is_from_the_send_to_the_receipt(tool: Path, tmp_path: Pat
 
         table.register(RequestCode.SEND_MESSAGE_V2, later)
         slow = await run(tool, broker, arguments)
-    assert quick["failed"] == slow["failed"] == 0
+    assert (quick["failed"], quick["remark"]) == (slow["failed"], slow["remark"]) == (0, "")
     assert quick["messages"] == slow["messages"] == 60
     assert quick["msg_s"] == 100
-    assert quick["p50_ms"] < 200
+    # The upper limits leave room for a machine that stands still for a moment.
+    # Sends that wait for replies instead of the clock would take 8 times the delay, their median over 1 s.
     born = [message.born_timestamp for message in stored]
-    assert 500 <= max(born) - min(born) < 900
-    assert 300 <= slow["p50_ms"] < 500  # sends follow the clock, otherwise the delays would add up
+    assert 300 <= max(born) - min(born) < 1100
+    assert quick["p50_ms"] < 300 <= slow["p50_ms"] < 1000
     assert {(message.topic, message.queue_id) for message in stored} == {
         (f"Late{number:04d}", queue) for number in range(3) for queue in range(2)
     }

@@ -19,6 +19,8 @@ PROPERTIES = {
     "enablePropertyFilter": "true",
     "transactionTimeOut": "1000",
     "transactionCheckInterval": "1000",
+    # An end must be in an op record before its half is old enough to be checked: Apache's loses sight of it otherwise.
+    "transactionOpBatchInterval": "100",
 }
 
 #: Features that the SDK supports and TriMQ's broker does not implement yet.
