@@ -212,7 +212,7 @@ mutations: $(VENV)/.dev-stamp .venv-spark-newest/.stamp ## mutate the code, and 
 nightly: mutations $(call extension,$(VENV)) ## mutations, crashes with more seeds, 50 kills under load, long partner tests, both PySpark, the extension's examples
 	@$(BIN)/python -m tests.crash --seeds 1-3
 	@$(BIN)/python -m tests.crash.kill --kills 50
-	@$(BIN)/python -m pytest -m "partners and nightly" tests/interop tests/client tests/crash
+	@$(BIN)/python -m pytest -o faulthandler_timeout=0 -m "partners and nightly" tests/interop tests/client tests/crash
 	@$(MAKE) --no-print-directory test-spark NIGHTLY=1
 	@$(BIN)/python -m pytest --hypothesis-profile=nightly -o timeout=1800 -o faulthandler_timeout=0 tests/protocol/test_native_twins.py
 	@$(BIN)/python -m pytest --hypothesis-profile=nightly -o timeout=1800 -o faulthandler_timeout=0 -k twins tests/broker/test_send_native.py
