@@ -44,21 +44,29 @@ REPLY = RequestCode.SEND_REPLY_MESSAGE_V2
 SEND = RequestCode.SEND_MESSAGE_V2
 
 
-class Errors(list[RocketMQError]):
-    """The errors of replies."""
+class Replies(list[RocketMQError | None]):
+    """How the replies of a consumer ended: an error, or None if the reply was accepted."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.some = anyio.Event()
+        self._more = anyio.Event()
 
-    def append(self, error: RocketMQError) -> None:
+    def append(self, error: RocketMQError | None) -> None:
         super().append(error)
-        self.some.set()
+        self._more.set()
+        self._more = anyio.Event()
+
+    async def ended(self, count: int) -> "Replies":
+        """Waits until this many have ended."""
+        with anyio.fail_after(60):
+            while len(self) < count:
+                await self._more.wait()
+        return self
 
 
 @asynccontextmanager
 async def serving(
-    namesrv: str, name: str, answer: Callable[[ReceivedMessage], bytes], errors: "Errors | None" = None
+    namesrv: str, name: str, answer: Callable[[ReceivedMessage], bytes], replies: Replies | None = None
 ) -> AsyncIterator[Consumer]:
     """A consumer of the topic that replies to each request."""
     async with (
@@ -69,11 +77,14 @@ async def serving(
 
         async def reply(message: Any) -> None:
             async with message.process():
+                failed: RocketMQError | None = None
                 try:
                     await replier.reply(message, answer(message), properties={"by": "test"})
                 except RocketMQError as error:
-                    assert errors is not None
-                    errors.append(error)
+                    assert replies is not None
+                    failed = error
+                if replies is not None:
+                    replies.append(failed)
 
         async def serve() -> None:
             async for message in consumer:
@@ -138,16 +149,16 @@ async def test_a_topic_that_the_request_creates(servers: Servers, name: str) -> 
 
 async def test_a_late_reply_is_dropped_and_no_error(servers: Servers, name: str) -> None:
     servers.create_topic(name, 1)
-    errors = Errors()
+    replies = Replies()
     async with Producer(name, namesrv=servers.namesrv) as asker:
         message = Message(name, b"early")
         with pytest.raises(NoReplyError, match=rf"no reply to the request \w+ to {name} within 0\.5 s"):
             await asker.request(message, ttl=0.5)
-        async with serving(servers.namesrv, name, lambda message: b"late: " + message.body, errors):
+        async with serving(servers.namesrv, name, lambda message: b"late: " + message.body, replies):
             # The same producer is used on, with the same message: the reply to its first request is none to this one.
             message.body = b"now"
             assert (await asker.request(message, ttl=60)).body == b"late: now"
-        assert not errors
+            assert await replies.ended(2) == [None, None]
 
 
 async def test_a_reply_to_a_client_that_has_gone(servers: Servers, name: str) -> None:
@@ -155,13 +166,12 @@ async def test_a_reply_to_a_client_that_has_gone(servers: Servers, name: str) ->
     async with Producer(name, namesrv=servers.namesrv) as asker:
         with pytest.raises(NoReplyError):
             await asker.request(Message(name, b"anybody?"), ttl=0.5)
-    errors = Errors()
-    async with serving(servers.namesrv, name, lambda _: b"too late", errors):
-        with anyio.fail_after(60):
-            await errors.some.wait()
-    assert type(errors[0]) is NotDeliveredError
-    assert f"channel of <{asker.client.id}> not found" in str(errors[0])
-    assert errors[0].address == servers.broker.address
+    replies = Replies()
+    async with serving(servers.namesrv, name, lambda _: b"too late", replies):
+        (error,) = await replies.ended(1)
+    assert type(error) is NotDeliveredError
+    assert f"channel of <{asker.client.id}> not found" in str(error)
+    assert error.address == servers.broker.address
 
 
 async def test_a_producer_that_joins_a_client_later_is_known_too(servers: Servers, name: str) -> None:
@@ -213,14 +223,14 @@ async def test_a_topic_on_one_of_two_brokers(tmp_path: Path, name: str) -> None:
     """The other broker has the topic of replies too, but has never heard of the client that asks."""
     with two_brokers(tmp_path) as (namesrv, brokers):
         probe.create_topic(brokers[1].address, name, 1)
-        errors = Errors()
+        replies = Replies()
         async with (
             Producer(name, namesrv=namesrv) as asker,
-            serving(namesrv, name, lambda message: message.body, errors),
+            serving(namesrv, name, lambda message: message.body, replies),
         ):
             for number in range(8):
                 assert (await asker.request(Message(name, b"%d" % number), ttl=20)).body == b"%d" % number
-        assert not errors
+            assert await replies.ended(8) == [None] * 8
 
 
 # with brokers whose answers the test defines
