@@ -56,7 +56,7 @@ def test_expressions_are_kept(tmp_path: Path, latest_java: JavaClient) -> None:
             cluster.broker.stop()
         groups.append(added)
         assert found["expression"] == EXPRESSION
-        # Whoever made the entry first, it is still that one: with other bits, Apache's broker would have made another.
+        # It is still the entry of the first turn: with other bits, Apache's broker would have made another one.
         assert found["bornTime"] == born.setdefault("first", found["bornTime"])
         entries = stored(store, topic)
         assert set(entries) == {group, *groups}
