@@ -216,6 +216,8 @@ nightly: mutations $(call extension,$(VENV)) ## mutations, crashes with more see
 	@$(MAKE) --no-print-directory test-spark NIGHTLY=1
 	@$(BIN)/python -m pytest --hypothesis-profile=nightly -o timeout=1800 -o faulthandler_timeout=0 tests/protocol/test_native_twins.py
 	@$(BIN)/python -m pytest --hypothesis-profile=nightly -o timeout=1800 -o faulthandler_timeout=0 -k twins tests/broker/test_send_native.py
+	@$(BIN)/python -m pytest --hypothesis-profile=nightly -o timeout=1800 -o faulthandler_timeout=0 -k paths tests/broker/test_transaction_mixed.py \
+		tests/broker/test_timer_paths.py tests/broker/test_sql_paths.py tests/broker/test_reply_paths.py
 	@$(MAKE) --no-print-directory fuzz-native MINUTES=5
 	@$(MAKE) --no-print-directory miri
 

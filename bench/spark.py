@@ -9,6 +9,7 @@ and rebuild for the next run. ``--rows``: for topics and store; with fewer rows,
 
 import argparse
 import subprocess
+import sys
 from importlib.metadata import version
 
 from bench.__main__ import HERE, RESULTS, report, run_part
@@ -28,15 +29,19 @@ def main() -> None:
         parser.error(f"the parts are {', '.join(PARTS)}")
     RESULTS.mkdir(exist_ok=True)
     java = subprocess.run(["java", "-version"], capture_output=True, text=True, check=True).stderr.splitlines()[0]
+    bad = []
     for name in given.parts:
         options = ["--directory", given.directory] if given.directory and name != "topics" else []
         if given.rows and name != "rebuild":
             options += ["--rows", given.rows]
         if given.leave and name == "topics":
             options += ["--leave", given.leave]
-        run_part(f"spark_{name}", options, {"pyspark": version("pyspark"), "java": java})
+        if not run_part(f"spark_{name}", options, {"pyspark": version("pyspark"), "java": java}):
+            bad.append(name)
     (HERE / "REPORT.md").write_text(report(), encoding="utf-8")
     print(f"written: {HERE / 'REPORT.md'}")
+    if bad:
+        sys.exit(f"failed: {', '.join(bad)}")
 
 
 if __name__ == "__main__":

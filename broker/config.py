@@ -20,7 +20,7 @@ from trimq.broker.store_config import (
     MessageStoreConfig,
     parse_delay_levels,
 )
-from trimq.broker.unsupported_config import INERT, UNSUPPORTED
+from trimq.broker.unsupported_config import HARMLESS, INERT, UNSUPPORTED
 from trimq.protocol import topic_rules
 from trimq.remoting.config.configuration import Configuration, LogConfig, NettyServerConfig, Schema, option
 from trimq.remoting.config.environment import apply_environment, variable_of
@@ -332,30 +332,12 @@ class BrokerConfig:
         return not self.namesrv_addresses if self.embedded_namesrv_enable is None else self.embedded_namesrv_enable
 
 
-_UNSUPPORTED_VALUES = {
-    # The broker behaves as RocketMQ does with the default values of these keys: a file that sets one gets no warning.
-    "storeType": "default",
-    "enableCalcFilterBitMap": "false",
-    "duplicationEnable": "false",
-    "aclEnable": "false",
-    "enableDLegerCommitLog": "false",
-    "enableControllerMode": "false",
-    "slaveReadEnable": "false",
-    "enableLmq": "false",
-    "enableMultiDispatch": "false",
-    "enableConsumeQueueExt": "false",
-    "inSyncReplicas": "1",
-    "totalReplicas": "1",
-    "minInSyncReplicas": "1",
-    "timerRocksDBEnable": "false",
-}
-
 SCHEMA = Schema(
     program="mqbroker",
     sections=(BrokerConfig, MessageStoreConfig, NettyServerConfig, WebConfig, LogConfig),
     inert=INERT,
     unsupported=UNSUPPORTED,
-    harmless=_UNSUPPORTED_VALUES,
+    harmless=HARMLESS,
     protected=frozenset({"configBlackList", "brokerConfigPath"}),
 )
 

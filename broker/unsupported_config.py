@@ -1,7 +1,8 @@
 """Keys that RocketMQ's broker has and this one ignores. Each one in a configuration file is reported with the reason.
 
 INERT keys have no effect because there is nothing to tune here (one event loop instead of thread pools, other locks):
-they get a note. UNSUPPORTED keys belong to features that do not exist here (yet): they get a warning.
+they get a note. UNSUPPORTED keys belong to features that do not exist here (yet): they get a warning, and a request
+that sets one is refused, except with the value in HARMLESS.
 """
 
 from typing import Final
@@ -126,6 +127,9 @@ _POP = "POP consumption is not implemented yet"
 _FILTER = "the consume queue extension is not written; an expression is evaluated on each message's properties"
 _TRANSACTIONS = "halves are kept in the queue, and their number is a metric that is not stored in a file"
 _TIMER = "timed messages wait in the timer wheel and its log; RocketMQ's other ways to keep them are not supported"
+_TIMER_ROCKSDB = "there are no timers in RocksDB; timed messages wait in the timer wheel and its log"
+_TRANSACTIONS_ROCKSDB = "there are no transactions in RocksDB; halves wait in the queue of the half topic"
+_ACTING_MASTER = "no slave becomes the acting master; this broker is a master without slaves"
 _ROCKSDB = "RocksDB is not supported; queues are files"
 _ACL = "access control is not implemented yet"
 _METRICS = "metrics are exported for Prometheus, all or none: metricsExporterType=PROM"
@@ -141,12 +145,13 @@ UNSUPPORTED: Final = _table(
         minInSyncReplicas allAckInSyncStateSet enableAutoInSyncReplicas haFlowControlEnable
         maxHaTransferByteInSecond haMaxTimeSlaveNotCatchup syncMasterFlushOffsetWhenStartup maxChecksumRange
         maxSlaveResendLength syncFromLastFile asyncLearner slaveReadEnable sendHeartbeatTimeoutMillis
-        brokerHeartbeatInterval brokerNotActiveTimeoutMillis enableSlaveActingMaster enableRemoteEscape
+        brokerHeartbeatInterval brokerNotActiveTimeoutMillis
         skipPreOnline syncBrokerMemberGroupPeriod forwardTimeout lockInStrictMode readUnCommitted
         enableDLegerCommitLog dLegerGroup dLegerPeers dLegerSelfId preferredLeaderId enableBatchPush
         storePathDLedgerCommitLog cleanOfflineBrokerInterval
         """,
     ),
+    (_ACTING_MASTER, "enableSlaveActingMaster enableRemoteEscape"),
     (
         _CONTROLLER,
         """
@@ -180,18 +185,10 @@ UNSUPPORTED: Final = _table(
         mappedFileSizeConsumeQueueExt
         """,
     ),
-    (
-        _TRANSACTIONS,
-        """
-        transactionMetricFlushInterval
-        """,
-    ),
-    (
-        _TIMER,
-        """
-        timerRocksDBEnable disappearTimeAfterStart timerColdDataCheckIntervalMs
-        """,
-    ),
+    (_TRANSACTIONS, "transactionMetricFlushInterval"),
+    (_TRANSACTIONS_ROCKSDB, "transRocksDBEnable"),
+    (_TIMER, "disappearTimeAfterStart timerColdDataCheckIntervalMs"),
+    (_TIMER_ROCKSDB, "timerRocksDBEnable"),
     (
         _ROCKSDB,
         """
@@ -200,7 +197,7 @@ UNSUPPORTED: Final = _table(
         combineCQPreferCQType combineAssignOffsetCQType combineCQEnableCheckSelf
         combineCQMaxExtraSearchCommitLogFiles bottomMostCompressionTypeForConsumeQueueStore
         rocksdbCompressionType rocksdbFlushWalFrequency rocksdbWalFileRollingThreshold configManagerVersion
-        useSeparateStorePathForRocksdbCQ indexRocksDBEnable transRocksDBEnable
+        useSeparateStorePathForRocksdbCQ indexRocksDBEnable
         """,
     ),
     (
@@ -305,3 +302,36 @@ UNSUPPORTED: Final = _table(
         """,
     ),
 )
+
+HARMLESS: Final = {
+    key: value
+    for value, keys in (
+        ("default", "storeType"),
+        ("1", "inSyncReplicas totalReplicas minInSyncReplicas"),
+        ("true", "indexFileWriteEnable indexFileReadEnable"),
+        (
+            "false",
+            """
+            aclEnable allAckInSyncStateSet appendAckAsync appendCkAsync asyncLearner authenticationEnabled
+            authorizationEnabled checkCommitLogOffsetOnRecover clientPooledByteBufAllocatorEnable
+            coldCtrStrategyEnable coldDataFlowControlEnable coldDataScanEnable combineCQEnableCheckSelf
+            disableConsumeIfConsumerReadSlowly duplicationEnable enableAcceleratedRecovery enableAutoInSyncReplicas
+            enableBatchPush enableCalcFilterBitMap enableCleanExpiredOffset enableConsumeQueueExt
+            enableControllerMode enableDLegerCommitLog enableLmq enableLogConsumeQueueRepeatedlyBuildWhenRecover
+            enableMixedMessageType enableMultiDispatch enablePopBatchAck enablePopBufferMerge enablePopLog
+            enablePopMessageThreshold enableRemoteEscape enableRetryTopicV2 enableRocksDBLog
+            enableRunningFlagsInFlush enableScheduleAsyncDeliver enableShutdownGracefully enableSkipLongAwaitingAck
+            enableSlaveActingMaster enabledAppendPropCRC fetchControllerAddrByDnsLookup fetchNameSrvAddrByDnsLookup
+            fetchNamesrvAddrByAddressServer forceVerifyPropCRC haFlowControlEnable indexRocksDBEnable
+            isBrokerContainer isInBrokerContainer lockInStrictMode metricsInDelta migrateAuthFromV1Enabled
+            offsetCheckInSlave popConsumerKVServiceEnable popConsumerKVServiceInit popConsumerKVServiceLog
+            popResponseReturnActualRetryTopic printChannelGroups readUnCommitted rejectPullConsumerEnable
+            rocksdbCQDoubleWriteEnable skipPreOnline skipWhenCKRePutReachMaxTimes slaveReadEnable syncFromLastFile
+            syncMasterFlushOffsetWhenStartup timerRocksDBEnable transRocksDBEnable useSeparateStorePathForRocksdbCQ
+            useStaticSubscription useTLS
+            """,
+        ),
+    )
+    for key in keys.split()
+}
+"""RocketMQ's defaults of UNSUPPORTED keys, if it then behaves as this broker: mostly switches of features."""

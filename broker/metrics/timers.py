@@ -18,7 +18,9 @@ def timer_families(timer: TimerMessageService, labels: dict[str, str]) -> Iterat
     ):
         yield gauges(f"rocketmq_timer_{name}", doc, names, {values: value})
     puts = timer.puts
-    yield counter("trimq_timer_delivered_total", "Timed messages delivered, or stored again.", puts.delivered)
+    yield counters(
+        "rocketmq_timer_dequeue_total", "Timed messages delivered, or stored again.", names, {values: puts.delivered}
+    )
     yield counter("trimq_timer_recalled_total", "Timed messages that were recalled, and not delivered.", puts.cancelled)
     yield counters(
         "trimq_timer_lost_total",

@@ -4,9 +4,8 @@ A heartbeat registers the expressions of its group; a pull without a subscriptio
 that is registered. When a group's last member leaves, its expressions are dead. They stay for filterDataCleanTimeSpan,
 so that a group that comes back with the same subscription is served as before.
 
-The file has RocketMQ's format. ``bloomFilterData``, which RocketMQ computes for the consume queue extension, is kept
-where it was read and not made for new entries: RocketMQ then starts without the file's entries, and gets them with the
-next heartbeats.
+The file has RocketMQ's format. ``bloomFilterData`` serves RocketMQ's consume queue extension: it is written
+for the sake of RocketMQ, which otherwise ignores the file's entries, and kept as it was read, whatever its size.
 """
 
 from collections import OrderedDict
@@ -23,6 +22,7 @@ from trimq.broker.filters.tag import SubscriptionError, is_tag_type
 from trimq.broker.services.consumers import GroupChange
 from trimq.broker.services.state_file import PersistentTable, StateFile, StateFileError, unknown_fields, wire_names
 from trimq.broker.store.disk.disk import Disk
+from trimq.protocol.bloom_filter import bloom_filter_data
 from trimq.protocol.body import Body, SubscriptionData, encode_json
 from trimq.protocol.json_pieces import item_pieces, object_pieces
 from trimq.remoting.config.configuration import Configuration
@@ -63,6 +63,7 @@ class ConsumerFilterData(Body):
         return self.dead_time >= self.born_time
 
 
+_BLOOM: Final = "bloomFilterData"
 _KNOWN: Final = wire_names(ConsumerFilterData) | {"dead"}
 
 
@@ -87,6 +88,7 @@ class ConsumerFilterManager(PersistentTable):
         self._characters_of: dict[str, int] = {}
         self._rest: dict[str, Any] = {}
         self._more: dict[tuple[str, str], dict[str, Any]] = {}
+        """By topic and group, fields that are not read: the bits of the bloom filter, and unknown ones."""
         self._characters = 0
         self._entries = 0
         self.refused = 0
@@ -116,8 +118,10 @@ class ConsumerFilterManager(PersistentTable):
                 if not entry.dead_time:
                     entry.dead_time = max(entry.born_time, now - _DEAD_BEFORE_LOAD_MS)
                 entries.append(entry)
-                if more := unknown_fields(fields, _KNOWN):
-                    self._more[topic, group] = more
+                more = unknown_fields(fields, _KNOWN)
+                if more.get(_BLOOM) is None:
+                    more[_BLOOM] = bloom_filter_data(group, topic)
+                self._more[topic, group] = more
         entries.sort(key=lambda entry: entry.dead_time)
         for entry in entries:
             self._add(entry)
@@ -142,7 +146,7 @@ class ConsumerFilterManager(PersistentTable):
 
     def _fields(self, entry: ConsumerFilterData) -> dict[str, Any]:
         fields: dict[str, Any] = msgspec.to_builtins(entry)
-        return fields | {"dead": entry.is_dead} | self._more.get((entry.topic, entry.consumer_group), {})
+        return fields | {"dead": entry.is_dead} | self._more[entry.topic, entry.consumer_group]
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Drop expressions that have been dead for filterDataCleanTimeSpan, and write the file, every 10 s, forever."""
@@ -243,8 +247,8 @@ class ConsumerFilterManager(PersistentTable):
     def _replace(self, group: str, subscription: SubscriptionData, accept: SqlFilter) -> str:
         """Put an expression in the place of the older one. Returns why not: there is no space for it; else ""."""
         topic, text = subscription.topic, subscription.sub_string
-        # What other brokers have computed of the names of group and topic holds for the new expression too.
-        more = self._more.get((topic, group))
+        # The bits, also those that another broker has computed, are of the names: they hold for the new expression too.
+        more = self._more.get((topic, group)) or {_BLOOM: bloom_filter_data(group, topic)}
         old = self.get(topic, group)
         if old is not None:
             self._remove(old)
@@ -261,8 +265,7 @@ class ConsumerFilterManager(PersistentTable):
             )
         )
         self._filters[topic, group] = accept
-        if more is not None:
-            self._more[topic, group] = more
+        self._more[topic, group] = more
         self._file.changed()
         return ""
 

@@ -47,7 +47,8 @@ class Schema:
     sections     the section classes, in the order in which they are shown
     inert        RocketMQ keys that are accepted and have no effect here: key -> why
     unsupported  RocketMQ keys whose feature is not implemented: key -> explanation. They cause a warning
-    harmless     unsupported keys with the value that matches this program's behaviour: no warning for that value
+    harmless     unsupported keys with the value that matches this program's behaviour: it is neither warned of nor
+                 refused. In lower case
     protected    keys that a remote request may not change (RocketMQ's configBlackList)
     """
 
@@ -157,14 +158,18 @@ class Configuration:
         self._sections[section] = dataclasses.replace(self._sections[section], **changes)
 
     def _not_an_option(self, key: str, value: str, source: str) -> None:
-        if key in self.schema.harmless and value.strip().lower() == self.schema.harmless[key]:
-            return
         if key in self.schema.inert:
             self.notes.append(f"{source}: {key} has no effect: {self.schema.inert[key]}")
-        elif key in self.schema.unsupported:
-            self.warnings.append(f"{source}: {key} is not supported: {self.schema.unsupported[key]}")
-        else:
+        elif reason := self._refusal(key, value):
+            self.warnings.append(f"{source}: {key} {reason}")
+        elif key not in self.schema.unsupported:
             self.warnings.append(f"{source}: unknown key {key}{self._hint(key)}; ignored")
+
+    def _refusal(self, key: str, value: str) -> str:
+        """Why a value of a key that is no option is refused: the key is unsupported, and the value is not harmless."""
+        if key not in self.schema.unsupported or value.strip().lower() == self.schema.harmless.get(key):
+            return ""
+        return f"is not supported: {self.schema.unsupported[key]}"
 
     def _hint(self, key: str) -> str:
         exact = self._lower.get(key.lower())
@@ -210,10 +215,8 @@ class Configuration:
         for key, value in changes.items():
             if key in self._protected:
                 refusals.append(Refusal(key, "may not be changed by a request", protected=True))
-            elif key in self._options and (reason := self._change_problem(key, value)):
+            elif reason := self._change_problem(key, value):
                 refusals.append(Refusal(key, reason))
-            elif key in self.schema.unsupported:
-                refusals.append(Refusal(key, f"is not supported: {self.schema.unsupported[key]}"))
         return refusals or self._joint_refusals(changes)
 
     def _joint_refusals(self, changes: Mapping[str, str]) -> list[Refusal]:
@@ -229,6 +232,8 @@ class Configuration:
         return refusals
 
     def _change_problem(self, key: str, value: str) -> str:
+        if key not in self._options:
+            return self._refusal(key, value)
         section, opt = self._options[key]
         try:
             new = opt.parse(value, "remote change")

@@ -131,6 +131,35 @@ def test_the_black_list_protects(tmp_path: Path) -> None:
         assert configuration.check_change({key: "1"})[0].protected
 
 
+REFUSED_SWITCHES = {
+    "timerRocksDBEnable": "timers in RocksDB",
+    "transRocksDBEnable": "transactions in RocksDB",
+    "indexRocksDBEnable": "RocksDB",
+    "enableSlaveActingMaster": "acting master",
+    "coldDataFlowControlEnable": "flow control of cold reads",
+}
+
+
+def test_a_switch_that_is_off_is_no_use_of_its_feature(tmp_path: Path) -> None:
+    path = tmp_path / "broker.conf"
+    path.write_text("".join(f"{key}=false\n" for key in REFUSED_SWITCHES))
+    configuration = load_broker(path)
+    assert configuration.warnings == configuration.notes == []
+    assert configuration.check_change(dict.fromkeys(REFUSED_SWITCHES, "false")) == []
+
+
+@pytest.mark.parametrize(("key", "feature"), REFUSED_SWITCHES.items())
+def test_a_switch_that_is_on_is_refused_by_name(key: str, feature: str, tmp_path: Path) -> None:
+    path = tmp_path / "broker.conf"
+    path.write_text(f"{key}=true\n")
+    configuration = load_broker(path)
+    [warning] = configuration.warnings
+    [refusal] = configuration.check_change({key: "true"})
+    assert (refusal.key, refusal.protected) == (key, False)
+    assert warning == f"{path}:1: {key} {refusal.reason}"
+    assert feature in refusal.reason
+
+
 def test_the_name_servers_configuration(tmp_path: Path) -> None:
     path = tmp_path / "namesrv.conf"
     path.write_text("listenPort=9999\nclusterTest=false\ndefaultThreadPoolNums=1\n")
@@ -148,6 +177,7 @@ def test_no_key_is_reported_twice(schema: Schema) -> None:
     assert not honoured & set(schema.unsupported)
     assert not set(schema.inert) & set(schema.unsupported)
     assert set(schema.harmless) <= set(schema.unsupported)
+    assert all(value == value.lower() for value in schema.harmless.values())
 
 
 @pytest.mark.parametrize("schema", [BROKER, NAMESRV], ids=lambda schema: schema.program)

@@ -234,6 +234,22 @@ async def test_held_until_a_tag_fits(broker: BrokerController, client: WireClien
     assert [message.body for message in decode_messages(bytes(reply.body))] == [b"mine"]
 
 
+async def test_a_group_that_is_forbidden_while_its_pull_is_held(broker: BrokerController, client: WireClient) -> None:
+    """The pull was allowed when it came: what arrives later is not delivered all the same."""
+    await fill(client, count=1)
+    await client.heartbeat("c1", consumers=[consumer("G", "Orders")])
+    opaque = await client.post(RequestCode.PULL_MESSAGE, pull_ext("Orders", 1, sysFlag=2, subscription=None))
+    with trio.fail_after(5):
+        while broker.context.long_polling.held != 1:
+            await trio.lowlevel.checkpoint()
+    ext = {"group": "G", "topic": "Orders", "readable": "false"}
+    assert (await client.ask(RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN, ext)).code == 0
+    await client.send("Orders", b"not for G")
+    refused = await client.reply(opaque)
+    assert (refused.code, refused.ext_fields()) == (ResponseCode.NO_PERMISSION, {"forbiddenType": "5"})
+    assert not refused.body
+
+
 async def test_time_of_a_held_pull_runs_out(client: WireClient) -> None:
     await fill(client)
     started = trio.current_time()

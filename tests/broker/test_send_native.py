@@ -26,6 +26,7 @@ from trimq.protocol.frame import decode, encode
 from trimq.protocol.message import StoredMessage
 from trimq.protocol.native import NATIVE, Extension, NativeExtension
 from trimq.protocol.property_text import decode_properties
+from trimq.protocol.topic_rules import TRACE_TOPIC
 from trimq.protocol.typed_request import TypedRequest
 from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.grouping import LEAST
@@ -36,6 +37,8 @@ pytestmark = pytest.mark.skipif(not NATIVE.is_on, reason=f"the native extension 
 TOPIC = "Orders"
 OTHER = "Payments"
 QUEUES = 4
+QUEUES_OF = {TOPIC: QUEUES, OTHER: QUEUES, TRACE_TOPIC: 1}
+"""The topics of the tests. The broker itself creates that of message traces."""
 MANY = LEAST + 8
 USUAL = {
     "KEYS": "k{0:06d}",
@@ -163,8 +166,8 @@ async def sides(path: Path, monkeypatch: pytest.MonkeyPatch, **config: Any) -> A
     monkeypatch.setattr(GroupedSends, "serve_one", counted_one)
     monkeypatch.setattr(NativeBatches, "serve", counted_batch)
     async with (
-        running_broker(path / "together", **config) as one,
-        running_broker(path / "alone", **config) as other,
+        running_broker(path / "together", traceTopicEnable=True, **config) as one,
+        running_broker(path / "alone", traceTopicEnable=True, **config) as other,
         WireClient.connect(one.endpoint) as first,
         WireClient.connect(other.endpoint) as second,
     ):
@@ -198,8 +201,8 @@ async def stored(side: Side) -> dict[str, Any]:
     found: dict[str, Any] = {"end": store.max_phy_offset, "dispatched": store.dispatched_offset}
     found["index"] = [(entry.phy, entry.key_hash) for file in store.index.files for entry in file.entries()]
     messages: list[StoredMessage] = []
-    for topic in (TOPIC, OTHER):
-        for queue_id in range(QUEUES):
+    for topic, queues in QUEUES_OF.items():
+        for queue_id in range(queues):
             offset = 0
             while (
                 reply := await side.client.pull(topic, offset, queueId=queue_id, suspendTimeoutMillis=0, sysFlag=4)
@@ -215,7 +218,7 @@ async def stored(side: Side) -> dict[str, Any]:
             found[f"key {key}"] = result.count
             result.release()
     stats = side.broker.context.stats
-    for topic in (TOPIC, OTHER):
+    for topic in QUEUES_OF:
         nums, sizes = stats.topic_counters(topic)
         found[f"counted {topic}"] = (stats.put_total, nums.value, nums.times, sizes.value, sizes.times)
     found["store"] = (store.stats.put_message_times_total, store.stats.put_message_size_total)
@@ -235,18 +238,21 @@ async def same(
     return replies[0]
 
 
+TRACES = {"KEYS": " ".join(f"7F{{0:06d}}{each:024X}" for each in range(100)), "UNIQ_KEY": "7F02{0:028X}"}
+"""Reports of a client about 100 messages, whose ids are the keys."""
 KINDS = [
     USUAL,
     {"UNIQ_KEY": "7F00{0:08X}"},
     {"UNIQ_KEY": "{0:08d}", "KEYS": "a{0:04d} b{0:03d}  c-{0:02d}", "TAGS": "ä{0}"},
     {"TAGS": "TagA", "one.two": '{0:03d} [x] "\\/\n😀', "UNIQ_KEY": "{0:08d}", "KEYS": "ö{0:04d}"},
+    TRACES,
 ]
 
 
 @pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
 @pytest.mark.parametrize("binary", [False, True], ids=["json", "binary"])
 @pytest.mark.parametrize("v1", [False, True], ids=["v2", "v1"])
-@pytest.mark.parametrize("properties", KINDS, ids=["all", "least", "several keys", "other order"])
+@pytest.mark.parametrize("properties", KINDS, ids=["all", "least", "several keys", "other order", "traces"])
 @pytest.mark.parametrize("alone", [False, True], ids=["together", "alone"])
 async def test_the_extension_s_path_is_as_python_s(
     tmp_path: Path,
@@ -259,6 +265,7 @@ async def test_the_extension_s_path_is_as_python_s(
 ) -> None:
     async with sides(tmp_path, monkeypatch, flushDiskType=flush) as both:
         numbers = list(range(1001, 1001 + MANY))
+        usual = (OTHER, TOPIC, TOPIC)
         frames = [
             send_frame(
                 number,
@@ -269,7 +276,7 @@ async def test_the_extension_s_path_is_as_python_s(
                 reconsume_times=3,
                 sys_flag=0x301,
                 flag=0,
-                topic=(TOPIC, OTHER)[number % 3 == 0],
+                **({"topic": TRACE_TOPIC, "queue_id": 0} if properties is TRACES else {"topic": usual[number % 3]}),
                 body=b"b" * (number % 7 * 300 + 1),
             )
             for number in numbers
@@ -424,11 +431,16 @@ PROPERTIES = st.lists(st.tuples(NAMES, TEXTS), max_size=5).map(
     lambda pairs: "".join(f"{name}\x01{value}\x02" for name, value in pairs)
 )
 SENDS = st.tuples(
-    st.one_of(st.just("UNIQ_KEY\x01A1\x02"), PROPERTIES.map(lambda text: f"UNIQ_KEY\x01A7\x02{text}"), PROPERTIES),
-    st.sampled_from([0, 1, 2, 3, 4, -1]),
+    st.one_of(
+        st.just("UNIQ_KEY\x01A1\x02"),
+        PROPERTIES.map(lambda text: f"UNIQ_KEY\x01A7\x02{text}"),
+        PROPERTIES,
+        st.integers(0, 100).map(lambda count: f"UNIQ_KEY\x01A8\x02KEYS\x01{' '.join(map(hex, range(count)))}\x02"),
+    ),
+    st.sampled_from([0, 0, 1, 2, 3, 4, -1]),
     st.sampled_from([b"0123456789", b"a", b"", b"long" * 999]),
     st.sampled_from([0, 0, 0, 1, 0x100, 8]),
-    st.sampled_from([TOPIC, TOPIC, OTHER]),
+    st.sampled_from([TOPIC, TOPIC, OTHER, TRACE_TOPIC]),
     st.booleans(),
     st.sampled_from([310, 310, 310, 10]),
     st.booleans(),
@@ -490,8 +502,8 @@ def test_twins_of_sends(flush: str, messages: list[Any], alone: bool) -> None:
 async def stored_texts(side: Side) -> list[tuple[str, int, bytes, str]]:
     """Topic, queue, body and properties of all messages, without the keys that the broker made."""
     found = []
-    for topic in (TOPIC, OTHER):
-        for queue_id in range(QUEUES):
+    for topic, queues in QUEUES_OF.items():
+        for queue_id in range(queues):
             offset = 0
             while (
                 reply := await side.client.pull(topic, offset, queueId=queue_id, suspendTimeoutMillis=0, sysFlag=4)

@@ -4,11 +4,12 @@ Special messages are among the ordinary ones: halves, delayed ones, batches, and
 twice. Each pull is compared in both brokers, and with the expression's own result for each stored message.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import trio
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.broker.fast_paths import fast_paths
@@ -17,7 +18,8 @@ from tests.broker.test_send_native import only_python, send_frame
 from tests.broker.test_sql_filters import sql_consumer
 from tests.broker.test_transaction_mixed import TOPIC, brokers
 from tests.broker.transactions import Life
-from tests.broker.wire_client import pull_ext
+from tests.broker.wire_client import consumer, pull_ext
+from trimq.broker.processors.pull.pull_reply import SUBSCRIPTION_FORBIDDEN
 from trimq.protocol.batch import encode_batch
 from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.frame import decode
@@ -108,27 +110,58 @@ async def walk(
     return found
 
 
-async def answers(life: Life, frames: list[bytes], expressions: list[str], count: int, *, fast: bool) -> list[Any]:
-    """Send all in one write; then what consumers of each expression get, by heartbeat and by request."""
+async def forbidden(life: Life, raw: Raw, group: str, fields: dict[str, Any], *, fast: bool) -> list[Any]:
+    """Forbid the group to read; the replies to pulls by its heartbeat and by request. Then allow it again."""
+    ext = {"group": group, "topic": TOPIC}
+    assert (await life.client.ask(RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN, ext | {"readable": "false"})).code == 0
+    found = []
+    by_request = fields | {"sysFlag": str(PULL_SUBSCRIPTION), "subscription": "*", "expressionType": "TAG"}
+    for each in (fields, fields, by_request):
+        reply = decode(memoryview(await raw.ask(json_frame(11, each, fast=fast)))[4:])
+        found.append((reply.code, reply.ext_fields(), bool(reply.body)))
+    refused = (ResponseCode.NO_PERMISSION, {"forbiddenType": str(SUBSCRIPTION_FORBIDDEN)}, False)
+    # As in RocketMQ, only those who read by their heartbeat are refused.
+    assert found[:2] == [refused, refused]
+    assert found[2][0] == ResponseCode.SUCCESS
+    assert (await life.client.ask(RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN, ext | {"readable": "true"})).code == 0
+    return found
+
+
+async def answers(
+    life: Life, frames: list[bytes], expressions: list[str], count: int, forbid: Sequence[bool], *, fast: bool
+) -> list[Any]:
+    """Send all in one write; then what consumers of each expression, and of all tags, get.
+
+    By request and by heartbeat; if ``forbid`` says so for the expression (the last one is for the tags), the group is
+    forbidden to read after that, and reads again when it is allowed.
+    """
     await life.client.stream.send_all(b"".join(frames))
     codes = [(await life.client.reply(1000 + at)).code for at in range(len(frames))]
     assert set(codes) == {0}
     groups = {text: f"G{number}" for number, text in enumerate(expressions)}
-    await life.client.heartbeat("c", consumers=[sql_consumer(group, (TOPIC, text)) for text, group in groups.items()])
+    consumers = [sql_consumer(group, (TOPIC, text)) for text, group in groups.items()]
+    await life.client.heartbeat("c", consumers=[*consumers, consumer("Tags", TOPIC)])
     stored = {message.queue_offset: message.properties for message in await life.stored(TOPIC, [0])}
     if not stored:
         return []
     found: list[Any] = []
     async with await trio.open_tcp_stream(*life.broker.endpoint) as stream:
         raw = Raw(stream)
-        for text, group in groups.items():
-            ext = pull_ext(TOPIC, 0, group=group, maxMsgNums=count, expressionType="SQL92", subVersion=1)
-            by_request = ext | {"sysFlag": PULL_SUBSCRIPTION, "subscription": text}
-            by_heartbeat = ext | {"sysFlag": 0}
-            del by_heartbeat["subscription"]
-            matches = compile_expression(text).matches
-            expected = [offset for offset, properties in stored.items() if matches(properties)]
-            for fields in (by_request, by_heartbeat):
+        for (text, group), forbids in zip([*groups.items(), (None, "Tags")], forbid, strict=True):
+            kind = {"expressionType": "TAG" if text is None else "SQL92"}
+            ext = pull_ext(TOPIC, 0, group=group, maxMsgNums=count, subVersion=1, **kind)
+            by_request = ext | {"sysFlag": PULL_SUBSCRIPTION, "subscription": text or "*"}
+            by_heartbeat = {
+                name: str(value) for name, value in (ext | {"sysFlag": 0}).items() if name != "subscription"
+            }
+            expected = list(stored)
+            if text is not None:
+                matches = compile_expression(text).matches
+                expected = [offset for offset, properties in stored.items() if matches(properties)]
+            walks: list[dict[str, Any]] = [by_request, by_heartbeat, *[by_heartbeat] * forbids]
+            for at, fields in enumerate(walks):
+                if at == 2:
+                    found.append(await forbidden(life, raw, group, by_heartbeat | {"queueOffset": "0"}, fast=fast))
                 replies = await walk(raw, {name: str(value) for name, value in fields.items()}, fast=fast)
                 assert [offset for _, _, messages in replies for offset, _ in messages] == expected, text
                 found.append(replies)
@@ -137,12 +170,22 @@ async def answers(life: Life, frames: list[bytes], expressions: list[str], count
 
 @pytest.mark.parametrize(("flush", "native"), [("ASYNC_FLUSH", True), ("ASYNC_FLUSH", False), ("SYNC_FLUSH", True)])
 @given(
-    messages=MESSAGES, expressions=st.lists(EXPRESSIONS, min_size=1, max_size=4, unique=True), count=st.integers(1, 32)
+    messages=MESSAGES,
+    expressions=st.lists(EXPRESSIONS, min_size=1, max_size=4, unique=True),
+    count=st.integers(1, 32),
+    forbid=st.lists(st.booleans(), min_size=5, max_size=5),
 )
+@example(messages=[("plain", {"n": "3"}, 20)] * 8, expressions=["n > 2"], count=3, forbid=[True] * 5)
 @settings(max_examples=EXAMPLES, deadline=None)
 def test_all_paths_deliver_the_same(
-    flush: str, native: bool, messages: list[tuple[str, dict[str, str], int]], expressions: list[str], count: int
+    flush: str,
+    native: bool,
+    messages: list[tuple[str, dict[str, str], int]],
+    expressions: list[str],
+    count: int,
+    forbid: list[bool],
 ) -> None:
+    forbid = forbid[: len(expressions) + 1]
     frames = [frame_of(kind, 1000 + at, wanted, size) for at, (kind, wanted, size) in enumerate(messages)]
 
     async def both() -> None:
@@ -151,8 +194,8 @@ def test_all_paths_deliver_the_same(
                 for table in {connection.table for connection in fast.broker.reactor.connections.values()}:
                     only_python(table)
             taken = fast_paths(fast.broker)
-            one = await answers(fast, frames, expressions, count, fast=True)
-            assert one == await answers(full, frames, expressions, count, fast=False)
+            one = await answers(fast, frames, expressions, count, forbid, fast=True)
+            assert one == await answers(full, frames, expressions, count, forbid, fast=False)
             assert not fast_paths(full.broker)
             if sum(kind == "plain" for kind, _, _ in messages) > 2:
                 assert taken, "a fast path has served nothing: the test compares nothing"

@@ -5,23 +5,29 @@ paths, the other one only on the full path.
 """
 
 import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.broker.test_send_native import EXAMPLES, OTHER, TOPIC, Side, make_topic, of_message, of_reply, send_frame
 from tests.broker.wire_client import WireClient
+from trimq.broker.processors.send.send_native import GroupedSends
 from trimq.broker.testing import running_broker
 from trimq.protocol.codes import RequestCode
 from trimq.protocol.message import StoredMessage
+from trimq.protocol.native import NATIVE
 from trimq.protocol.recall_handle import decode_handle
 from trimq.protocol.topic_rules import SCHEDULE_TOPIC, TIMER_TOPIC
 from trimq.remoting.runtime.clock import ManualClock
+from trimq.remoting.server.grouping import LEAST
+from trimq.remoting.server.handlers import Served, Span
 
 NOW = 1_700_000_000_000
 QUEUES = 2
@@ -50,6 +56,28 @@ SENDS = st.tuples(
     st.booleans(),
     st.booleans(),
 )
+
+BURST = [
+    ("TIMER_DELAY_MS\x012500\x02" if at % 13 == 9 else "TAGS\x01a\x02", at % QUEUES, b"a", TOPIC, False, False)
+    for at in range(24)
+]
+"""Two timed messages among ordinary ones in one write: a round of it is more than the extension's group needs."""
+
+
+@contextmanager
+def counted_groups() -> Iterator[list[int]]:
+    """The sends that each call of the extension's group has served."""
+    found: list[int] = []
+    serve = GroupedSends.serve
+
+    def counted(self: GroupedSends, frames: memoryview, spans: Sequence[Span], most: int) -> Served | None:
+        served = serve(self, frames, spans, most)
+        found.append(sum(count for count, _ in served.parts) if served is not None else 0)
+        return served
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GroupedSends, "serve", counted)
+        yield found
 
 
 async def records(side: Side) -> list[dict[str, Any]]:
@@ -86,6 +114,7 @@ async def compare(path: Path, flush: str, messages: list[Any], *, alone: bool) -
         for side in sides:
             for topic in (TOPIC, OTHER):
                 await make_topic(side, topic, QUEUES)
+            await side.burst([send_frame(1000, queue_id=0)], [1000])  # creates the log's first file
         for connection in other.reactor.connections.values():
             for code, route in list(connection.table.routes.items()):
                 if code in (RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2):
@@ -97,7 +126,10 @@ async def compare(path: Path, flush: str, messages: list[Any], *, alone: bool) -
             for number, (text, queue, body, topic, binary, v1) in enumerate(messages, start=1)
         ]
         numbers = list(range(1, len(frames) + 1))
-        replies = [await (side.one_by_one if alone else side.burst)(frames, numbers) for side in sides]
+        with counted_groups() as groups:
+            replies = [await (side.one_by_one if alone else side.burst)(frames, numbers) for side in sides]
+        if messages is BURST and NATIVE.is_on:
+            assert max(groups) >= LEAST, "no group of the extension has met the timed message"
         answers = [{number: of_reply(reply) for number, reply in found.items()} for found in replies]
         assert answers[0] == answers[1]
         handles = [fields["recallHandle"] for *_, fields in answers[0].values() if "recallHandle" in fields]
@@ -138,6 +170,7 @@ async def delivered(side: Side) -> None:
 @pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(messages=st.lists(SENDS, min_size=4, max_size=40), alone=st.booleans())
+@example(messages=BURST, alone=False)
 def test_all_paths_agree(flush: str, messages: list[Any], alone: bool) -> None:
     with tempfile.TemporaryDirectory() as name:
 

@@ -11,10 +11,15 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests.client.servers import Servers
+from tests.interop.harness import probe
+from tests.interop.harness.waiting import wait_until
 from trimq.client import Consumer, Message, Producer
 from trimq.client.mqadmin import COMMANDS, main
 from trimq.client.mqadmin.shell import parse_time, show_time
+from trimq.client.sync import Consumer as SyncConsumer
 from trimq.client.sync import Producer as SyncProducer
+from trimq.protocol.codes import RequestCode
+from trimq.protocol.timer_layout import TimerCheckpoint, decode_checkpoint
 
 RUNNER = CliRunner()
 
@@ -139,12 +144,24 @@ def test_progress_and_offsets(servers: Servers, topic: str) -> None:
     assert {row["Topic"] for row in stats} == {topic}
 
 
+def timer_checkpoint(servers: Servers) -> TimerCheckpoint:
+    return decode_checkpoint(bytes(probe.ask(servers.broker.address, RequestCode.GET_TIMER_CHECK_POINT).body))
+
+
 def test_pending_timers(servers: Servers, name: str) -> None:
     servers.create_topic(name, 1)
     with SyncProducer(name, namesrv=servers.namesrv) as producer:
+        delivered = producer.send(Message(name, b"delivered", delay=1))
         late = producer.send(Message(name, b"late", keys=["k"], delay=90))
         soon = producer.send(Message(name, b"soon", delay=60))
         producer.send(Message(name + "_other", b"other", delay=60))
+    with SyncConsumer(name, name, namesrv=servers.namesrv, start="first") as consumer:
+        got = consumer.take(timeout=20)
+    assert got is not None
+    assert (got.body, got.message_id) == (b"delivered", delivered.message_id)
+    # Its record stays in the timer's topic; the checkpoint says that the timer is past it.
+    due = int(got.message.all_properties["TIMER_OUT_MS"])
+    wait_until(lambda: timer_checkpoint(servers).read_time > due, "a checkpoint after the delivery")
     rows = answered(servers, "pendingTimers", "-t", name)
     assert [row["MsgId"] for row in rows] == [soon.message_id, late.message_id]
     assert (rows[1]["Keys"], rows[1]["Bytes"], rows[1]["QID"], rows[1]["Recalled"]) == ("k", 4, 0, False)

@@ -1,6 +1,8 @@
-"""Request and reply between Java clients, in both roles and over two brokers."""
+"""Request and reply over two brokers: between Java clients, and between Java and the SDK in both roles."""
 
 from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -8,6 +10,8 @@ from tests.interop.harness.drivers import JavaClient, PartnerError, message, uni
 from tests.interop.harness.servers import Cluster
 from tests.interop.harness.waiting import wait_until
 from tests.interop.harness.wire import connected
+from trimq.client import sync
+from trimq.client.sync import Message
 
 REPLIES = "DefaultCluster_REPLY_TOPIC"
 
@@ -45,6 +49,62 @@ def test_over_two_brokers(hasty: Cluster, java: JavaClient) -> None:
     more = [now - then for now, then in zip(stored_replies(hasty), before, strict=True)]
     assert sum(more) == 8
     assert all(more), f"stored replies by broker: {more}"
+
+
+def test_the_sdk_asks_and_java_replies(hasty: Cluster, java: JavaClient) -> None:
+    topic = hasty.create_topic(unique("Request"), queues=2)
+    bodies = [f"q{number}" for number in range(8)]
+    with (
+        java.consumer(hasty, unique("G"), {topic: "*"}, reply=True) as consumer,
+        sync.Producer(unique("PG"), namesrv=hasty.namesrv) as producer,
+        ThreadPoolExecutor(len(bodies)) as asking,
+    ):
+        consumer.wait_for_queues(4)
+        replies = list(asking.map(lambda body: producer.request(Message(topic, body.encode()), ttl=30), bodies))
+        requests = {record["body"]: record["properties"] for record in consumer.received(len(bodies))}
+    assert [reply.body.decode() for reply in replies] == [f"reply to {body}" for body in bodies]
+    ids = [requests[body]["CORRELATION_ID"] for body in bodies]
+    assert len(set(ids)) == len(bodies)
+
+
+def test_java_asks_and_the_sdk_replies(hasty: Cluster, java: JavaClient) -> None:
+    topic = hasty.create_topic(unique("Request"), queues=2)
+    with (
+        sync.Consumer(unique("G"), topic, namesrv=hasty.namesrv, start="first") as consumer,
+        sync.Producer(unique("PG"), namesrv=hasty.namesrv) as replier,
+        java.producer(hasty, retries=0) as producer,
+        ThreadPoolExecutor(8) as asking,
+    ):
+        answers = {
+            f"q{number}": asking.submit(
+                producer.ask,
+                "request",
+                topic=topic,
+                messages=[message(f"q{number}")],
+                wait=20_000,
+                callback=number >= 4,
+                broker=("broker-a", "broker-b")[number % 2],
+                queue=number // 2 % 2,
+            )
+            for number in range(8)
+        }
+        places = set()
+        asked = {}
+        for _ in answers:
+            question = consumer.take(timeout=30)
+            assert question is not None
+            assert question.wants_reply
+            body = question.body.decode()
+            places.add(question.queue)
+            asked[body] = question.message.all_properties["CORRELATION_ID"]
+            replier.reply(question, f"reply to {body}".encode(), properties={"q": body})
+            question.ack()
+        for body, answer in answers.items():
+            reply = answer.result(30)
+            assert reply["body"] == f"reply to {body}"
+            assert (reply["properties"]["q"], reply["properties"]["MSG_TYPE"]) == (body, "reply")
+            assert reply["properties"]["CORRELATION_ID"] == asked[body]
+    assert len(places) == 4
 
 
 def test_a_requester_that_is_gone(hasty: Cluster, java: JavaClient) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.interop.harness.drivers import JavaClient, java_client
-from tests.interop.harness.servers import BROKER_DEFAULTS, Peer, broker_on_store
+from tests.interop.harness.servers import SMALL, Peer, broker_on_store
 from tests.interop.harness.waiting import wait_until
 from tests.spark.logs import START, LogWriter, Sent
 from tests.spark.mixed import ENTRIES, QUEUE_FILE, SIZES, SLOTS, by_broker, entries, mixed, queue_files
@@ -141,9 +141,9 @@ def test_brokers_open_the_result(spark: SparkSession, tmp_path: Path, java: Java
     for name in ("checkpoint", "consumequeue.snapshot"):
         (store / name).unlink(missing_ok=True)
     sizes = RebuildOptions(
-        queue_file_size=int(BROKER_DEFAULTS["mappedFileSizeConsumeQueue"]),
-        slots=int(BROKER_DEFAULTS["maxHashSlotNum"]),
-        entries=int(BROKER_DEFAULTS["maxIndexNum"]),
+        queue_file_size=int(SMALL["mappedFileSizeConsumeQueue"]),
+        slots=int(SMALL["maxHashSlotNum"]),
+        entries=int(SMALL["maxIndexNum"]),
     )
     assert rebuild(spark, str(store), str(store), sizes).records >= 60
     before = queue_files(store)

@@ -132,7 +132,7 @@ async def test_timed_messages(broker: BrokerController, client: WireClient) -> N
     assert page.value("rocketmq_timer_dequeue_lag", **here) == 2
     assert page.value("rocketmq_timer_enqueue_lag", **here) == 0
     assert page.value("rocketmq_timer_dequeue_latency", **here) == 0
-    assert page.value("trimq_timer_delivered_total") == 0
+    assert page.value("rocketmq_timer_dequeue_total", **here) == 0
     assert page.value("trimq_timer_recalled_total") == 0
     assert page.value("trimq_timer_lost_total", reason="dropped") == 0
 
@@ -165,7 +165,7 @@ async def test_timed_messages_that_came_were_recalled_or_lost(tmp_path: Path) ->
         broker.configuration.apply("timerStopDequeue", "false", "test")
         await life.advance(1)
         page = await scrape(broker)
-        assert page.value("trimq_timer_delivered_total") == 2
+        assert page.value("rocketmq_timer_dequeue_total", **HERE) == 2
         assert page.value("trimq_timer_recalled_total") == 1
         assert page.value("trimq_timer_lost_total", reason="dropped") == 1
         assert page.value("trimq_timer_lost_total", reason="deleted") == 1

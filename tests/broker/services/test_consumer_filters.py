@@ -29,7 +29,7 @@ APACHE = """{
 \t\t\t\t"billing":{
 \t\t\t\t\t"bloomFilterData":{
 \t\t\t\t\t\t"bitNum":112,
-\t\t\t\t\t\t"bitPos":[57,20,98]
+\t\t\t\t\t\t"bitPos":[29,8,99]
 \t\t\t\t\t},
 \t\t\t\t\t"bornTime":1795703594567,
 \t\t\t\t\t"clientVersion":1795703594353,
@@ -183,7 +183,7 @@ async def test_the_file_of_apaches_broker() -> None:
     await world.filters.persist()
     written = world.file()["Orders"]["groupFilterData"]["billing"]
     assert written["expression"] == "a > 3"
-    assert written["bloomFilterData"] == {"bitNum": 112, "bitPos": [57, 20, 98]}
+    assert written["bloomFilterData"] == {"bitNum": 112, "bitPos": [29, 8, 99]}
 
 
 async def test_the_file_that_we_write() -> None:
@@ -198,6 +198,7 @@ async def test_the_file_that_we_write() -> None:
         "T": {
             "groupFilterData": {
                 "G": {
+                    "bloomFilterData": {"bitNum": 112, "bitPos": [24, 26, 83]},
                     "bornTime": now,
                     "clientVersion": 9,
                     "consumerGroup": "G",
@@ -217,6 +218,23 @@ async def test_the_file_that_we_write() -> None:
     entry = again.filters.get("T", "G")
     assert entry is not None
     assert entry.dead_time == now + 1000
+
+
+@pytest.mark.parametrize("bits", [None, {"bitNum": 224, "bitPos": [1, 2, 200]}])
+async def test_bits_are_kept_whatever_their_size_and_added_if_there_are_none(bits: Any) -> None:
+    """Apache's broker ignores a file in which one entry has no bits; the size is set in its configuration."""
+    world = World()
+    data = json.loads(APACHE)
+    entry = data["filterDataByTopic"]["Orders"]["groupFilterData"]["billing"]
+    entry["bloomFilterData"] = bits
+    replace_file(world.disk, PATH, json.dumps(data).encode())
+    await world.filters.load()
+    world.filters.register("G", [sql("T", "a = 1")])
+    await world.filters.persist()
+    written = world.file()
+    expected = bits or {"bitNum": 112, "bitPos": [29, 8, 99]}
+    assert written["Orders"]["groupFilterData"]["billing"]["bloomFilterData"] == expected
+    assert written["T"]["groupFilterData"]["G"]["bloomFilterData"]["bitNum"] == 112
 
 
 async def test_one_born_after_the_clock_went_back_is_dead_from_its_birth() -> None:

@@ -23,18 +23,16 @@ NOT_YET = frozenset({"pop", "replication"})
 #: Features that are off by default in Apache's broker and on in these tests, for both peers.
 SWITCHED_ON = {"recallMessageEnable": "true", "enablePropertyFilter": "true", "traceTopicEnable": "true"}
 
+IDENTITY = {"brokerClusterName": "DefaultCluster", "brokerId": "0", "brokerIP1": "127.0.0.1"}
+
 #: Small files, so that they roll over during the tests, and delay levels of seconds. Both peers use the same sizes, so
 #: that they can take turns on one store directory.
-BROKER_DEFAULTS = {
-    "brokerClusterName": "DefaultCluster",
-    "brokerId": "0",
-    "brokerIP1": "127.0.0.1",
+SMALL = {
     "messageDelayLevel": "1s 1s 1s 2s 2s 3s 3s 4s 4s 5s 6s 7s 8s 9s 10s 20s 30s 1m",
     "mappedFileSizeCommitLog": str(16 * 1024 * 1024),
     "mappedFileSizeConsumeQueue": str(20 * 1000),
     "maxHashSlotNum": "50000",
     "maxIndexNum": "200000",
-    **SWITCHED_ON,
 }
 
 #: With its defaults Apache's broker refuses requests that waited for 200 ms, which a cold start on two cores can cause.
@@ -133,6 +131,7 @@ class Broker:
     name: str = "broker-a"
     port: int = field(default_factory=broker_port)
     properties: Mapping[str, str] = field(default_factory=dict)
+    small: bool = True
 
     def __post_init__(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -140,7 +139,9 @@ class Broker:
         _write_properties(
             self.configuration,
             {
-                **BROKER_DEFAULTS,
+                **IDENTITY,
+                **SWITCHED_ON,
+                **(SMALL if self.small else {}),
                 **(APACHE_PATIENCE if self.peer == "apache" else {}),
                 "brokerName": self.name,
                 "listenPort": str(self.port),
@@ -228,16 +229,25 @@ def _run(stack: ExitStack, server: NameServer | Broker) -> None:
 
 @contextmanager
 def running_cluster(
-    directory: Path, *, brokers: int = 1, name_servers: int = 1, properties: Mapping[str, str] | None = None
+    directory: Path,
+    *,
+    peer: Peer | None = None,
+    brokers: int = 1,
+    name_servers: int = 1,
+    properties: Mapping[str, str] | None = None,
+    small: bool = True,
 ) -> Iterator[Cluster]:
-    """Run name servers and masters (broker-a, broker-b, ...) of the chosen peer, and end them afterwards."""
-    peer = chosen_peer()
+    """Run name servers and masters (broker-a, broker-b, ...) of a peer or the chosen one, and end them afterwards.
+
+    Without ``small`` files and delay levels are Apache's.
+    """
+    peer = peer or chosen_peer()
     with ExitStack() as stack:
         servers = [NameServer(peer, directory / f"namesrv-{number}") for number in range(name_servers)]
         for server in servers:
             _run(stack, server)
         masters = [
-            Broker(peer, home, servers, store=home / "store", name=home.name, properties=properties or {})
+            Broker(peer, home, servers, store=home / "store", name=home.name, properties=properties or {}, small=small)
             for home in (directory / f"broker-{letter}" for letter in "abcdefgh"[:brokers])
         ]
         for master in masters:
