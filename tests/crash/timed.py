@@ -62,7 +62,7 @@ async def deliver_all(store: MessageStore, disk: SimDisk, clock: ManualClock, *,
     clock.advance(outage_days * _DAYS)
     async with running_timer(store, disk, clock):
         await settle(store)
-        for _ in range(12):  # more than the script lasts; messages that are due later than a turn of the wheel roll
+        for _ in range(16):  # more than the script lasts; messages that are due later than a turn of the wheel roll
             clock.advance(_DAYS)
             await settle(store)
 
