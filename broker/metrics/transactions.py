@@ -64,6 +64,11 @@ class TransactionMetrics:
             "Half messages deleted with their log file, or damaged, before they were ended.",
             totals.lost,
         )
+        yield gauge(
+            "trimq_half_messages_unreadable",
+            "Half messages that the device does not give; they wait, and are neither checked nor ended.",
+            self._checks.unreadable,
+        )
         yield counter(
             "trimq_transaction_ends_refused_total", "Ends of half messages that were not pending.", totals.refused
         )

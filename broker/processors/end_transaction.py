@@ -44,6 +44,7 @@ _WORDS: Final = {
     State.ROLLED_BACK: "has been rolled back",
     State.EXPIRED: "was checked too often and is in TRANS_CHECK_MAX_TIME_TOPIC",
     State.MOVED: "has been stored again at a later offset, which stands for it now",
+    State.UNREADABLE: "could not be read when the broker started: it cannot be ended before the next start",
     State.ENDED: "is not pending any more: it was ended, or stored again at a later offset",
 }
 

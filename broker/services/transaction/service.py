@@ -353,7 +353,7 @@ class TransactionalMessageService:
         return outcome[0]
 
     def lose(self, offset: int) -> None:
-        """A pending half cannot be read any more: its log file was deleted, or its record is damaged."""
+        """A half cannot be read any more: its log file was deleted, or its record is damaged."""
         self.counters.lost += 1
         self.halves.lose(offset)
 
@@ -376,9 +376,14 @@ class TransactionalMessageService:
         copies = self._copies
         while copies and copies[0][0] <= flushed:
             self.halves.done(copies.popleft()[1])
-        self.settled.settle(flushed, self.halves.pending)
         first = self.halves.advance()
-        for topic, offset in ((TRANS_HALF_TOPIC, first), (TRANS_OP_HALF_TOPIC, self.ops.advance(first))):
+        offsets = [(TRANS_HALF_TOPIC, first)]
+        # A half that could not be read may be one that was first stored at any earlier offset, and that is ended now by
+        # its other records: a start that can read it needs all ends since this one.
+        if not self.halves.unreadable:
+            self.settled.settle(flushed, self.halves.pending)
+            offsets.append((TRANS_OP_HALF_TOPIC, self.ops.advance(first)))
+        for topic, offset in offsets:
             if offset > 0 or (offset == 0 and self._offsets.own_offset(GROUP, topic, QUEUE) != NOT_FOUND):
                 self._offsets.commit_own(GROUP, topic, QUEUE, offset)
 
