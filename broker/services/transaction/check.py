@@ -84,7 +84,10 @@ class TransactionalMessageCheckService:
         self._broker_name = broker_name
         self._log_budget = LogBudget(clock)
         self._unsent: dict[int, int] = {}
-        """Halves stored again for which no check was sent -> by how much their number of checks is too high."""
+        """Halves stored again for which no check was sent -> by how much their number of checks is too high.
+
+        More than 0 only where the store did not take the record with the right number.
+        """
         self._failed: dict[int, int] = {}
         """Halves that the device did not give in the last round that tried -> failed attempts."""
         self._errors = 0
@@ -256,7 +259,19 @@ class TransactionalMessageCheckService:
         if transactions.halves.state(result.queue_offset) is not State.PENDING:
             return  # it has been ended while it was stored again
         if not self._ask(half, body, message, result, times) and result.queue_offset != half.offset:
-            self._unsent[result.queue_offset] = 1
+            await self._uncount(result.queue_offset, times)
+
+    async def _uncount(self, offset: int, times: int) -> None:
+        """No check was sent for a half that was stored again for one: store it with the number of those before.
+
+        A number in memory would be forgotten by a restart. Raises OSError.
+        """
+        self._unsent[offset] = 1
+        half = await self._find(offset)
+        if half is not None:
+            _, result = await self._transactions.store_again(half, times)
+            if result.ok:
+                self._unsent[result.queue_offset] = 0
 
     async def _expire(self, half: Half, reason: str) -> None:
         """Move a half to TRANS_CHECK_MAX_TIME_TOPIC."""
@@ -309,11 +324,11 @@ class TransactionalMessageCheckService:
             if half is not None:
                 if not self._is_due(half):
                     return
-                over = self._unsent.pop(offset, 0)
-                _, result = await self._transactions.store_again(half, half.times)
+                over = self._unsent.get(offset, 0)
+                _, result = await self._transactions.store_again(half, half.times - over)
                 if not result.ok:
                     return
-                self._unsent[result.queue_offset] = over
+                self._unsent[result.queue_offset] = 0
             await trio.lowlevel.checkpoint()
             offset = halves.next_pending(offset + 1, end)
 
