@@ -117,7 +117,7 @@ async def test_one_whose_log_file_is_deleted_is_lost(
 
 
 async def test_a_start_with_a_half_that_cannot_be_read(tmp_path: Path, bad: BadSectors) -> None:
-    """It is left alone until a start can read it: nobody knows whether it is ended."""
+    """It is left alone until a start can read it: it may be pending or ended."""
     life = Life(tmp_path / "store")
     async with life.running():
         half = await life.prepare(b"bad")

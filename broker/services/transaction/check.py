@@ -63,7 +63,7 @@ class _Oldest:
 
 
 class TransactionalMessageCheckService:
-    """The rounds of checks. ``oldest_ms``: when the oldest half that was pending in the last round was prepared."""
+    """The rounds of checks."""
 
     def __init__(
         self,
@@ -91,13 +91,7 @@ class TransactionalMessageCheckService:
         self._failed: dict[int, int] = {}
         """Halves that the device did not give in the last round that tried -> failed attempts."""
         self._errors = 0
-        self._oldest = 0
         self._round = trio.Lock()
-
-    @property
-    def oldest_ms(self) -> int:
-        """When the oldest pending half was prepared, as of the last round (ms since the epoch); 0 if there is none."""
-        return self._oldest if self._transactions.halves.pending else 0
 
     @property
     def unreadable(self) -> int:
@@ -142,7 +136,7 @@ class TransactionalMessageCheckService:
             errors, ended_early = self._errors, offset >= 0
             for offset in again[:_MOST_ERRORS]:  # one that fails again becomes the last one for the next round
                 oldest.add(await self._check_one(offset))
-            self._oldest = oldest.since
+            self._transactions.oldest_ms = oldest.since
             if ended_early:
                 raise OSError(f"{errors} half messages could not be read")
             await self._make_dense()

@@ -6,9 +6,9 @@ from the settled offset on (service.py) for commit records, and for records in T
 record is missing: their halves are ended too, and get an op record now. So no half is committed twice, whatever was cut
 off at the end of the log.
 
-A half that the device does not give is left as it is, after some attempts: nobody can say whether it is ended. Until
-the next start it is neither checked nor ended, and the progress in op queue and log is not noted, so that the next
-start has all that this one had.
+A half that the device does not give is left as it is, after some attempts: it may be pending or ended. Until the next
+start it is neither checked nor ended, and the progress in op queue and log is not noted, so that the next start has all
+that this one had.
 
 If the op queue does not have what it had (its topic was deleted, the group's offset is wrong, a record is damaged), the
 op records are searched in the log instead, from the first half on, and all ends are written to the op queue again.
@@ -64,6 +64,7 @@ async def read_back(
     if transactions.halves.pending:
         await reader.read_pending()
         await reader.search_commits()
+        transactions.oldest_ms = reader.oldest()
     if damaged:
         transactions.rebuild_ops()
     if damaged or reader.found:
@@ -89,6 +90,7 @@ class _ReadBack:
         self._places = array("q")  # log offsets
         self._origins = array("q")
         self._uniques = array("q")  # hashes of the unique keys
+        self._since = array("q")  # when they were prepared
         # The first records of those that were stored again, in the order of the log once all are known.
         self._first_places = array("q")
         self._first_origins = array("q")
@@ -191,6 +193,7 @@ class _ReadBack:
             self._places.append(half.physical_offset)
             self._origins.append(origin)
             self._uniques.append(hash(half.properties.get(PROPERTY_UNIQ_KEY, "")))
+            self._since.append(half.since)
             if origin != offset:
                 before = halves.latest(origin, origin)
                 if halves.state(before) is State.PENDING:
@@ -235,6 +238,12 @@ class _ReadBack:
         if origin < self._halves.first:
             return origin in self._ended_before
         return self._halves.state(origin) is State.ENDED
+
+    def oldest(self) -> int:
+        """When the oldest pending half was prepared; 0 if none is pending."""
+        state = self._halves.state
+        rows = zip(self._offsets, self._since, strict=True)
+        return min((since for offset, since in rows if state(offset) is State.PENDING), default=0)
 
     async def search_commits(self) -> None:
         """Find the halves among the pending ones that are ended by a record in the log."""

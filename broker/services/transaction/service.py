@@ -123,7 +123,8 @@ class TransactionalMessageService:
     """The halves of this broker. ``halves`` is complete after the start has read them (read_back.py).
 
     ``check_again``: halves that were stored in this process have been checked in it if they are copies; those below
-    this offset have not.
+    this offset have not. ``oldest_ms``: when the oldest half was prepared that was pending at the start, or in the last
+    round of checks (ms since the epoch); 0 if none was.
     """
 
     def __init__(
@@ -146,6 +147,7 @@ class TransactionalMessageService:
         self.ops = OpQueue(configuration, store, self.messages, self.halves, clock)
         self.ops.on_done = self._end_is_durable
         self.check_again = 0
+        self.oldest_ms = 0
         self._copies: deque[tuple[int, int]] = deque()  # log end of a half stored again, and what it replaces
         self._moving: set[int] = set()  # origins of halves that are being stored again
         self._arrival: trio.Event | None = None  # set when the next half can be read; None if no one waits for that
