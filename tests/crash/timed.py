@@ -41,7 +41,7 @@ async def running_timer(store: MessageStore, disk: SimDisk, clock: ManualClock) 
     assert store.timers is not None
     store.add_topic_listener(TIMER_TOPIC, service.message_arriving)
     store.hold_log(PendingTimers(store.timers))
-    store.hold_log(QueuedMessages(TIMED_MESSAGES, store, service.positions))
+    store.hold_log(QueuedMessages(TIMED_MESSAGES, store, service.positions, service.unread))
     async with trio.open_nursery() as nursery:
         await nursery.start(service.run)
         try:
