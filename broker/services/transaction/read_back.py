@@ -40,6 +40,9 @@ _PAUSES: Final = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)
 """Seconds between the attempts to read the first halves that the device does not give: others get one attempt."""
 
 
+_pause = trio.sleep
+
+
 class _DamagedError(Exception):
     """The op queue does not have what it had; the text says why."""
 
@@ -214,7 +217,7 @@ class _ReadBack:
                 return await self._half(offset)
             except OSError as error:
                 _log.warning("half_message_not_read", offset=offset, reason=str(error), wait_seconds=pause)
-                await trio.sleep(pause)
+                await _pause(pause)
         return await self._half(offset)
 
     async def _half(self, offset: int) -> tuple[Half | None, int]:
