@@ -17,7 +17,14 @@ import trio
 from trimq.broker import addresses
 from trimq.broker.config import BrokerConfig, MessageStoreConfig
 from trimq.broker.context import BrokerContext
-from trimq.broker.health import log_hold_notes, name_server_reasons, native_notes, store_reasons, timer_notes
+from trimq.broker.health import (
+    log_hold_notes,
+    name_server_reasons,
+    native_notes,
+    store_reasons,
+    timer_notes,
+    transaction_notes,
+)
 from trimq.broker.identity import BrokerIdentity
 from trimq.broker.ports import ClientPorts
 from trimq.broker.services.client_calls import ClientCalls
@@ -143,6 +150,7 @@ class BrokerController:
                 context = self.context = await self._build(store, ports, stack)
                 table = connect(context, self.reactor, self.gate)
                 self.health.notes.append(lambda: timer_notes(context.timer))
+                self.health.notes.append(lambda: transaction_notes(context.transactions, context.transaction_checks))
                 self.reactor.add_listener(ports.sockets[0], table)
                 for sock in ports.sockets[1:]:
                     self.reactor.add_listener(sock, table.without(*_NOT_ON_FAST_PORT))

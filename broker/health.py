@@ -5,6 +5,8 @@ from typing import Final
 
 from trimq.broker.services.registration import BrokerOuterAPI
 from trimq.broker.services.timer import TimerMessageService
+from trimq.broker.services.transaction.check import TransactionalMessageCheckService
+from trimq.broker.services.transaction.service import TransactionalMessageService
 from trimq.broker.store.message_store import Flag, MessageStore
 from trimq.protocol.native import NativeExtension
 from trimq.remoting.http.health import Reason
@@ -20,6 +22,8 @@ RUNS: Final = "runs"
 NATIVE_FAILED: Final = "native_failed"
 TIMER_BROKEN: Final = "timer_broken"
 TIMED_MESSAGES_LOST: Final = "timed_messages_lost"
+HALF_MESSAGES_UNREADABLE: Final = "half_messages_unreadable"
+HALF_MESSAGES_LOST: Final = "half_messages_lost"
 
 _MIB: Final = 1 << 20
 _DISK: Final = Flag.DISK_FULL | Flag.LOGIC_DISK_FULL | Flag.NO_SPACE
@@ -80,3 +84,17 @@ def timer_notes(timer: TimerMessageService) -> Iterator[Reason]:
     lost = timer.puts.deleted + timer.puts.dropped
     if lost:
         yield Reason(TIMED_MESSAGES_LOST, f"{lost} timed messages could not be delivered since the start: see the log")
+
+
+def transaction_notes(
+    transactions: TransactionalMessageService, checks: TransactionalMessageCheckService
+) -> Iterator[Reason]:
+    """Half messages that cannot be read now, and those that were lost before they were ended."""
+    if checks.unreadable:
+        text = f"{checks.unreadable} half messages cannot be read: check the device. They wait, with their log files"
+        yield Reason(HALF_MESSAGES_UNREADABLE, text)
+    lost = transactions.counters.lost
+    if lost:
+        yield Reason(
+            HALF_MESSAGES_LOST, f"{lost} half messages were lost since the start, before their end: see the log"
+        )

@@ -118,6 +118,7 @@ def end_processor(context: BrokerContext) -> EndTransactionProcessor:
         configuration=context.configuration,
         transactions=context.transactions,
         store=context.store,
+        topics=context.topics,
         stats=context.stats,
         clock=context.clock,
     )

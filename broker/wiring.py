@@ -30,7 +30,7 @@ def hold_pending(
     store.hold_log(QueuedMessages("delayed messages", store, schedule.positions))
     if store.timers is not None:
         store.hold_log(PendingTimers(store.timers))
-        store.hold_log(QueuedMessages(TIMED_MESSAGES, store, timer.positions))
+        store.hold_log(QueuedMessages(TIMED_MESSAGES, store, timer.positions, timer.unread))
 
 
 def connect(context: BrokerContext, reactor: Reactor, gate: Gate) -> HandlerTable:

@@ -37,11 +37,11 @@ class TransactionMetrics:
             names,
             {values: totals.rollbacks},
         )
-        oldest = self._checks.oldest_ms
+        oldest = self._transactions.oldest_ms if pending else 0
         age = max(0, self._clock.wall_ms() - oldest) / 1000 if oldest else 0
         yield gauge(
             "trimq_half_messages_oldest_seconds",
-            "Age of the oldest half message that was waiting in the last round of checks; 0 if there is none.",
+            "Age of the oldest half message that waited at the start or in the last round of checks; 0 if none does.",
             age,
         )
         yield counter("trimq_transaction_checks_total", "Checks sent to producers.", totals.checks)
@@ -63,6 +63,11 @@ class TransactionMetrics:
             "trimq_half_messages_lost_total",
             "Half messages deleted with their log file, or damaged, before they were ended.",
             totals.lost,
+        )
+        yield gauge(
+            "trimq_half_messages_unreadable",
+            "Half messages that the device does not give; they wait, and are neither checked nor ended.",
+            self._checks.unreadable,
         )
         yield counter(
             "trimq_transaction_ends_refused_total", "Ends of half messages that were not pending.", totals.refused

@@ -4,15 +4,20 @@ Source: RocketMQ's EndTransactionProcessor, AdminBrokerProcessor.resumeCheckHalf
 once. The same end again is acknowledged and stores nothing, as long as the broker knows how the half was ended: for a
 million halves after it, until the broker stops, and after a restart if the commit record was read back. Another end,
 and one of a half of which only is known that it is ended, is refused: the producer must not take it for delivered.
+So is a commit to a topic that was deleted: RocketMQ acknowledges it, and stores a message that no client can read.
 """
 
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
+import structlog
+
 from trimq.broker.config import BrokerConfig
+from trimq.broker.processors.common import no_such_topic
 from trimq.broker.processors.send.send_codes import refusal_code
 from trimq.broker.services.stats import BrokerStats
+from trimq.broker.services.topics import TopicConfigManager
 from trimq.broker.services.transaction.half_queue import State
 from trimq.broker.services.transaction.held_halves import HeldHalves
 from trimq.broker.services.transaction.resumed import ResumedHalves
@@ -31,9 +36,12 @@ from trimq.protocol.topic_rules import TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TO
 from trimq.protocol.transaction import QUEUE, Half, NotAHalfError, decode_half, number_of
 from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.runtime.clock import Clock
+from trimq.remoting.runtime.log_budget import LogBudget
 from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.handler_table import HandlerTable
 from trimq.remoting.server.handlers import DEFERRED, Outcome
+
+_log = structlog.get_logger("broker.transaction")
 
 _ENDS: Final = {TRANSACTION_COMMIT: State.COMMITTED, TRANSACTION_ROLLBACK: State.ROLLED_BACK}
 _EXPIRED_TOPIC: Final = TRANS_CHECK_MAX_TIME_TOPIC.encode()
@@ -44,6 +52,7 @@ _WORDS: Final = {
     State.ROLLED_BACK: "has been rolled back",
     State.EXPIRED: "was checked too often and is in TRANS_CHECK_MAX_TIME_TOPIC",
     State.MOVED: "has been stored again at a later offset, which stands for it now",
+    State.UNREADABLE: "could not be read when the broker started: it cannot be ended before the next start",
     State.ENDED: "is not pending any more: it was ended, or stored again at a later offset",
 }
 
@@ -57,6 +66,7 @@ class EndTransactionProcessor:
         configuration: Configuration,
         transactions: TransactionalMessageService,
         store: MessageStore,
+        topics: TopicConfigManager,
         stats: BrokerStats,
         clock: Clock,
     ) -> None:
@@ -64,8 +74,10 @@ class EndTransactionProcessor:
         self.transactions = transactions
         self._resumed = ResumedHalves(store, HeldHalves(store, transactions.halves))
         self._store = store
+        self._topics = topics
         self._count = stats.topic_put
         self._clock = clock
+        self._log_budget = LogBudget(clock)
 
     def register(self, table: HandlerTable) -> None:
         """Register the handler of 323; that of 37 is registered by the sends, with which it is served together."""
@@ -76,6 +88,7 @@ class EndTransactionProcessor:
 
         INVALID_PARAMETER for a commitOrRollback other than 8, 12 and 0 (RocketMQ does not answer it, nor 0),
         SYSTEM_ERROR for a half that is not there, does not match the request or has been ended otherwise,
+        TOPIC_NOT_EXIST for a commit of a half whose topic was deleted,
         ILLEGAL_OPERATION for a half with CHECK_IMMUNITY_TIME_IN_SECONDS after that time, and the code of a send if the
         commit record cannot be stored.
         """
@@ -125,11 +138,23 @@ class EndTransactionProcessor:
         if wanted is State.ROLLED_BACK:
             self.transactions.roll_back(half)
             return command.reply()
+        self._check_topic(half)
         result = self.transactions.commit(half, partial(self._later, connection, command, half.topic))
         if result is None:
             command.drop_buffers()
             return None if command.is_oneway else DEFERRED
         return self.answer(command, half.topic, result)
+
+    def _check_topic(self, half: Half) -> None:
+        """Raises TOPIC_NOT_EXIST for a topic that was deleted: the half waits until it is created again."""
+        if self._topics.get(half.topic) is None:
+            if self._log_budget.allows():  # most producers do not wait for the reply
+                _log.warning("half_message_without_topic", topic=half.topic, offset=half.offset, group=half.group)
+            raise RemotingError(
+                ResponseCode.TOPIC_NOT_EXIST,
+                f"{no_such_topic(half.topic).remark}: the half message at {half.physical_offset} stays pending until"
+                " the topic is created again (mqadmin updateTopic), or it is rolled back",
+            )
 
     def _later(self, connection: Connection, command: RemotingCommand, topic: str, result: PutMessageResult) -> None:
         answer = self.answer(command, topic, result)

@@ -36,13 +36,23 @@ class UnitStore(Protocol):
 class QueuedMessages:
     """Implements log_holds.PendingMessages for all messages from the ``positions`` of a service on.
 
+    ``unread``: the positions from which on they are counted, if others are held too: those that a crash makes unread
+    again, and that are counted elsewhere meanwhile.
+
     Log offsets rise with the offsets in a queue, so a place in the log is found by bisection.
     """
 
-    def __init__(self, name: str, store: UnitStore, positions: Callable[[], Iterable[QueuePosition]]) -> None:
+    def __init__(
+        self,
+        name: str,
+        store: UnitStore,
+        positions: Callable[[], Iterable[QueuePosition]],
+        unread: Callable[[], Iterable[QueuePosition]] | None = None,
+    ) -> None:
         self.name = name
         self._store = store
         self._positions = positions
+        self._unread = unread or positions
 
     async def lowest(self) -> int | None:
         """The lowest log offset of a pending message that is still in the log; None if there is none."""
@@ -59,7 +69,7 @@ class QueuedMessages:
         A place in a queue whose message was lost before counts as well.
         """
         total = 0
-        for topic, queue_id, offset in self._positions():
+        for topic, queue_id, offset in self._unread():
             first, _ = await self._first_from(topic, queue_id, offset, start)
             last, _ = await self._first_from(topic, queue_id, first, end)
             total += last - first

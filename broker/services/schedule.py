@@ -13,15 +13,17 @@ monotonic clock. RocketMQ delivers them immediately, before their time.
 
 import contextlib
 import math
-from collections.abc import Awaitable, Callable, Iterator
-from typing import Any, Final, Protocol
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, Final
 
 import structlog
 import trio
-from msgspec import Struct
+from msgspec import Struct, field
 
 from trimq.broker.config import BrokerConfig, MessageStoreConfig
 from trimq.broker.services.queued_messages import QueuePosition
+from trimq.broker.services.schedule_store import ScheduleStore, Unit
 from trimq.broker.services.state_file import StateFile, StateFileError, encode_pieces, load_data_version, unknown_fields
 from trimq.broker.services.stored_again import place_of, stored_again
 from trimq.broker.store.disk.disk import Disk
@@ -29,8 +31,6 @@ from trimq.broker.store.log.puts import MessageInner
 from trimq.broker.store.types import (
     GetMessageResult,
     GetMessageStatus,
-    MessageFilter,
-    PutCallback,
     PutMessageResult,
     PutMessageStatus,
 )
@@ -55,59 +55,12 @@ _NEVER: Final = 1 << 62
 _HOPELESS: Final = (PutMessageStatus.MESSAGE_ILLEGAL, PutMessageStatus.PROPERTIES_SIZE_EXCEEDED)
 
 
-Unit = tuple[int, int, int]
-"""(log offset, size, due time in ms since the epoch) of a delayed message."""
-
-
-class ScheduleStore(Protocol):
-    """The part of the message store that this service uses."""
-
-    @property
-    def put_message(self) -> Callable[[MessageInner, PutCallback], PutMessageResult | None]:
-        """Store a message; None if the result comes by the callback."""
-        ...
-
-    @property
-    def look_units(self) -> Callable[[str, int, int, int], list[Unit] | None]:
-        """(topic, queue id, offset, count): units from the offset on; None if they are not in memory."""
-        ...
-
-    @property
-    def queue_units(self) -> Callable[[str, int, int, int], Awaitable[list[Unit]]]:
-        """The same for units that have to be read from the disk."""
-        ...
-
-    @property
-    def get_message(self) -> Callable[[str, int, int, int, int, MessageFilter | None], GetMessageResult | None]:
-        """(topic, queue id, offset, max count, max bytes, filter): None if the records are not in memory."""
-        ...
-
-    @property
-    def get_message_cold(
-        self,
-    ) -> Callable[[str, int, int, int, int, MessageFilter | None], Awaitable[GetMessageResult]]:
-        """The same for records that have to be read from the disk."""
-        ...
-
-    @property
-    def indexes_tags(self) -> bool:
-        """Whether the keys of a message have to include its tag."""
-        ...
-
-    def min_offset(self, topic: str, queue_id: int) -> int:
-        """The smallest offset of a queue that still exists."""
-        ...
-
-    def max_offset(self, topic: str, queue_id: int) -> int:
-        """The offset that the next message of a queue will get."""
-        ...
-
-
 class _Level(Struct):
     """The state of a level: the next offset to deliver, and the time of the next check (ms since the epoch).
 
     ``found_end`` is the queue's end at the time when a due time was found to be too late. All messages below it are due
-    at ``found_due`` of the monotonic clock (ms) at the latest.
+    at ``found_due`` of the monotonic clock (ms) at the latest. ``unflushed``: the deliveries that may not be durable
+    yet, as (offset of the message, log offset behind its copy).
     """
 
     delay: int
@@ -116,6 +69,19 @@ class _Level(Struct):
     retry: int = 0
     found_end: int = 0
     found_due: int = 0
+    unflushed: deque[tuple[int, int]] = field(default_factory=deque)
+
+    def delivered(self, offset: int, copy_end: int, flushed: int) -> None:
+        """A message was delivered, by a copy that ends at a log offset."""
+        self.durable_offset(flushed)
+        if copy_end > flushed:
+            self.unflushed.append((offset, copy_end))
+
+    def durable_offset(self, flushed: int) -> int:
+        """The first message whose delivery is not durable, if the log is durable up to ``flushed``."""
+        while self.unflushed and self.unflushed[0][1] <= flushed:
+            self.unflushed.popleft()
+        return min(self.unflushed[0][0], self.offset) if self.unflushed else self.offset
 
 
 class ScheduleMessageService:
@@ -133,6 +99,7 @@ class ScheduleMessageService:
         self._store_host = store_host
         self._sleeping: trio.CancelScope | None = None
         self._deliveries = 0
+        self._is_stopping = False
         self._wall_ahead = 0.0
         self._rest: dict[str, Any] = {}
         self._foreign: dict[int, int] = {}
@@ -153,9 +120,12 @@ class ScheduleMessageService:
         return self._deliveries
 
     def positions(self) -> Iterator[QueuePosition]:
-        """The queue of each level and the next offset to deliver there."""
+        """The queue of each level and its first message whose delivery is not durable.
+
+        A power cut may take the copies behind it: then these messages are delivered again.
+        """
         for level, state in self._levels.items():
-            yield topic_rules.SCHEDULE_TOPIC, level - 1, state.offset
+            yield topic_rules.SCHEDULE_TOPIC, level - 1, state.durable_offset(self._store.flushed_offset)
 
     def offsets(self) -> dict[int, int]:
         """The next offset to deliver of each level."""
@@ -181,7 +151,10 @@ class ScheduleMessageService:
                 self._foreign[level] = offset  # a level that is not configured now: preserve its offset
 
     async def persist(self) -> None:
-        """Write delayOffset.json if it is not current (shutdown)."""
+        """Deliver no more, and write delayOffset.json if it is not current (shutdown)."""
+        self._is_stopping = True
+        # The file has durable deliveries only, and what it does not have is delivered again after the start.
+        await self._store.flush()
         await self._file.persist()
 
     def encode(self) -> bytes:
@@ -189,8 +162,12 @@ class ScheduleMessageService:
         return b"".join(self._pieces())
 
     def _pieces(self) -> Iterator[bytes]:
-        state = {"dataVersion": self.data_version, "offsetTable": self.offsets()}
-        return encode_pieces(state | self._rest)
+        # A copy that is not durable may be lost in a power cut; the next start has to find its message pending then.
+        flushed = self._store.flushed_offset
+        offsets = self._foreign | {level: state.durable_offset(flushed) for level, state in self._levels.items()}
+        if any(state.unflushed for state in self._levels.values()):
+            self._file.changed()  # they are in the next write
+        return encode_pieces({"dataVersion": self.data_version, "offsetTable": offsets} | self._rest)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Deliver due messages, forever. The store has to be open and recovered."""
@@ -200,7 +177,7 @@ class ScheduleMessageService:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._file.run, self._clock.sleep)
             task_status.started()
-            while True:
+            while not self._is_stopping:
                 was_set = self._clock_was_set()
                 now = self._clock.wall_ms()
                 for level, state in self._levels.items():
@@ -274,6 +251,8 @@ class ScheduleMessageService:
         queue = (topic_rules.SCHEDULE_TOPIC, level - 1, state.offset)
         # The units come first: they have the due times, and records that are not due need not be read.
         await trio.lowlevel.checkpoint()
+        if self._is_stopping:
+            return False
         units = self._store.look_units(*queue, _MAX_COUNT)
         if units is None:
             units = await self._store.queue_units(*queue, _MAX_COUNT)
@@ -353,7 +332,8 @@ class ScheduleMessageService:
                 continue
             message = self._restore(view, head)
             if message is not None:
-                await self._put(message, level, head.queue_offset)
+                copy_end = await self._put(message, level, head.queue_offset)
+                state.delivered(head.queue_offset, copy_end, self._store.flushed_offset)
             # Only after the store has the message: a failure or a kill in between delivers it again, never loses it.
             state.offset = head.queue_offset + 1
             self._deliveries += 1
@@ -374,7 +354,8 @@ class ScheduleMessageService:
         tags = self._store.indexes_tags
         return stored_again(view, head, properties, place, text, store_host=self._store_host, indexes_tags=tags)
 
-    async def _put(self, message: MessageInner, level: int, offset: int) -> None:
+    async def _put(self, message: MessageInner, level: int, offset: int) -> int:
+        """Returns the log offset behind the copy; 0 if the message was dropped."""
         done = trio.Event()
         outcome: list[PutMessageResult] = []
 
@@ -388,10 +369,10 @@ class ScheduleMessageService:
                 await done.wait()
             result = outcome[0]
         if result.ok:
-            return
+            return result.physical_offset + result.size
         if result.status in _HOPELESS:
             _log.error("delayed_message_dropped", topic=message.topic, level=level, offset=offset, reason=result.remark)
-            return
+            return 0
         raise _NotStoredError(f"{result.status.name}: {result.remark}")
 
 

@@ -135,6 +135,10 @@ class TimerMessageService:
         """Messages that entered the wheel since the start."""
         return 0 if self._entry is None else self._entry.enqueued
 
+    def unread(self) -> list[QueuePosition]:
+        """What is still to be read of the timer's queue: all before it is in the wheel, or delivered."""
+        return self.positions() if self._timers is None else [(TIMER_TOPIC, 0, self._timers.next_offset)]
+
     def checkpoint(self) -> TimerCheckpoint | None:
         """The last checkpoint; None without timers."""
         return None if self._timers is None else self._timers.checkpoint

@@ -193,6 +193,7 @@ async def test_a_delayed_message_holds_its_log_file_until_it_is_delivered(tmp_pa
         assert await holds.lowest() == first.commit_log_offset + first.size
         await life.advance(60.2)
         await comes(client, "Orders", 1)
+        assert await life.broker.context.store.flush()
         assert await holds.lowest() is None
 
 

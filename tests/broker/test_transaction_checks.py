@@ -449,14 +449,56 @@ async def test_a_half_whose_record_is_damaged_is_lost_and_counted(life: Life, mo
     assert (life.pending, life.counters.lost) == (1, 1)
 
 
-async def test_a_check_that_reached_no_producer_does_not_count(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("restarts", "refused"), [(0, False), (0, True), (3, False)])
+async def test_a_check_that_reached_no_producer_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: int, refused: bool
+) -> None:
     # guards the number of checks where the producer leaves while its half is stored again
-    await life.prepare()
+    life = Life(tmp_path / "store")
+    async with life.running():
+        await life.prepare()
+    for _ in range(max(1, restarts)):
+        async with life.running():
+            await life.join()
+            await life.advance(7)
+            await _unsent_round(life, monkeypatch, refused=refused)
+            assert (life.counters.moved, life.counters.checks) == (2 - refused, 0)
+            if not restarts:
+                await _two_checks(life)
+            await life.kill()
+    if restarts:
+        async with life.running():
+            await _two_checks(life)
+
+
+async def test_a_half_does_not_expire_when_its_check_after_a_start_reached_no_producer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life = Life(tmp_path / "store", transactionCheckMax="1")
+    async with life.running():
+        await life.join()
+        await life.prepare()
+        await life.advance(7)
+        assert len(await life.round()) == 1
+    async with life.running():
+        await life.join()
+        await _unsent_round(life, monkeypatch, refused=False)
+        await life.join()
+        (check,) = await life.round()
+        assert times(check) == "2"
+        assert not await life.round()
+        assert life.counters.expired == 1
+
+
+async def _unsent_round(life: Life, monkeypatch: pytest.MonkeyPatch, *, refused: bool) -> None:
+    """A round in which the producer leaves. ``refused``: the store does not take the half with the right number."""
     store = life.broker.context.store
     put, held = store.put_message, trio.Event()
     release: list[Callable[[], None]] = []
 
     def slow(message: Any, on_done: PutCallback) -> PutMessageResult | None:
+        if release:
+            return PutMessageResult(PutMessageStatus.OS_PAGE_CACHE_BUSY) if refused else put(message, on_done)
         result = put(message, on_done)
         assert result is not None
         release.append(lambda: on_done(result))
@@ -464,19 +506,19 @@ async def test_a_check_that_reached_no_producer_does_not_count(life: Life, monke
         return None
 
     monkeypatch.setattr(store, "put_message", slow)
-    await life.advance(7)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(life.broker.context.transaction_checks.check)
         await held.wait()
         await life.client.ask(RequestCode.UNREGISTER_CLIENT, {"clientID": "c", "producerGroup": "P"})
         release[0]()
-    monkeypatch.undo()
-    assert (life.counters.moved, life.counters.checks) == (1, 0)
+    monkeypatch.setattr(store, "put_message", put)
+
+
+async def _two_checks(life: Life) -> None:
     await life.join()
-    (check,) = await life.round()
-    assert times(check) == "1"
-    (check,) = await life.round()
-    assert times(check) == "2"
+    for number in ("1", "2"):
+        (check,) = await life.round()
+        assert times(check) == number
 
 
 async def test_an_error_of_the_device_ends_only_the_round(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:

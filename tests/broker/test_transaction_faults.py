@@ -54,6 +54,46 @@ def put_half(life: Life, properties: dict[str, str]) -> None:
     )
 
 
+# a topic that is gone
+
+
+async def test_a_half_whose_topic_was_deleted(life: Life) -> None:
+    """Its commit is refused and it waits: a message in a topic that does not exist could be read by no client."""
+    committed, ended, rolled_back = [await life.prepare(b"%d" % number) for number in range(3)]
+    assert (await life.end(committed)).code == OK
+    assert (await life.client.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"})).code == OK
+    with structlog.testing.capture_logs() as logs:
+        refused = await life.end(ended)
+    assert refused.code == ResponseCode.TOPIC_NOT_EXIST
+    assert "the topic T does not exist on this broker: the half message at" in (refused.remark or "")
+    assert [entry["topic"] for entry in logs if entry["event"] == "half_message_without_topic"] == ["T"]
+    assert life.broker.context.store.max_offset("T", 0) == 0
+    assert life.pending == 2
+    assert (await life.end(committed)).code == OK, "the same end again"
+    assert (await life.end(rolled_back, ROLLBACK)).code == OK
+    await life.client.send("T", b"creates it")
+    assert (await life.end(ended)).code == OK
+    assert await life.bodies() == [b"1", b"creates it"]
+    assert life.pending == 0
+
+
+async def test_one_that_waits_for_its_topic_too_long_can_be_resumed(life: Life) -> None:
+    life.broker.configuration.change({"transactionCheckMax": "1"})
+    await life.prepare()
+    assert (await life.client.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"})).code == OK
+    await life.advance(7)
+    (check,) = await life.round()
+    assert (await life.answer(check, COMMIT)).code == ResponseCode.TOPIC_NOT_EXIST
+    await life.round()
+    (expired,) = await life.stored(EXPIRED, [0])
+    assert (await life.client.ask(RESUME, {"msgId": expired.offset_message_id})).code == OK
+    await life.client.send("T", b"creates it")
+    await life.advance(7)
+    (check,) = await life.round()
+    assert (await life.answer(check, COMMIT)).code == OK
+    assert await life.bodies() == [b"creates it", b"half"]
+
+
 # bad halves
 
 BAD = pytest.mark.parametrize(

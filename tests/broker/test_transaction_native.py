@@ -162,6 +162,29 @@ async def test_a_commit_record_that_may_be_stored_is_not_stored_again(
     assert len(life.transactions.settled) == len(halves)
 
 
+async def test_halves_whose_topic_was_deleted_are_left_to_the_full_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = Groups(monkeypatch)
+    async with brokers({}) as (fast, full):
+        answers = []
+        for life in (fast, full):
+            halves = await prepared(life, MANY)
+            here = await life.prepare(topic="T")
+            assert (await life.client.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": TOPIC})).code == OK
+            groups.counts.clear()
+            numbers = range(3001, 3002 + MANY)
+            ends = [COMMIT, ROLLBACK, *[COMMIT] * (MANY - 2)]
+            frames = [end_frame(half, number, end) for half, number, end in zip(halves, numbers[1:], ends, strict=True)]
+            replies = await burst(life, [end_frame(here, numbers[0]), *frames], numbers)
+            assert life.pending == MANY - 1
+            assert not life.broker.context.store.has_queue(TOPIC, 0)
+            answers.append([comparable_reply(reply) for reply in replies])
+            if life is fast:
+                assert sum(groups.counts) == 1, "only the commit to the other topic"
+        assert answers[0] == answers[1]
+        codes = [code for code, _, _ in answers[0]]
+        assert codes == [OK, ResponseCode.TOPIC_NOT_EXIST, OK, *[ResponseCode.TOPIC_NOT_EXIST] * (MANY - 2)]
+
+
 async def test_one_way_ends_that_wait_for_the_disk_queue_no_reply(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

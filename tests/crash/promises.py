@@ -20,7 +20,7 @@ from trimq.protocol.topic_rules import SCHEDULE_TOPIC, TIMER_TOPIC
 from trimq.remoting.runtime.clock import ManualClock
 
 _FAR = 1 << 60
-OUTAGES = (0, 13)
+OUTAGES = (0, 17)
 """Days between a crash and the start of the timer: nothing is due at the start, or everything."""
 
 

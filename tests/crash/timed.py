@@ -41,7 +41,7 @@ async def running_timer(store: MessageStore, disk: SimDisk, clock: ManualClock) 
     assert store.timers is not None
     store.add_topic_listener(TIMER_TOPIC, service.message_arriving)
     store.hold_log(PendingTimers(store.timers))
-    store.hold_log(QueuedMessages(TIMED_MESSAGES, store, service.positions))
+    store.hold_log(QueuedMessages(TIMED_MESSAGES, store, service.positions, service.unread))
     async with trio.open_nursery() as nursery:
         await nursery.start(service.run)
         try:
@@ -62,7 +62,7 @@ async def deliver_all(store: MessageStore, disk: SimDisk, clock: ManualClock, *,
     clock.advance(outage_days * _DAYS)
     async with running_timer(store, disk, clock):
         await settle(store)
-        for _ in range(12):  # more than the script lasts; messages that are due later than a turn of the wheel roll
+        for _ in range(16):  # more than the script lasts; messages that are due later than a turn of the wheel roll
             clock.advance(_DAYS)
             await settle(store)
 

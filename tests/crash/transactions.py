@@ -87,11 +87,10 @@ class Resuming(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """There is a further record of a half."""
+    """A half is in TRANS_CHECK_MAX_TIME_TOPIC, or a new half was made of it."""
 
     body: bytes
     physical_offset: int
-    size: int
 
 
 class Done(NamedTuple):
@@ -114,7 +113,8 @@ class HalfPromise:
     expiring: bool = False
     resuming: bool = False
     done: bool = False
-    places: list[tuple[int, int]] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    """The log offsets of records that stand for the half instead of it."""
 
 
 def add_event(halves: dict[bytes, HalfPromise], event: TransactionEvent, flushed: int, *, killed: bool) -> None:
@@ -123,19 +123,18 @@ def add_event(halves: dict[bytes, HalfPromise], event: TransactionEvent, flushed
     match event:  # a half that is only Preparing promises nothing
         case HalfStored():
             half.durable = killed or event.durable or event.physical_offset + event.size <= flushed
-            half.places.append((event.physical_offset, event.size))
         case Ending():
             half.committing |= event.commit
             half.rolling_back |= not event.commit
         case Committed():
             half.committed = killed or event.durable or event.physical_offset + event.size <= flushed
-            half.places.append((event.physical_offset, event.size))
+            half.ends.append(event.physical_offset)
         case Expiring():
             half.expiring = True
         case Resuming():
             half.resuming = True
         case Placed():
-            half.places.append((event.physical_offset, event.size))
+            half.ends.append(event.physical_offset)
         case Done():
             half.done = True
 
@@ -171,7 +170,9 @@ class Transactions:
         await self.service.load()
         await read_back(self.service, self.store, self.offsets)
         self.store.add_topic_listener(TRANS_HALF_TOPIC, self.service.half_arriving)
-        self.resumed = ResumedHalves(self.store, HeldHalves(self.store, self.service.halves))
+        held = HeldHalves(self.store, self.service.halves)
+        self.resumed = ResumedHalves(self.store, held)
+        self.store.hold_log(held)
 
     async def stop(self) -> None:
         """What a broker does at its orderly stop."""
@@ -296,6 +297,14 @@ class Producer:
         if half is not None and self._is_pending(half):
             await self._service.store_again(half, half.times + 1)
 
+    async def store_all_again(self) -> None:
+        """Store all pending halves again, as a round of checks does."""
+        for offset in self._transactions.pending():
+            half = await self._transactions.half(offset)
+            if half is not None and self._is_pending(half):
+                self._bodies[half.origin] = bytes(half.body)
+                await self._service.store_again(half, half.times + 1)
+
     async def expire(self) -> None:
         """Move one of the pending halves to TRANS_CHECK_MAX_TIME_TOPIC."""
         half = await self._choose()
@@ -317,7 +326,7 @@ class Producer:
 
     def _place(self, body: bytes, result: PutMessageResult) -> None:
         if result.ok:
-            self._note(Placed(body, result.physical_offset, result.size))
+            self._note(Placed(body, result.physical_offset))
 
     def _is_pending(self, half: Half) -> bool:
         return self._service.halves.state(half.offset) is State.PENDING
@@ -365,7 +374,9 @@ async def check(
     for body, half_promise in promised.items():
         half_promise.committing |= body in committed_before
         half_promise.resuming |= body in committed_before
-        gone = any(place < deleted_below for place, _ in half_promise.places)
+        # The record of the half itself excuses nothing: its log file stays until what replaces it is durable. (The
+        # script's disk never becomes so full that the cleaner may delete pending messages.)
+        gone = any(place < deleted_below for place in half_promise.ends)
         if not unsound and not gone:
             _check_half(body, half_promise, (committed[body], pending[body], expired[body]), fail)
     await _commit_all(transactions, committed_before)

@@ -44,11 +44,26 @@ _SLICE: Final = 0.001
 _SPARSE_AT: Final = 1 << 20
 _SPARSE: Final = 4
 """If the table of halves has _SPARSE_AT entries and only one in _SPARSE is pending, the first ones are stored again."""
+_READ_ATTEMPTS: Final = 8
+"""After so many failed attempts, one in each round, a half counts as unreadable."""
+_MOST_ERRORS: Final = 64
+"""A round ends after so many failed reads of halves that could be read before, and of those that could not."""
 _HOPELESS: Final = (PutMessageStatus.MESSAGE_ILLEGAL, PutMessageStatus.PROPERTIES_SIZE_EXCEEDED)
 
 
+class _Oldest:
+    """The earliest of some times; 0 if there is none."""
+
+    def __init__(self) -> None:
+        self.since = 0
+
+    def add(self, since: int) -> None:
+        """One more time; 0 for none."""
+        self.since = min(self.since or since, since or self.since)
+
+
 class TransactionalMessageCheckService:
-    """The rounds of checks. ``oldest_ms``: when the oldest half that was pending in the last round was prepared."""
+    """The rounds of checks."""
 
     def __init__(
         self,
@@ -69,14 +84,20 @@ class TransactionalMessageCheckService:
         self._broker_name = broker_name
         self._log_budget = LogBudget(clock)
         self._unsent: dict[int, int] = {}
-        """Halves stored again for which no check was sent -> by how much their number of checks is too high."""
-        self._oldest = 0
+        """Halves stored again for which no check was sent -> by how much their number of checks is too high.
+
+        More than 0 only where the store did not take the record with the right number.
+        """
+        self._failed: dict[int, int] = {}
+        """Halves that the device did not give in the last round that tried -> failed attempts."""
+        self._errors = 0
         self._round = trio.Lock()
 
     @property
-    def oldest_ms(self) -> int:
-        """When the oldest pending half was prepared, as of the last round (ms since the epoch); 0 if there is none."""
-        return self._oldest if self._transactions.halves.pending else 0
+    def unreadable(self) -> int:
+        """Halves that cannot be read: they are neither ended nor lost, and are tried again."""
+        found_here = sum(attempts >= _READ_ATTEMPTS for attempts in self._failed.values())
+        return found_here + len(self._transactions.halves.unreadable)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """A round at every transactionCheckInterval, forever."""
@@ -90,34 +111,53 @@ class TransactionalMessageCheckService:
             self._log_budget.sum_up()
 
     async def check(self) -> None:
-        """One round: every half that is pending now is looked at once."""
+        """One round: every half that is pending now is looked at once.
+
+        One that the device does not give is tried again in the next rounds, after all others. Raises OSError if it
+        gives many of them no more.
+        """
         async with self._round:
             halves = self._transactions.halves
             first, end = halves.advance(), halves.end
             self._unsent = {offset: over for offset, over in self._unsent.items() if offset >= first}
-            oldest = 0
+            self._forget_deleted()
+            again = list(self._failed)
+            self._errors = 0
+            oldest = _Oldest()
             offset = halves.next_pending(first, end)
             began = time.perf_counter()
-            while offset >= 0:
-                since = await self._check_one(offset)
-                oldest = min(oldest or since, since or oldest)
+            while offset >= 0 and self._errors < _MOST_ERRORS:
+                if offset not in self._failed:
+                    oldest.add(await self._check_one(offset))
                 if time.perf_counter() - began > _SLICE:
                     await trio.lowlevel.checkpoint()
                     began = time.perf_counter()
                 offset = halves.next_pending(offset + 1, end)
-            self._oldest = oldest
+            errors, ended_early = self._errors, offset >= 0
+            for offset in again[:_MOST_ERRORS]:  # one that fails again becomes the last one for the next round
+                oldest.add(await self._check_one(offset))
+            self._transactions.oldest_ms = oldest.since
+            if ended_early:
+                raise OSError(f"{errors} half messages could not be read")
             await self._make_dense()
 
+    def _forget_deleted(self) -> None:
+        """What is known of halves that could not be read ends with the halves, or with their log files."""
+        halves, begins = self._transactions.halves, self._store.min_offset(TRANS_HALF_TOPIC, QUEUE)
+        self._failed = {
+            offset: attempts for offset, attempts in self._failed.items() if halves.state(offset) is State.PENDING
+        }
+        for offset in [offset for offset in halves.unreadable if offset < begins]:
+            self._lose(offset)
+
     async def _check_one(self, offset: int) -> int:
-        """Look at one half. Returns when it was prepared; 0 if it is not pending. Raises OSError.
+        """Look at one half. Returns when it was prepared; 0 if it is not pending or cannot be read. Raises OSError.
 
         Any other error is a fault in this half: the others have to be checked all the same.
         """
         since = 0
         try:
-            half = self._look(offset)
-            if half is None:
-                half = await self._read(offset)
+            half = await self._find(offset)
             if half is not None:
                 since = half.since
                 await self._check(half)
@@ -137,6 +177,26 @@ class TransactionalMessageCheckService:
         data = self._store.look_message(units[0][0]) if units else None
         return _decoded(data, offset) if data else None
 
+    async def _find(self, offset: int) -> Half | None:
+        """The pending half at an offset; None if it was ended meanwhile, is lost, or not given by the device.
+
+        The last two are noted.
+        """
+        try:
+            half = self._look(offset) or await self._read(offset)
+        except OSError as error:
+            # Behind the others: a round tries the first ones of these again.
+            attempts = self._failed.pop(offset, 0) + 1
+            self._failed[offset] = attempts
+            self._errors += 1
+            if attempts == _READ_ATTEMPTS:
+                _log.error("half_message_unreadable", offset=offset, reason=str(error))
+            elif attempts < _READ_ATTEMPTS and self._log_budget.allows():
+                _log.warning("half_message_not_read", offset=offset, reason=str(error))
+            return None
+        self._failed.pop(offset, None)
+        return half
+
     async def _read(self, offset: int) -> Half | None:
         """The same from the device; None if it has been ended meanwhile, or if it is lost, which is noted."""
         units = await self._store.queue_units(TRANS_HALF_TOPIC, QUEUE, offset, 1)
@@ -145,11 +205,14 @@ class TransactionalMessageCheckService:
             return None
         half = _decoded(data, offset) if len(data) else None
         if half is None and offset < self._store.max_offset(TRANS_HALF_TOPIC, QUEUE):
-            self._transactions.lose(offset)
-            if self._log_budget.allows():
-                deleted = offset < self._store.min_offset(TRANS_HALF_TOPIC, QUEUE)
-                _log.error("half_message_lost", offset=offset, why="its log file was deleted" if deleted else "damaged")
+            self._lose(offset)
         return half
+
+    def _lose(self, offset: int) -> None:
+        self._transactions.lose(offset)
+        if self._log_budget.allows():
+            deleted = offset < self._store.min_offset(TRANS_HALF_TOPIC, QUEUE)
+            _log.error("half_message_lost", offset=offset, why="its log file was deleted" if deleted else "damaged")
 
     # one half
 
@@ -190,7 +253,19 @@ class TransactionalMessageCheckService:
         if transactions.halves.state(result.queue_offset) is not State.PENDING:
             return  # it has been ended while it was stored again
         if not self._ask(half, body, message, result, times) and result.queue_offset != half.offset:
-            self._unsent[result.queue_offset] = 1
+            await self._uncount(result.queue_offset, times)
+
+    async def _uncount(self, offset: int, times: int) -> None:
+        """No check was sent for a half that was stored again for one: store it with the number of those before.
+
+        A number in memory would be forgotten by a restart. Raises OSError.
+        """
+        self._unsent[offset] = 1
+        half = await self._find(offset)
+        if half is not None:
+            _, result = await self._transactions.store_again(half, times)
+            if result.ok:
+                self._unsent[result.queue_offset] = 0
 
     async def _expire(self, half: Half, reason: str) -> None:
         """Move a half to TRANS_CHECK_MAX_TIME_TOPIC."""
@@ -239,15 +314,15 @@ class TransactionalMessageCheckService:
         offset = halves.next_pending(halves.first, end)
         # The length of the table from the first pending half on: those before it need no entry once they are done.
         while offset >= 0 and max(_SPARSE_AT, halves.pending * _SPARSE) <= halves.end - offset:
-            half = self._look(offset) or await self._read(offset)
+            half = await self._find(offset)
             if half is not None:
                 if not self._is_due(half):
                     return
-                over = self._unsent.pop(offset, 0)
-                _, result = await self._transactions.store_again(half, half.times)
+                over = self._unsent.get(offset, 0)
+                _, result = await self._transactions.store_again(half, half.times - over)
                 if not result.ok:
                     return
-                self._unsent[result.queue_offset] = over
+                self._unsent[result.queue_offset] = 0
             await trio.lowlevel.checkpoint()
             offset = halves.next_pending(offset + 1, end)
 

@@ -36,6 +36,8 @@ class State(IntEnum):
     """It was moved to TRANS_CHECK_MAX_TIME_TOPIC."""
     ENDED = 6
     """Ended before this start, or deleted with its log file."""
+    UNREADABLE = 7
+    """This start could not read it: it is pending, or was ended, or stands for a half that has other records too."""
 
 
 _STATES: Final = tuple(State)
@@ -45,6 +47,7 @@ class HalfQueue:
     """The states of the halves from ``first`` on, and where those are that were stored again.
 
     ``pending`` is the number of halves that are not ended. One that is committed counts until its record is stored.
+    ``unreadable``: the halves that this start could not read. They do not count, and are not done before the next one.
     """
 
     def __init__(self, first: int = 0, end: int = 0) -> None:
@@ -58,6 +61,7 @@ class HalfQueue:
         self._states = bytearray(end - first)
         self._latest.clear()
         self._stale = 0  # at most so many entries of _latest are of halves that were lost
+        self.unreadable: set[int] = set()
         self.pending = end - first
 
     def __len__(self) -> int:
@@ -144,7 +148,11 @@ class HalfQueue:
             self.pending -= 1
 
     def lose(self, offset: int) -> None:
-        """A pending half cannot be read any more. Nothing says which entry of _latest leads to it, if one does."""
+        """A half cannot be read any more, and never will. Nothing says which entry of _latest leads to it."""
+        if offset in self.unreadable:
+            self.unreadable.remove(offset)
+            self._states[offset - self._base] = State.ENDED | _DONE
+            return
         self.ended(offset)
         self._stale += 1
         if self._stale >= max(_STALE_AT, len(self._latest) // 2):
@@ -154,6 +162,11 @@ class HalfQueue:
     def _is_ended(self, offset: int) -> bool:
         at = offset - self._base
         return at < 0 or self._states[at] == State.ENDED | _DONE
+
+    def hide(self, offset: int) -> None:
+        """Set by the start: a half that could not be read. It stays as it is until the next start."""
+        self.set(offset, State.UNREADABLE)
+        self.unreadable.add(offset)
 
     def replaced(self, offset: int) -> None:
         """Set by the start: a pending half was stored again, durably."""
@@ -182,8 +195,9 @@ class HalfQueue:
         return -1 if at < 0 else self._base + at
 
     def count_pending(self, begin: int, end: int) -> int:
-        """The number of pending halves in [begin, end)."""
-        return self._states.count(0, max(begin - self._base, self._done), max(0, end - self._base))
+        """The number of halves in [begin, end) that are pending, or were not readable at the start."""
+        unreadable = sum(begin <= offset < end for offset in self.unreadable)
+        return unreadable + self._states.count(0, max(begin - self._base, self._done), max(0, end - self._base))
 
     def all_pending(self) -> Iterator[int]:
         """The offsets of all pending halves; those that are ended meanwhile are left out."""

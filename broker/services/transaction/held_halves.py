@@ -1,4 +1,4 @@
-"""HeldHalves: the log files that the cleaner must not delete, because they hold halves that are not ended."""
+"""HeldHalves: the log files that the cleaner must not delete, because they hold halves that are not ended durably."""
 
 from trimq.broker.services.queued_messages import QueuedMessages, QueuePosition, UnitStore
 from trimq.broker.services.transaction.half_queue import HalfQueue
@@ -7,16 +7,20 @@ from trimq.protocol.transaction import QUEUE
 
 
 class HeldHalves(QueuedMessages):
-    """Implements log_holds.PendingMessages for the pending halves."""
+    """Implements log_holds.PendingMessages for the halves that are not done.
+
+    A half whose successor (the half stored again, its commit record, its record in TRANS_CHECK_MAX_TIME_TOPIC) is not
+    durable yet is held like a pending one: a power cut may take the successor, and then the half is pending again.
+    """
 
     def __init__(self, store: UnitStore, halves: HalfQueue) -> None:
         self._halves = halves
         super().__init__("half messages", store, self._first)
 
     def _first(self) -> list[QueuePosition]:
-        """The first pending half; none if all are ended."""
-        offset = self._halves.next_pending(self._halves.first, self._halves.end)
-        return [(TRANS_HALF_TOPIC, QUEUE, offset)] if offset >= 0 else []
+        """The first half that is not done; none if all are."""
+        halves = self._halves
+        return [(TRANS_HALF_TOPIC, QUEUE, halves.first)] if halves.first < halves.end else []
 
     async def behind(self, log_offset: int) -> int:
         """The first half, pending or not, whose record is not below a log offset; the end of the queue if none is."""

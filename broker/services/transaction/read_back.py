@@ -6,6 +6,10 @@ from the settled offset on (service.py) for commit records, and for records in T
 record is missing: their halves are ended too, and get an op record now. So no half is committed twice, whatever was cut
 off at the end of the log.
 
+A half that the device does not give is left as it is, after some attempts: it may be pending or ended. Until the next
+start it is neither checked nor ended, and the progress in op queue and log is not noted, so that the next start has all
+that this one had.
+
 If the op queue does not have what it had (its topic was deleted, the group's offset is wrong, a record is damaged), the
 op records are searched in the log instead, from the first half on, and all ends are written to the op queue again.
 """
@@ -27,11 +31,16 @@ from trimq.protocol.property_names import PROPERTY_TRAN_PREPARED_QUEUE_OFFSET, P
 from trimq.protocol.property_text import property_of
 from trimq.protocol.sysflag import TRANSACTION_COMMIT, TRANSACTION_MASK
 from trimq.protocol.topic_rules import TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
-from trimq.protocol.transaction import GROUP, QUEUE, NotAHalfError, decode_half, number_of, op_offsets
+from trimq.protocol.transaction import GROUP, QUEUE, Half, NotAHalfError, decode_half, number_of, op_offsets
 
 _log = structlog.get_logger("broker.transaction")
 
 _UNITS: Final = 256
+_PAUSES: Final = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)
+"""Seconds between the attempts to read the first halves that the device does not give: others get one attempt."""
+
+
+_pause = trio.sleep
 
 
 class _DamagedError(Exception):
@@ -58,6 +67,7 @@ async def read_back(
     if transactions.halves.pending:
         await reader.read_pending()
         await reader.search_commits()
+        transactions.oldest_ms = reader.oldest()
     if damaged:
         transactions.rebuild_ops()
     if damaged or reader.found:
@@ -83,9 +93,13 @@ class _ReadBack:
         self._places = array("q")  # log offsets
         self._origins = array("q")
         self._uniques = array("q")  # hashes of the unique keys
+        self._since = array("q")  # when they were prepared
         # The first records of those that were stored again, in the order of the log once all are known.
         self._first_places = array("q")
         self._first_origins = array("q")
+        self._pauses = iter(_PAUSES)
+        self._begin = 0  # of _units
+        self._units: list[tuple[int, int, int]] = []  # of the half queue, which is read in steps
         self.found = 0
         self.read_from = -1
 
@@ -164,17 +178,15 @@ class _ReadBack:
 
     async def read_pending(self) -> None:
         """Read the pending halves, and leave the last record of each."""
-        halves, store = self._halves, self._store
-        begin, units = 0, list[tuple[int, int, int]]()
+        halves = self._halves
         for offset in halves.all_pending():
-            if not begin <= offset < begin + len(units):
-                begin, units = offset, await store.queue_units(TRANS_HALF_TOPIC, QUEUE, offset, _UNITS)
-            data = await self._record(units[offset - begin][0]) if units else b""
             try:
-                half = decode_half(data, any_place=True) if len(data) else None
-            except (NotAHalfError, record.RecordError):
-                half = None
-            if half is None or half.offset != offset:
+                half, first_place = await self._half_patiently(offset)
+            except OSError as error:
+                halves.hide(offset)
+                _log.error("half_message_unreadable", offset=offset, reason=str(error))
+                continue
+            if half is None:
                 continue  # the first round of checks finds it again, and reports it
             origin = half.origin
             if self._is_ended(origin):
@@ -184,24 +196,57 @@ class _ReadBack:
             self._places.append(half.physical_offset)
             self._origins.append(origin)
             self._uniques.append(hash(half.properties.get(PROPERTY_UNIQ_KEY, "")))
+            self._since.append(half.since)
             if origin != offset:
                 before = halves.latest(origin, origin)
                 if halves.state(before) is State.PENDING:
                     halves.replaced(before)
                 halves.stands_for(origin, offset)
                 # A late commit names the first record, even if that is below the first half of the table.
-                first_record = await store.queue_units(TRANS_HALF_TOPIC, QUEUE, origin, 1)
-                if first_record:
-                    self._first_places.append(first_record[0][0])
+                if first_place >= 0:
+                    self._first_places.append(first_place)
                     self._first_origins.append(origin)
         order = sorted(range(len(self._first_places)), key=self._first_places.__getitem__)
         self._first_places = array("q", map(self._first_places.__getitem__, order))
         self._first_origins = array("q", map(self._first_origins.__getitem__, order))
 
+    async def _half_patiently(self, offset: int) -> tuple[Half | None, int]:
+        """As ``_half``, in several attempts if the device reports an error. Raises OSError."""
+        for pause in self._pauses:
+            try:
+                return await self._half(offset)
+            except OSError as error:
+                _log.warning("half_message_not_read", offset=offset, reason=str(error), wait_seconds=pause)
+                await _pause(pause)
+        return await self._half(offset)
+
+    async def _half(self, offset: int) -> tuple[Half | None, int]:
+        """The half at an offset, None if it is damaged, and the log offset of its first record if that is another."""
+        store = self._store
+        if not self._begin <= offset < self._begin + len(self._units):
+            self._units = await store.queue_units(TRANS_HALF_TOPIC, QUEUE, offset, _UNITS)
+            self._begin = offset
+        data = await self._record(self._units[offset - self._begin][0]) if self._units else b""
+        try:
+            half = decode_half(data, any_place=True) if len(data) else None
+        except (NotAHalfError, record.RecordError):
+            return None, -1
+        if half is None or half.offset != offset:
+            return None, -1
+        half.data = None  # it may be a view, and only its head and properties are needed
+        first = [] if half.is_first else await store.queue_units(TRANS_HALF_TOPIC, QUEUE, half.origin, 1)
+        return half, first[0][0] if first else -1
+
     def _is_ended(self, origin: int) -> bool:
         if origin < self._halves.first:
             return origin in self._ended_before
         return self._halves.state(origin) is State.ENDED
+
+    def oldest(self) -> int:
+        """When the oldest pending half was prepared; 0 if none is pending."""
+        state = self._halves.state
+        rows = zip(self._offsets, self._since, strict=True)
+        return min((since for offset, since in rows if state(offset) is State.PENDING), default=0)
 
     async def search_commits(self) -> None:
         """Find the halves among the pending ones that are ended by a record in the log."""

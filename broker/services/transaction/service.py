@@ -123,7 +123,8 @@ class TransactionalMessageService:
     """The halves of this broker. ``halves`` is complete after the start has read them (read_back.py).
 
     ``check_again``: halves that were stored in this process have been checked in it if they are copies; those below
-    this offset have not.
+    this offset have not. ``oldest_ms``: when the oldest half was prepared that was pending at the start, or in the last
+    round of checks (ms since the epoch); 0 if none was.
     """
 
     def __init__(
@@ -146,6 +147,7 @@ class TransactionalMessageService:
         self.ops = OpQueue(configuration, store, self.messages, self.halves, clock)
         self.ops.on_done = self._end_is_durable
         self.check_again = 0
+        self.oldest_ms = 0
         self._copies: deque[tuple[int, int]] = deque()  # log end of a half stored again, and what it replaces
         self._moving: set[int] = set()  # origins of halves that are being stored again
         self._arrival: trio.Event | None = None  # set when the next half can be read; None if no one waits for that
@@ -353,7 +355,7 @@ class TransactionalMessageService:
         return outcome[0]
 
     def lose(self, offset: int) -> None:
-        """A pending half cannot be read any more: its log file was deleted, or its record is damaged."""
+        """A half cannot be read any more: its log file was deleted, or its record is damaged."""
         self.counters.lost += 1
         self.halves.lose(offset)
 
@@ -376,9 +378,14 @@ class TransactionalMessageService:
         copies = self._copies
         while copies and copies[0][0] <= flushed:
             self.halves.done(copies.popleft()[1])
-        self.settled.settle(flushed, self.halves.pending)
         first = self.halves.advance()
-        for topic, offset in ((TRANS_HALF_TOPIC, first), (TRANS_OP_HALF_TOPIC, self.ops.advance(first))):
+        offsets = [(TRANS_HALF_TOPIC, first)]
+        # A half that could not be read may be one that was first stored at any earlier offset, and that is ended now by
+        # its other records: a start that can read it needs all ends since this one.
+        if not self.halves.unreadable:
+            self.settled.settle(flushed, self.halves.pending)
+            offsets.append((TRANS_OP_HALF_TOPIC, self.ops.advance(first)))
+        for topic, offset in offsets:
             if offset > 0 or (offset == 0 and self._offsets.own_offset(GROUP, topic, QUEUE) != NOT_FOUND):
                 self._offsets.commit_own(GROUP, topic, QUEUE, offset)
 

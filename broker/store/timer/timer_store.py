@@ -10,7 +10,7 @@ of this exists on disk before the first timed message.
 import os
 from array import array
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Final, NamedTuple
 
 import structlog
@@ -258,26 +258,37 @@ class TimerStore:
     async def counts(self) -> dict[int, TopicCount]:
         """The pending messages by the hash of their topic. Reads the log. Raises OSError."""
         found: dict[int, TopicCount] = {}
+        async for unit in self._pending_units():
+            before = found.get(unit.topic_hash)
+            count = (0 if before is None else before.messages) + (-1 if unit.deletes else 1)
+            found[unit.topic_hash] = TopicCount(count, unit.offset, unit.size)
+        return found
+
+    async def _pending_units(self) -> AsyncIterator[TimerUnit]:
+        """The units of slots that are not delivered, in log order."""
         position = self.log.end if self.floor.position is None else self.floor.position
         while position < self.log.end:
             units, position = await self.log.units_from(position, self.log.end)
             for _, unit in units:
                 if unit.time >= self.read_time:
-                    before = found.get(unit.topic_hash)
-                    count = (0 if before is None else before.messages) + (-1 if unit.deletes else 1)
-                    found[unit.topic_hash] = TopicCount(count, unit.offset, unit.size)
-        return found
+                    yield unit
 
     async def count_between(self, start: int, end: int) -> int:
-        """The pending messages whose records are between two commit log offsets. Reads the log."""
+        """The pending messages whose records are between two commit log offsets. Reads the log, twice.
+
+        Messages of a slot and topic are less by the delete marks that are pending for them: the units do not say which.
+        """
+        marks: Counter[tuple[int, int]] = Counter()
+        async for unit in self._pending_units():
+            if unit.deletes:
+                marks[unit.time, unit.topic_hash] += 1
         found = 0
-        position = self.log.end if self.floor.position is None else self.floor.position
-        while position < self.log.end:
-            units, position = await self.log.units_from(position, self.log.end)
-            for _, unit in units:
-                if unit.offset >= end:
-                    return found
-                found += unit.offset >= start and unit.time >= self.read_time
+        async for unit in self._pending_units():
+            if start <= unit.offset < end and not unit.deletes:
+                cancelled = marks[unit.time, unit.topic_hash] if marks else 0
+                found += not cancelled
+                if cancelled:
+                    marks[unit.time, unit.topic_hash] -= 1
         return found
 
     def lowest_offset(self) -> int | None:

@@ -362,6 +362,28 @@ async def test_transactions(tmp_path: Path) -> None:
         assert (await scrape(life.broker)).value("rocketmq_half_messages") == 1
 
 
+async def test_the_age_of_the_oldest_half_message(tmp_path: Path) -> None:
+    """Known at once after a start, and not that of the half that was looked at last."""
+    name = "trimq_half_messages_oldest_seconds"
+    life = Life(tmp_path / "store", **ON)
+    async with life.running():
+        assert (await scrape(life.broker)).value(name) == 0
+        ended = await life.prepare(b"ended")
+        await life.advance(600)
+        await life.prepare(b"older")
+        await life.advance(60)
+        await life.prepare(b"younger")
+        await life.end(ended)
+        await life.round()
+        assert (await scrape(life.broker)).value(name) == 60
+        await life.kill()
+    life.clock.advance(3600)
+    async with life.running():
+        assert (await scrape(life.broker)).value(name) == 3660
+        await life.round()
+        assert (await scrape(life.broker)).value(name) == 3660
+
+
 async def test_half_messages_that_no_producer_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # guards the figures by which one sees that messages were given up
     async with Life(tmp_path / "store", **ON, transactionCheckMax="1").running() as life:

@@ -320,16 +320,26 @@ class Units:
         return [(10 * offset, 10, 0)] if offset < 10 else []
 
 
-async def test_the_log_is_held_from_the_first_pending_half_on() -> None:
-    # guards halves of producers that are away for longer than fileReservedTime
+async def test_the_log_is_held_from_the_first_half_on_that_is_not_done() -> None:
+    # guards halves of producers that are away for longer than fileReservedTime, and those whose end may be lost
     halves = HalfQueue(0, 10)
+    halves.hide(3)
     held = HeldHalves(Units(), halves)
     for offset in (0, 1, 4, 5):
         halves.set(offset, State.COMMITTED)
+    halves.advance()
+    assert await held.lowest() == 0, "the commit records may not be durable yet"
+    for offset in (0, 1, 4, 5):
+        halves.done(offset)
+    halves.advance()
     assert await held.lowest() == 20
     assert await held.count(0, 60) == 2
     assert await held.count(35, 1000) == 4
-    for offset in (2, 3, 6, 7, 8, 9):
+    assert halves.pending == 5, "what could not be read is held, and counts as deleted with its file"
+    halves.lose(3)
+    for offset in (2, 6, 7, 8, 9):
         halves.set(offset, State.ROLLED_BACK)
+        halves.done(offset)
+    halves.advance()
     assert await held.lowest() is None
     assert await held.count(0, 1000) == 0

@@ -40,6 +40,9 @@ class Store:
         self.given = 0
         self.looks = 0
         self.indexes_tags = True
+        self.log_end = 0
+        self.flushed_offset = 1 << 40
+        self.flushes = 0
 
     def park(self, level: int, body: str, delay_ms: int, **extra: Any) -> None:
         """A message whose real topic is T, queue 2."""
@@ -117,11 +120,18 @@ class Store:
         return self.finish(message, answer)
 
     def finish(self, message: MessageInner, answer: PutMessageStatus) -> PutMessageResult:
-        result = PutMessageResult(answer, remark="because")
+        result = PutMessageResult(answer, self.log_end, 0, 10, remark="because")
         if result.ok:
+            self.log_end += 10
             message.body = bytes(message.body)
             self.put.append(message)
         return result
+
+    async def flush(self) -> bool:
+        await trio.lowlevel.checkpoint()
+        self.flushes += 1
+        self.flushed_offset = self.log_end
+        return True
 
     def bodies(self) -> list[str]:
         return [message.body.decode() for message in self.put]
@@ -415,6 +425,48 @@ async def test_a_disk_that_fails_does_not_stop_delivery() -> None:
         await world.advance(1)
         assert world.store.bodies() == ["a", "b"]
         assert json.loads(world.disk.content(PATH))["offsetTable"]["1"] == 2
+
+
+# copies that are not durable yet
+
+
+async def test_a_message_counts_as_delivered_when_its_copy_is_durable() -> None:
+    """A power cut may take the copy: until it is durable the log file of the message stays, and the file has it too."""
+    world = World()
+    world.store.flushed_offset = 0
+    async with world.running():
+        for body in ("a", "b", "c"):
+            world.store.park(1, body, 0)
+        await trio.testing.wait_all_tasks_blocked()
+        assert world.store.bodies() == ["a", "b", "c"]
+        assert world.service.offsets()[1] == 3
+        assert next(world.service.positions()) == (SCHEDULE_TOPIC, 0, 0)
+        await world.advance(10)
+        assert json.loads(world.disk.content(PATH))["offsetTable"]["1"] == 0
+        world.store.flushed_offset = 29  # the copy of the third ends at 30
+        assert next(world.service.positions()) == (SCHEDULE_TOPIC, 0, 2)
+        world.store.flushed_offset = 30
+        await world.advance(10)
+        assert json.loads(world.disk.content(PATH))["offsetTable"]["1"] == 3, "written again without a new delivery"
+        assert next(world.service.positions()) == (SCHEDULE_TOPIC, 0, 3)
+
+
+async def test_a_stop_makes_the_copies_durable_and_delivers_no_more() -> None:
+    """So that an orderly stop and a start deliver nothing twice."""
+    world = World()
+    world.store.flushed_offset = 0
+    async with world.running():
+        world.store.park(1, "a", 0)
+        await trio.testing.wait_all_tasks_blocked()
+        await world.service.persist()
+        assert world.store.flushes == 1
+        assert json.loads(world.disk.content(PATH))["offsetTable"]["1"] == 1
+        world.store.park(1, "b", 0)
+        await world.advance(2)
+        assert world.store.bodies() == ["a"]
+    world.service = world.make()
+    async with world.running():
+        assert world.store.bodies() == ["a", "b"]
 
 
 # a store that refuses messages

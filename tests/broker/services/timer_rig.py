@@ -89,7 +89,7 @@ class Rig:
             self._listen_to_puts()
             self.store.add_topic_listener(TIMER_TOPIC, service.message_arriving)
             self.store.hold_log(PendingTimers(self.timers))
-            self.store.hold_log(QueuedMessages(TIMED_MESSAGES, self.store, service.positions))
+            self.store.hold_log(QueuedMessages(TIMED_MESSAGES, self.store, service.positions, service.unread))
             async with trio.open_nursery() as nursery:
                 await nursery.start(service.run)
                 await self.settled()

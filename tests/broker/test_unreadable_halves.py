@@ -1,0 +1,191 @@
+"""Half messages whose records the device does not give: they wait, and delay no others."""
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog.testing
+
+from tests.broker.transactions import HALF, OK, Life, asked_for
+from trimq.broker.services.transaction import check as check_module
+from trimq.broker.services.transaction import read_back as read_back_module
+from trimq.broker.store.message_store import MessageStore
+from trimq.protocol.codes import ResponseCode
+from trimq.protocol.command import RemotingCommand
+from trimq.protocol.message import decode_message
+
+
+class BadSectors:
+    """Log offsets at which the device gives no record; any other one is read as before."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.places: set[int] = set()
+        look, cold = MessageStore.look_message, MessageStore.look_message_cold
+
+        async def look_cold(store: MessageStore, offset: int) -> Any:
+            if offset in self.places:
+                raise OSError(errno.EIO, "bad sector")
+            return await cold(store, offset)
+
+        monkeypatch.setattr(MessageStore, "look_message", lambda s, at: None if at in self.places else look(s, at))
+        monkeypatch.setattr(MessageStore, "look_message_cold", look_cold)
+
+
+@pytest.fixture
+def bad(monkeypatch: pytest.MonkeyPatch) -> BadSectors:
+    monkeypatch.setattr(read_back_module, "_PAUSES", (0.0,) * 7)
+    return BadSectors(monkeypatch)
+
+
+def bodies(checks: list[RemotingCommand]) -> list[bytes]:
+    return [decode_message(bytes(check.body)).body for check in checks]
+
+
+def notes(life: Life) -> dict[str, str]:
+    return {note.code: note.text for notes in life.broker.health.notes for note in notes()}
+
+
+async def test_a_half_that_cannot_be_read_delays_no_other(tmp_path: Path, bad: BadSectors) -> None:
+    async with Life(tmp_path / "store").running() as life:
+        await life.join()
+        half = await life.prepare(b"bad")
+        await life.prepare(b"good")
+        bad.places = {half.log_offset}
+        await life.advance(7)
+        checks = life.broker.context.transaction_checks
+        assert bodies(await life.round()) == [b"good"]
+        with structlog.testing.capture_logs() as logs:
+            for _ in range(check_module._READ_ATTEMPTS - 2):
+                await life.round()
+            assert checks.unreadable == 0
+            assert "half_messages_unreadable" not in notes(life)
+            for _ in range(3):
+                await life.round()
+        assert [entry["offset"] for entry in logs if entry["event"] == "half_message_unreadable"] == [0]
+        assert checks.unreadable == 1
+        assert notes(life)["half_messages_unreadable"].startswith("1 half messages cannot be read")
+        assert (life.pending, life.counters.lost) == (2, 0)
+
+        bad.places.clear()
+        found = await life.round()
+        assert b"bad" in bodies(found)
+        assert checks.unreadable == 0
+        assert (await life.answer(found[bodies(found).index(b"bad")], 8)).code == OK
+        assert await life.bodies() == [b"bad"]
+
+
+async def test_a_round_goes_on_behind_many_that_cannot_be_read(
+    tmp_path: Path, bad: BadSectors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device that gives nothing ends a round; the next one tries the halves behind, and then some of these again."""
+    monkeypatch.setattr(check_module, "_MOST_ERRORS", 2)
+    async with Life(tmp_path / "store").running() as life:
+        await life.join()
+        halves = [await life.prepare(b"bad%d" % number) for number in range(5)]
+        await life.prepare(b"good")
+        bad.places = {half.log_offset for half in halves}
+        await life.advance(7)
+        checks = life.broker.context.transaction_checks
+        for _ in range(2):
+            with pytest.raises(OSError, match="2 half messages could not be read"):
+                await checks.check()
+        assert bodies(await life.round()) == [b"good"]
+        bad.places.clear()
+        found: set[bytes] = set()
+        for _ in range(3):
+            found |= set(bodies(await life.round()))
+        assert found >= {b"bad%d" % number for number in range(5)}
+
+
+async def test_one_whose_log_file_is_deleted_is_lost(
+    tmp_path: Path, bad: BadSectors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life = Life(tmp_path / "store")
+    async with life.running():
+        half = await life.prepare(b"bad")
+    bad.places = {half.log_offset}
+    async with life.running():
+        checks = life.broker.context.transaction_checks
+        assert checks.unreadable == 1
+        monkeypatch.setattr(life.broker.context.store, "min_offset", lambda _topic, _queue: 1)
+        await life.round()
+        assert (checks.unreadable, life.counters.lost) == (0, 1)
+        assert notes(life)["half_messages_lost"].startswith("1 half messages were lost")
+        await life.prepare(b"next")
+        assert life.pending == 1
+
+
+async def test_a_start_with_a_half_that_cannot_be_read(tmp_path: Path, bad: BadSectors) -> None:
+    """It is left alone until a start can read it: it may be pending or ended."""
+    life = Life(tmp_path / "store")
+    async with life.running():
+        half = await life.prepare(b"bad")
+        await life.prepare(b"good")
+    bad.places = {half.log_offset}
+    with structlog.testing.capture_logs() as logs:
+        async with life.running():
+            await life.join()
+            assert (life.pending, life.broker.context.transaction_checks.unreadable) == (1, 1)
+            assert "half_messages_unreadable" in notes(life)
+            assert await life.broker.context.store.log_holds.lowest() == half.log_offset
+            await life.advance(7)
+            (check,) = await life.round()
+            assert bodies([check]) == [b"good"]
+            assert (await life.answer(check, 8)).code == OK
+            bad.places.clear()
+            refused = await life.end(half)
+            assert refused.code == ResponseCode.SYSTEM_ERROR
+            assert "could not be read when the broker started" in (refused.remark or "")
+    assert len([entry for entry in logs if entry["event"] == "half_message_not_read"]) == 7
+    assert len([entry for entry in logs if entry["event"] == "half_message_unreadable"]) == 1
+    async with life.running():
+        assert life.pending == 1
+        assert (await life.end(half)).code == OK
+        assert await life.bodies() == [b"bad", b"good"]
+
+
+async def test_an_error_that_passes_costs_a_start_nothing(
+    tmp_path: Path, bad: BadSectors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life = Life(tmp_path / "store")
+    async with life.running():
+        half = await life.prepare(b"bad")
+    bad.places = {half.log_offset}
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 2:
+            bad.places.clear()
+
+    monkeypatch.setattr(read_back_module, "_pause", sleep)
+    async with life.running():
+        assert (life.pending, life.broker.context.transaction_checks.unreadable) == (1, 0)
+    assert slept == [0.0, 0.0]
+
+
+async def test_a_half_ended_by_its_first_record_while_the_last_one_could_not_be_read(
+    tmp_path: Path, bad: BadSectors
+) -> None:
+    """The start that can read the last record knows the end of the first one: the half is not committed twice."""
+    life = Life(tmp_path / "store")
+    async with life.running():
+        await life.join()
+        half = await life.prepare()
+        await life.advance(7)
+        again = asked_for((await life.round())[0])
+        await life.kill()
+    bad.places = {again.log_offset}
+    async with life.running():
+        assert life.pending == 1
+        assert (await life.end(half)).code == OK
+        for _ in range(3):
+            await life.advance(4)
+            assert await life.broker.context.store.flush()
+        assert life.offset(HALF) == 1, "the first record is done"
+    bad.places.clear()
+    async with life.running():
+        assert life.pending == 0
+        assert (await life.end(again)).code != OK
+        assert await life.bodies() == [b"half"]
