@@ -158,6 +158,8 @@ class TimerMessageService:
             task_status.started()
             return
         self._ended = trio.Event()
+        if timers.changed:  # recovery has repaired something
+            self._changed()
         try:
             try:
                 await self.metrics.load()

@@ -30,11 +30,11 @@ from trimq.protocol.timer_layout import (
     Slot,
     TimerCheckpoint,
     TimerUnit,
-    encode_checkpoint,
     pack_unit,
     place_in_window,
     roll_window,
 )
+from trimq.protocol.timer_notes import NO_NOTES, TimerNotes, encode_with_notes
 
 _log = structlog.get_logger(__name__)
 
@@ -314,14 +314,7 @@ class TimerStore:
             if self.is_between:
                 return False
             # One turn of the loop: these belong together.
-            checkpoint = TimerCheckpoint(
-                read_time=self.read_time,
-                log_position=self.log.end,
-                queue_offset=self.next_offset,
-                master_queue_offset=self.next_offset,
-                timestamp=now_ms,
-                counter=self.checkpoint.counter + 1,
-            )
+            checkpoint = self.next_checkpoint(now_ms)
             pages = self.wheel.snapshot()
             self.changed = False
             needed, floor = self.floor.position, self.floor.offset
@@ -343,6 +336,17 @@ class TimerStore:
             await self._delete_old_files(checkpoint.log_position if needed is None else needed)
             return True
 
+    def next_checkpoint(self, now_ms: int) -> TimerCheckpoint:
+        """The checkpoint of what is in memory now."""
+        return TimerCheckpoint(
+            read_time=self.read_time,
+            log_position=self.log.end,
+            queue_offset=self.next_offset,
+            master_queue_offset=self.next_offset,
+            timestamp=now_ms,
+            counter=self.checkpoint.counter + 1,
+        )
+
     async def _sync_log(self) -> bool:
         try:
             await self.disk.run(self.log.sync)
@@ -362,10 +366,10 @@ class TimerStore:
         self.wheel.write(pages)
         self.write_checkpoint(checkpoint)
 
-    def write_checkpoint(self, checkpoint: TimerCheckpoint) -> None:
+    def write_checkpoint(self, checkpoint: TimerCheckpoint, notes: TimerNotes = NO_NOTES) -> None:
         """Replace timercheck. Blocks. Raises OSError."""
         make_durable_directory(self.disk, os.path.dirname(self.checkpoint_path))
-        write_durably(self.disk, self.checkpoint_path, encode_checkpoint(checkpoint))
+        write_durably(self.disk, self.checkpoint_path, encode_with_notes(checkpoint, notes))
 
     async def _delete_old_files(self, position: int) -> None:
         if len(self.log.starts) > 1 and self.log.starts[1] <= position:
