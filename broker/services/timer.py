@@ -298,8 +298,7 @@ class TimerMessageService:
             await ahead.look()
         while not self._stopping and not self._config.timer_stop_dequeue:
             now = self._now(timers)
-            if timers.read_time > now:  # the wall clock was set back: messages for times before may come now
-                timers.move_read_time(now)
+            timers.keep_read_time_before(now)
             first = timers.wheel.next_time(timers.read_time, now)
             if first > timers.read_time:
                 timers.move_read_time(first)

@@ -77,8 +77,11 @@ class TimerEnqueue:
 
     async def _take_batch(self) -> bool:
         timers, ahead = self._timers, self._ahead
-        now = self._clock.wall_ms()
-        batch = _Batch(timers, ahead, self._problem, now - now % timers.precision, self._log_budget)
+        wall = self._clock.wall_ms()
+        now = wall - wall % timers.precision
+        # Before a slot gets messages: a checkpoint with a later read time would count it as delivered.
+        timers.keep_read_time_before(now)
+        batch = _Batch(timers, ahead, self._problem, now, self._log_budget)
         for number in range(_READS):
             try:
                 result = await read_timer_queue(self._store, batch.next_offset, cold=not number)

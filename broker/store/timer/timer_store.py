@@ -250,6 +250,11 @@ class TimerStore:
         else:
             self.floor.passed(time)
 
+    def keep_read_time_before(self, now: int) -> None:
+        """The wall clock is at ``now``: if it was set back, messages may come for slots from there on."""
+        if self.read_time > now:
+            self.move_read_time(now)
+
     @property
     def is_empty(self) -> bool:
         """Whether no unit is pending."""

@@ -715,6 +715,56 @@ async def test_a_clock_that_is_set_back() -> None:
         assert await rig.bodies() == [b"ahead", b"now"]
 
 
+@pytest.mark.parametrize("ending", [None, Loss.NOTHING, Loss.ALL])
+async def test_a_clock_that_is_set_back_while_nothing_is_delivered(ending: Loss | None) -> None:
+    """The slots between the two times are not counted as delivered by the checkpoint."""
+    rig = Rig(flushDiskType="SYNC_FLUSH")
+    async with rig.running(ending=ending):
+        rig.clock.set_wall_ms(NOW + HOUR * 1000)
+        await rig.send(b"ahead", 2_000)
+        await rig.advance(3)
+        assert await rig.bodies() == [b"ahead"]
+        rig.configuration.apply("timerStopDequeue", "true", "test")
+        rig.clock.set_wall_ms(NOW)
+        await rig.send(b"now", 50_000)
+        await rig.advance(2)
+        await rig.advance(2)
+        assert rig.timers.checkpoint.queue_offset == 2
+    rig.configuration.apply("timerStopDequeue", "false", "test")
+    async with rig.running():
+        await rig.advance(47)
+        assert await rig.bodies() == [b"ahead", b"now"]
+
+
+@pytest.mark.parametrize("ending", [None, Loss.ALL])
+async def test_a_clock_that_is_set_back_before_a_checkpoint_and_the_end(
+    ending: Loss | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end comes when the first message by the corrected clock has entered the wheel."""
+    rig = Rig(flushDiskType="SYNC_FLUSH")
+    async with rig.running(ending=ending):
+        rig.clock.set_wall_ms(NOW + HOUR * 1000)
+        await rig.send(b"ahead", 2_000)
+        await rig.advance(3)
+        await rig.advance(2)
+        rig.clock.set_wall_ms(NOW)
+        attempt = rig.service._attempt
+
+        async def end_when_it_is_in(step: Any) -> bool | None:
+            if rig.timers.next_offset == 2:
+                assert await rig.timers.save(rig.store.flush, rig.clock.wall_ms())
+                rig.service._stopping = True
+            return await attempt(step)
+
+        monkeypatch.setattr(rig.service, "_attempt", end_when_it_is_in)
+        await rig.send(b"now", 50_000)
+        await rig.settled()
+        assert rig.timers.checkpoint.queue_offset == 2
+    async with rig.running():
+        await rig.advance(51)
+        assert await rig.bodies() == [b"ahead", b"now"]
+
+
 @pytest.mark.parametrize("back", [60, 199, 200, 201, 240, 5000])
 async def test_a_clock_that_is_set_back_by_most_of_the_wheel(back: int) -> None:
     """The place of a message may then be that of one which is due a whole turn later.
