@@ -308,8 +308,15 @@ class TimerMessageService:
             await ahead.look()
             due = await timers.due(slot)
             marks, rolling = await puts.marks(due)
+            rest = timers.rests.get(first)
+            numbers = None if rest is None else rest.numbers(due.offsets)
+            if numbers is not None:
+                await puts.leave_out(due, numbers)
             # Without all marks nothing may be delivered: the reading of one may have ended because of ``stop``.
-            if puts.is_stopping or not await puts.deliver(due, delete_keys(marks)):
+            if puts.is_stopping:
+                return False
+            if left := await puts.deliver(due, delete_keys(marks), numbers):
+                timers.delivered_but(first, due, left)
                 return False
             counts = await due.counts()
             ahead.keep(marks)

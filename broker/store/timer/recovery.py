@@ -168,6 +168,9 @@ class TimerRecovery:
             await self._convert(end)
         await self._fill_floor()
         timers.changed = bool(timers.notes)
+        # Where something was repaired, or the precision is another one, a slot may have other messages.
+        if not timers.notes:
+            timers.rests = {rest.time: rest for rest in self._notes.rests if self._wheel.find(rest.time) is not None}
 
     async def _known_end(self, checkpoint: TimerCheckpoint) -> int:
         """The end of the units that belong to the checkpoint.

@@ -898,8 +898,7 @@ async def test_a_stop_does_not_wait_for_a_slot_that_takes_long(monkeypatch: pyte
         await rig.advance(2)
         assert rig.timers.wheel.count == 50
     async with rig.running():
-        assert sorted(set(await rig.bodies())) == [b"%02d" % number for number in range(50)]
-        assert len(await rig.bodies()) < 70
+        assert sorted(await rig.bodies()) == [b"%02d" % number for number in range(50)]
 
 
 @pytest.mark.parametrize("method", ["create", "pwrite"])
