@@ -244,7 +244,9 @@ class TimerMessageService:
             self._arrived = False
             return
         with trio.CancelScope() as self._sleeping:
-            if self.behind_messages:  # they cannot enter the wheel now
+            if self._config.timer_stop_dequeue:  # a change of it is not heard of
+                await self._clock.sleep(_LONGEST_SLEEP_SECONDS)
+            elif self.behind_messages:  # they cannot enter the wheel now
                 await self._clock.sleep(_FIRST_PAUSE_SECONDS)
             elif timers.is_empty:
                 await trio.sleep_forever()

@@ -1,5 +1,7 @@
 """TimerEnqueue: takes new messages of the timer's queue into the wheel, and delivers those that are due already.
 
+With timerStopDequeue those enter the wheel too, which delivers them later.
+
 For each batch the units are written first, then what is due is delivered, then wheel and queue offset move in memory.
 So a disk that takes no units leaves the whole batch in the queue, and none of it is delivered again and again.
 """
@@ -77,11 +79,12 @@ class TimerEnqueue:
 
     async def _take_batch(self) -> bool:
         timers, ahead = self._timers, self._ahead
+        config = self._configuration.section(MessageStoreConfig)
         wall = self._clock.wall_ms()
         now = wall - wall % timers.precision
         # Before a slot gets messages: a checkpoint with a later read time would count it as delivered.
         timers.keep_read_time_before(now)
-        batch = _Batch(timers, ahead, self._problem, now, self._log_budget)
+        batch = _Batch(timers, ahead, self._problem, now, self._log_budget, delivers=not config.timer_stop_dequeue)
         for number in range(_READS):
             try:
                 result = await read_timer_queue(self._store, batch.next_offset, cold=not number)
@@ -169,12 +172,16 @@ class _Batch:
         problem: Callable[[str, dict[str, str]], str],
         now: int,
         log_budget: LogBudget,
+        *,
+        delivers: bool,
     ) -> None:
+        """``delivers``: messages that are due already are delivered, and do not enter the wheel."""
         self._timers = timers
         self._ahead = ahead
         self._problem = problem
         self._now = now
         self._log_budget = log_budget
+        self._delivers = delivers
         self.new: list[NewTimer] = []
         self.due = DueTimers()
         self._due_timers: list[tuple[NewTimer, str]] = []
@@ -236,10 +243,10 @@ class _Batch:
         # A slot that is delivered gets no messages any more.
         time = max(due, timers.read_time)
         timer = timers.timer(time, min(time - time % timers.precision, self._now), *where, tags_code(topic), magic)
-        if is_late and deletes:
+        if is_late and deletes and self._delivers:
             self.late_marks.append(properties)
             self._late_timers.append((timer, topic))
-        elif is_due and not deletes:
+        elif is_due and not deletes and self._delivers:
             self.due.append(*where, magic, NEVER_ENQUEUED, 0)
             self._due_timers.append((timer, topic))
         elif self._has_place(timer):  # also a mark that comes between the end of its slot and its delivery

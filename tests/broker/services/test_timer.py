@@ -56,6 +56,38 @@ async def test_a_message_that_is_due_when_the_timer_finds_it() -> None:
         assert rig.timers.is_empty
 
 
+@pytest.mark.parametrize("delivered", [True, False])
+@pytest.mark.parametrize("ending", [None, Loss.ALL])
+async def test_no_message_comes_while_deliveries_are_stopped(*, delivered: bool, ending: Loss | None) -> None:
+    """Also none that is due when the timer finds it, whether its slot was ``delivered`` or not. Its recall counts."""
+    rig = Rig(flushDiskType="SYNC_FLUSH")
+    async with rig.running(ending=ending):
+        if delivered:
+            await rig.send(b"before", 8_000)
+            await rig.settled()
+        rig.configuration.apply("timerStopEnqueue", "true", "test")
+        for name in (b"late", b"recalled"):
+            await rig.send(name, 3_000)
+        await rig.send(b"mark", 3_000, UNIQ_KEY="recalled", TIMER_DEL_UNIQKEY="recalled")
+        await rig.advance(10)
+        came = [b"before"] if delivered else []
+        assert await rig.bodies() == came
+        rig.configuration.apply("timerStopDequeue", "true", "test")
+        rig.configuration.apply("timerStopEnqueue", "false", "test")
+        await rig.send(b"later", 600_000)
+        for _ in range(5):
+            await rig.advance(1)
+        assert await rig.bodies() == came
+        assert rig.service.behind_messages == 0
+    async with rig.running():
+        await rig.advance(1)
+        assert await rig.bodies() == came
+        rig.configuration.apply("timerStopDequeue", "false", "test")
+        await rig.advance(2)
+        assert await rig.bodies() == [*came, b"late"]
+        assert rig.counts == {"Orders": 1}
+
+
 async def test_a_message_beyond_the_window_rolls() -> None:
     rig = Rig(timerRollWindowSlot="10")
     async with rig.running():
