@@ -127,8 +127,14 @@ class TimerMessageService:
         return max(0, now - first - timers.precision)
 
     def positions(self) -> list[QueuePosition]:
-        """What is still to be read of the timer's queue, also after a crash (see QueuedMessages)."""
-        return [] if self._timers is None else [(TIMER_TOPIC, 0, self._timers.unsaved_offset)]
+        """What is still to be read of the timer's queue, also after a crash, or with timerWheelEnable=true."""
+        return [(TIMER_TOPIC, 0, self._store.timer_data.unsaved_offset)]
+
+    @property
+    def unserved(self) -> int:
+        """Messages that wait, and are not delivered because timerWheelEnable is false."""
+        data = self._store.timer_data
+        return 0 if self.enabled else data.wheel.count + self._store.max_offset(TIMER_TOPIC, 0) - data.next_offset
 
     @property
     def enqueued(self) -> int:
