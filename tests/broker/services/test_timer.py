@@ -9,11 +9,13 @@ import trio
 from tests.broker.services.timer_rig import NOW, Rig
 from tests.store.builders import message
 from tests.store.simdisk import Loss
+from trimq.broker.config import MessageStoreConfig
 from trimq.broker.health import timer_notes
 from trimq.broker.services import timer_ahead, timer_enqueue, timer_put
 from trimq.broker.services.pending_timers import PendingTimers
 from trimq.broker.store.types import PutMessageResult, PutMessageStatus
 from trimq.protocol.timer_layout import SLOTS, fits
+from trimq.protocol.timer_message import delete_key
 from trimq.protocol.topic_rules import TIMER_TOPIC
 
 HOUR = 3600
@@ -363,7 +365,9 @@ async def recall(rig: Rig, body: bytes, out_ms: int) -> None:
     """Store a delete mark as RecallMessageProcessor does."""
     after = out_ms + 1 - rig.clock.wall_ms()
     name = body.decode()
-    await rig.send(b"mark", after, UNIQ_KEY=name, TIMER_DEL_UNIQKEY=name, TAGS="_RECALL_TAG_")
+    with_topic = rig.configuration.section(MessageStoreConfig).append_topic_for_timer_delete_key
+    key = delete_key("Orders", name, with_topic=with_topic)
+    await rig.send(b"mark", after, UNIQ_KEY=name, TIMER_DEL_UNIQKEY=key, TAGS="_RECALL_TAG_")
 
 
 def counted(rig: Rig) -> int:
@@ -373,9 +377,10 @@ def counted(rig: Rig) -> int:
 
 @pytest.mark.parametrize("outage", [0, 60, 40 * DAY])
 @pytest.mark.parametrize("ending", [Loss.ALL, Loss.NOTHING])
-async def test_a_recall_that_no_checkpoint_has(ending: Loss, outage: float) -> None:
+@pytest.mark.parametrize("with_topic", ["false", "true"])
+async def test_a_recall_that_no_checkpoint_has(ending: Loss, outage: float, with_topic: str) -> None:
     """The overdue slots are delivered before the mark enters the wheel."""
-    rig = Rig(flushDiskType="SYNC_FLUSH")
+    rig = Rig(flushDiskType="SYNC_FLUSH", appendTopicForTimerDeleteKey=with_topic)
     async with rig.running(ending=ending):
         for name in (b"recalled", b"kept", b"other"):
             await rig.send(name, 20_000)
