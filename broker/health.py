@@ -24,6 +24,7 @@ TIMER_BROKEN: Final = "timer_broken"
 TIMED_MESSAGES_LOST: Final = "timed_messages_lost"
 HALF_MESSAGES_UNREADABLE: Final = "half_messages_unreadable"
 HALF_MESSAGES_LOST: Final = "half_messages_lost"
+TIMED_MESSAGES_UNSERVED: Final = "timed_messages_unserved"
 
 _MIB: Final = 1 << 20
 _DISK: Final = Flag.DISK_FULL | Flag.LOGIC_DISK_FULL | Flag.NO_SPACE
@@ -77,7 +78,10 @@ def native_notes(native: NativeExtension) -> Iterator[Reason]:
 
 
 def timer_notes(timer: TimerMessageService) -> Iterator[Reason]:
-    """Timed messages that could not be delivered, and whether the timer writes no checkpoints any more."""
+    """Timed messages that are not or could not be delivered, and whether the timer writes no checkpoints any more."""
+    if timer.unserved:
+        text = f"{timer.unserved} timed messages wait, and keep files of the commit log"
+        yield Reason(TIMED_MESSAGES_UNSERVED, f"{text}: timerWheelEnable=false does not deliver them")
     if timer.is_broken:
         text = "the timer's log could not be synced: check the device. After a restart some timed messages come again"
         yield Reason(TIMER_BROKEN, text)

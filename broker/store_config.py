@@ -238,7 +238,9 @@ class MessageStoreConfig:
         10000, "Time between two writes of delayOffset.json.", unit="ms", minimum=100
     )
     timer_wheel_enable: bool = option(
-        True, "Accept messages with a precise delivery time (TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS)."
+        True,
+        "Accept messages with a precise delivery time (TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS), and deliver "
+        "them. Those that wait are kept meanwhile.",
     )
     timer_precision_ms: int = option(
         1000,

@@ -28,9 +28,8 @@ def hold_pending(
     """Keep log files with pending messages: once it is known which these are, and before the cleaner looks first."""
     store.hold_log(HeldHalves(store, halves))
     store.hold_log(QueuedMessages("delayed messages", store, schedule.positions))
-    if store.timers is not None:
-        store.hold_log(PendingTimers(store.timers))
-        store.hold_log(QueuedMessages(TIMED_MESSAGES, store, timer.positions, timer.unread))
+    store.hold_log(PendingTimers(store.timer_data))
+    store.hold_log(QueuedMessages(TIMED_MESSAGES, store, timer.positions, timer.unread))
 
 
 def connect(context: BrokerContext, reactor: Reactor, gate: Gate) -> HandlerTable:

@@ -127,8 +127,14 @@ class TimerMessageService:
         return max(0, now - first - timers.precision)
 
     def positions(self) -> list[QueuePosition]:
-        """What is still to be read of the timer's queue, also after a crash (see QueuedMessages)."""
-        return [] if self._timers is None else [(TIMER_TOPIC, 0, self._timers.unsaved_offset)]
+        """What is still to be read of the timer's queue, also after a crash, or with timerWheelEnable=true."""
+        return [(TIMER_TOPIC, 0, self._store.timer_data.unsaved_offset)]
+
+    @property
+    def unserved(self) -> int:
+        """Messages that wait, and are not delivered because timerWheelEnable is false."""
+        data = self._store.timer_data
+        return 0 if self.enabled else data.wheel.count + self._store.max_offset(TIMER_TOPIC, 0) - data.next_offset
 
     @property
     def enqueued(self) -> int:
@@ -137,7 +143,7 @@ class TimerMessageService:
 
     def unread(self) -> list[QueuePosition]:
         """What is still to be read of the timer's queue: all before it is in the wheel, or delivered."""
-        return self.positions() if self._timers is None else [(TIMER_TOPIC, 0, self._timers.next_offset)]
+        return [(TIMER_TOPIC, 0, self._store.timer_data.next_offset)]
 
     def checkpoint(self) -> TimerCheckpoint | None:
         """The last checkpoint; None without timers."""
@@ -162,6 +168,8 @@ class TimerMessageService:
             task_status.started()
             return
         self._ended = trio.Event()
+        if timers.changed:  # recovery has repaired something
+            self._changed()
         try:
             try:
                 await self.metrics.load()
@@ -246,7 +254,9 @@ class TimerMessageService:
             self._arrived = False
             return
         with trio.CancelScope() as self._sleeping:
-            if self.behind_messages:  # they cannot enter the wheel now
+            if self._config.timer_stop_dequeue:  # a change of it is not heard of
+                await self._clock.sleep(_LONGEST_SLEEP_SECONDS)
+            elif self.behind_messages:  # they cannot enter the wheel now
                 await self._clock.sleep(_FIRST_PAUSE_SECONDS)
             elif timers.is_empty:
                 await trio.sleep_forever()
@@ -300,8 +310,7 @@ class TimerMessageService:
             await ahead.look()
         while not self._stopping and not self._config.timer_stop_dequeue:
             now = self._now(timers)
-            if timers.read_time > now:  # the wall clock was set back: messages for times before may come now
-                timers.move_read_time(now)
+            timers.keep_read_time_before(now)
             first = timers.wheel.next_time(timers.read_time, now)
             if first > timers.read_time:
                 timers.move_read_time(first)
@@ -311,8 +320,15 @@ class TimerMessageService:
             await ahead.look()
             due = await timers.due(slot)
             marks, rolling = await puts.marks(due)
+            rest = timers.rests.get(first)
+            numbers = None if rest is None else rest.numbers(due.offsets)
+            if numbers is not None:
+                await puts.leave_out(due, numbers)
             # Without all marks nothing may be delivered: the reading of one may have ended because of ``stop``.
-            if puts.is_stopping or not await puts.deliver(due, delete_keys(marks)):
+            if puts.is_stopping:
+                return False
+            if left := await puts.deliver(due, delete_keys(marks), numbers):
+                timers.delivered_but(first, due, left)
                 return False
             counts = await due.counts()
             ahead.keep(marks)

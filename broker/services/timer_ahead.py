@@ -181,6 +181,11 @@ class TimerAhead:
         """A rolled copy is stored at a queue offset."""
         self._rolled_until = max(self._rolled_until, queue_offset + 1)
 
+    @property
+    def has_rolls(self) -> bool:
+        """Whether rolled copies that were found at the start still wait for their messages."""
+        return bool(self._rolls)
+
     def roll_of(self, view: memoryview, head: record.RecordHead, properties: dict[str, str]) -> bytes | None:
         """The name under which a message that rolls has a copy, if one was found at the start: see ``was_rolled``."""
         if not self._rolls:

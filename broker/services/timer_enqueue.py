@@ -1,5 +1,7 @@
 """TimerEnqueue: takes new messages of the timer's queue into the wheel, and delivers those that are due already.
 
+With timerStopDequeue those enter the wheel too, which delivers them later.
+
 For each batch the units are written first, then what is due is delivered, then wheel and queue offset move in memory.
 So a disk that takes no units leaves the whole batch in the queue, and none of it is delivered again and again.
 """
@@ -77,8 +79,12 @@ class TimerEnqueue:
 
     async def _take_batch(self) -> bool:
         timers, ahead = self._timers, self._ahead
-        now = self._clock.wall_ms()
-        batch = _Batch(timers, ahead, self._problem, now - now % timers.precision, self._log_budget)
+        config = self._configuration.section(MessageStoreConfig)
+        wall = self._clock.wall_ms()
+        now = wall - wall % timers.precision
+        # Before a slot gets messages: a checkpoint with a later read time would count it as delivered.
+        timers.keep_read_time_before(now)
+        batch = _Batch(timers, ahead, self._problem, now, self._log_budget, delivers=not config.timer_stop_dequeue)
         for number in range(_READS):
             try:
                 result = await read_timer_queue(self._store, batch.next_offset, cold=not number)
@@ -103,8 +109,11 @@ class TimerEnqueue:
         if len(batch.due):
             await ahead.look()
         ahead.keep(batch.late_marks)
-        if not await self._puts.deliver(batch.due):
-            return False  # the task ends: what was put comes again after the next start
+        if left := await self._puts.deliver(batch.due):
+            # The task ends. In the wheel, what is left comes after the next start, without what was put.
+            if not batch.put_off(left):
+                return False
+            placed = await timers.write(batch.new)
         self._puts.dropped += batch.dropped
         timers.enter(placed, batch.next_offset)
         for name, count in batch.rolled.items():
@@ -163,14 +172,21 @@ class _Batch:
         problem: Callable[[str, dict[str, str]], str],
         now: int,
         log_budget: LogBudget,
+        *,
+        delivers: bool,
     ) -> None:
+        """``delivers``: messages that are due already are delivered, and do not enter the wheel."""
         self._timers = timers
         self._ahead = ahead
         self._problem = problem
         self._now = now
         self._log_budget = log_budget
+        self._delivers = delivers
         self.new: list[NewTimer] = []
         self.due = DueTimers()
+        self._due_timers: list[tuple[NewTimer, str]] = []
+        self._late_timers: list[tuple[NewTimer, str]] = []
+        """The places in the wheel that those in ``due`` and ``late_marks`` would have, and their topics."""
         self.topics: dict[str, int] = {}
         self.late_marks: list[dict[str, str]] = []
         """Marks whose slots are delivered."""
@@ -222,17 +238,40 @@ class _Batch:
             return
         magic = MAGIC_DEFAULT | (MAGIC_DELETE if deletes else 0)
         where = head.physical_offset, head.size
-        slot = due - due % timers.precision
-        if slot < self._now and deletes and slot < timers.read_time:
+        is_due = due < self._now
+        is_late = due < timers.read_time
+        # A slot that is delivered gets no messages any more.
+        time = max(due, timers.read_time)
+        timer = timers.timer(time, min(time - time % timers.precision, self._now), *where, tags_code(topic), magic)
+        if is_late and deletes and self._delivers:
             self.late_marks.append(properties)
-        elif slot < self._now and not deletes:
+            self._late_timers.append((timer, topic))
+        elif is_due and not deletes and self._delivers:
             self.due.append(*where, magic, NEVER_ENQUEUED, 0)
+            self._due_timers.append((timer, topic))
+        elif self._has_place(timer):  # also a mark that comes between the end of its slot and its delivery
+            self._enter(timer, topic)
         else:
-            # A mark may come between the end of its slot and its delivery.
-            timer = timers.timer(due, min(slot, self._now), *where, tags_code(topic), magic)
-            if timer.time >= timers.free_until() or timers.wheel.is_taken(timer.time):
-                self.is_full = True
-                return
-            self.new.append(timer)
-            self.topics[topic] = self.topics.get(topic, 0) + (-1 if deletes else 1)
+            self.is_full = True
+            return
         self.next_offset = head.queue_offset + 1
+
+    def _has_place(self, timer: NewTimer) -> bool:
+        return timer.time < self._timers.free_until() and not self._timers.wheel.is_taken(timer.time)
+
+    def _enter(self, timer: NewTimer, topic: str) -> None:
+        self.new.append(timer)
+        self.topics[topic] = self.topics.get(topic, 0) + (-1 if timer.magic & MAGIC_DELETE else 1)
+
+    def put_off(self, numbers: Iterable[int]) -> bool:
+        """Let those of ``due`` with these numbers wait in the wheel, with the marks that may cancel them.
+
+        False if there is no place for them.
+        """
+        waiting = [self._due_timers[number] for number in numbers] + self._late_timers
+        if not all(self._has_place(timer) for timer, _ in waiting):
+            return False
+        for timer, topic in waiting:
+            self._enter(timer, topic)
+        self.new.sort(key=lambda timer: timer.offset)  # the order of the timer log
+        return True

@@ -124,7 +124,7 @@ class TimerPuts:
         return self._configuration.section(MessageStoreConfig)
 
     def stop(self) -> None:
-        """Make no further attempts after a failure, and end a slot that takes long in its middle: it comes again."""
+        """Make no further attempts after a failure, and end a slot that takes long in its middle."""
         self.is_stopping = True
         self._stop_by = time.perf_counter() + _STOP_SECONDS
         if self._pausing is not None:
@@ -171,13 +171,17 @@ class TimerPuts:
 
     # delivery
 
-    async def deliver(self, due: DueTimers, deleted: frozenset[str] = frozenset()) -> bool:
-        """Put all messages of a slot that are not ``deleted``. False if ``stop`` ended that.
+    async def deliver(
+        self, due: DueTimers, deleted: frozenset[str] = frozenset(), numbers: Sequence[int] | None = None
+    ) -> Sequence[int]:
+        """Put all messages of a slot that are not ``deleted``, or those with these ``numbers``.
+
+        Returns the numbers of those that are left because of ``stop``; none if all are delivered.
 
         A failed put is tried again with growing pauses; those that succeeded are not. A message that cannot be read
         in READ_ATTEMPTS attempts is lost: others wait behind it.
         """
-        remaining: Sequence[int] = range(len(due))
+        remaining: Sequence[int] = range(len(due)) if numbers is None else numbers
         pause = _FIRST_RETRY_MS
         reads = 0
         while True:
@@ -191,11 +195,28 @@ class TimerPuts:
                     self._lost(due.offsets[at], attempt.reason)
                 remaining = array("q", sorted([*attempt.failed, *left]))
             if len(remaining) == 0:
-                return True
+                return ()
             _log.warning("timed_delivery_put_off", messages=len(remaining), reason=attempt.reason, wait_ms=pause)
             if not await self._pause(pause):
-                return False
+                return remaining
             pause = min(2 * pause, _LAST_RETRY_MS)
+
+    async def leave_out(self, due: DueTimers, numbers: Sequence[int]) -> None:
+        """The messages of a slot but those with these numbers were delivered before a start.
+
+        The rolled copies that ``ahead`` has found then are those of these messages, and not of equal ones.
+        """
+        ahead = self._ahead
+        if ahead is None or not ahead.has_rolls:
+            return
+        left = set(numbers)
+        for at, magic in enumerate(due.magics):
+            if magic & MAGIC_ROLL and at not in left:
+                message = await self._read_patiently(due.offsets[at], due.sizes[at])
+                if message is not None and (rolled := ahead.roll_of(*message)) is not None:
+                    ahead.was_rolled(rolled)
+            if not at % _MARKS_OF_SLICE:
+                await trio.lowlevel.checkpoint()
 
     async def _deliver_each(
         self, attempt: _Attempt, due: DueTimers, numbers: Iterable[int], deleted: frozenset[str]

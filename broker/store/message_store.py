@@ -148,8 +148,8 @@ class MessageStore(InMemoryCalls):
                 wall_ms=self.clock.wall_ms,
                 tags=config.index_tag_enable,
             )
-        self.timers = self._make_timers(timer_slots) if config.timer_wheel_enable else None
-        """Pending timed messages; None if timerWheelEnable is false."""
+        self.timer_data = self._make_timers(timer_slots)
+        """Pending timed messages. Also if timerWheelEnable is false: they wait, and need the log."""
         self.dispatcher = StoreDispatcher(self.queues, self.index, self.stats, delay_ms=delays)
         self.flush_queues = FlushConsumeQueueService(self.queues, self.flags)
         self.checkpoint = StoreCheckpoint(self.disk, self.root)
@@ -177,6 +177,11 @@ class MessageStore(InMemoryCalls):
             window=self.config.timer_roll_window_slot,
             slots=slots,
         )
+
+    @property
+    def timers(self) -> TimerStore | None:
+        """What the timer's task works with; None if timerWheelEnable is false."""
+        return self.timer_data if self.config.timer_wheel_enable else None
 
     # -- lifecycle
 
@@ -247,12 +252,18 @@ class MessageStore(InMemoryCalls):
         self.write_path = path
         self.put_message = path.put_message
         self.put_now = path.put_now
-        if self.timers is not None:
-            await self._recover_timers(self.timers)
+        try:
+            await self._recover_timers(self.timer_data)
+        except (StoreLoadError, OSError) as error:
+            if self.timers is not None:
+                raise
+            # Nothing serves the messages, and all of the queue counts as not read: the log is held from there.
+            _log.warning("timer_files_not_read", error=str(error))
+            self.timer_data = self._make_timers(self.timer_data.wheel.slots)
         return path
 
     async def _recover_timers(self, timers: TimerStore) -> None:
-        """After the queues: the timer's data follows the timer's queue."""
+        """After the queues: the timer's data follows the timer's queue. Raises StoreLoadError, OSError."""
         offsets = self.min_offset(TIMER_TOPIC, 0), self.max_offset(TIMER_TOPIC, 0)
         state = LogState(self.min_phy_offset, self.commit_log.max_offset, *offsets)
         await TimerRecovery(timers, state, self._finder.look_cold, self.clock.wall_ms()).run()
@@ -319,8 +330,7 @@ class MessageStore(InMemoryCalls):
     def _close_files(self) -> None:
         self.queues.close()
         self.files.close()
-        if self.timers is not None:
-            self.timers.close()
+        self.timer_data.close()
         if self.index is not None:
             self.index.close_files()
 

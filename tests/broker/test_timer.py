@@ -1,12 +1,15 @@
 """Timed messages through a real broker: sends, delivery, restarts, recalls."""
 
+import errno
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from tests.broker.timers import ASYNC, TIMER, Life, all_there, comes, there, timed
 from trimq.broker.config import BrokerConfig, MessageStoreConfig
+from trimq.broker.store.timer.recovery import TimerRecovery
 from trimq.broker.unsupported_config import INERT
 
 PRECISIONS = [1000, 100]
@@ -72,3 +75,49 @@ def test_defaults() -> None:
 def test_the_key_that_rocketmq_does_not_use_either() -> None:
     """timerInterceptDelayLevel: nothing reads it in RocketMQ 5.5.0, so that delay levels stay what they are."""
     assert "timerInterceptDelayLevel" in INERT
+
+
+async def notes_of(life: Life) -> list[str]:
+    """The codes of the health notes about timed messages."""
+    found = [note.code for notes in life.broker.health.notes for note in notes()]
+    return [code for code in found if "time" in code]
+
+
+@pytest.mark.parametrize("read", [True, False])
+@pytest.mark.parametrize("files", ["there", "of another size", "unreadable"])
+async def test_messages_wait_while_timers_are_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, read: bool, files: str
+) -> None:
+    """Whether they were ``read`` from the queue or not: the cleaner keeps their log files, and health says so."""
+    options = ASYNC | {"timerStopEnqueue": str(not read).lower()}
+    life = Life(tmp_path / "store", options)
+    async with life.running() as client:
+        await client.send("Orders", b"ordinary")
+        await timed(client, b"later", 100_000)
+        await life.advance(2)
+        await life.advance(2)
+        (waiting,) = await there(client, TIMER)
+    other_size = {"mappedFileSizeTimerLog": 4096} if files == "of another size" else {}
+    if files == "unreadable":
+        error = OSError(errno.EIO, "broken")
+        monkeypatch.setattr(TimerRecovery, "_fill_floor", Mock(side_effect=error))
+    for _ in range(2):
+        off = Life(tmp_path / "store", ASYNC | {"timerWheelEnable": "false"} | other_size)
+        async with off.running() as client:
+            holds = off.broker.context.store.log_holds
+            assert await holds.lowest() == waiting.commit_log_offset
+            await holds.note_deletion("file", 0, waiting.commit_log_offset + 1)
+            assert holds.deleted["timed messages"] == 1
+            assert await notes_of(off) == ["timed_messages_unserved"]
+    monkeypatch.undo()
+    again = Life(tmp_path / "store", ASYNC)
+    async with again.running() as client:
+        assert await notes_of(again) == []
+        await again.advance(200)
+        assert (await comes(client, "Orders", 1)).body == b"later"
+        for _ in range(3):
+            await again.advance(2)
+    off = Life(tmp_path / "store", ASYNC | {"timerWheelEnable": "false"})
+    async with off.running():
+        assert await off.broker.context.store.log_holds.lowest() is None
+        assert await notes_of(off) == []

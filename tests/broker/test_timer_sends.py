@@ -85,6 +85,28 @@ async def test_times_that_are_refused(life: Life, properties: dict[str, str], te
         assert await there(client, TIMER) == []
 
 
+async def test_the_longest_delay(tmp_path: Path) -> None:
+    """Also of a recall, and changed while the broker runs."""
+    life = Life(tmp_path / "store", RECALLS | {"timerMaxDelaySec": "10"})
+    async with life.running() as client:
+
+        async def codes(milliseconds: int) -> tuple[int, int]:
+            """Of a send, and of a recall with a handle for that time."""
+            reply = await client.send("Orders", b"later", {"TIMER_DELAY_MS": str(milliseconds)})
+            handle = encode_handle("Orders", "broker-a", NOW + milliseconds - 1, "U")
+            return reply.code, (await recalled(client, handle)).code
+
+        taken, refused, illegal = ResponseCode.SUCCESS, ResponseCode.MESSAGE_ILLEGAL, ResponseCode.ILLEGAL_OPERATION
+        assert await codes(9_999) == (taken, taken)
+        assert await codes(10_000) == (taken, illegal)
+        assert await codes(10_001) == (refused, illegal)
+        assert await codes(11_000) == (refused, illegal)
+        life.broker.configuration.apply("timerMaxDelaySec", "11", "test")
+        assert await codes(10_999) == (taken, taken)
+        assert await codes(11_000) == (taken, illegal)
+        assert await codes(11_001) == (refused, illegal)
+
+
 async def test_a_broker_without_a_timer(tmp_path: Path) -> None:
     life = Life(tmp_path / "store", ASYNC | {"timerWheelEnable": "false", "recallMessageEnable": "true"})
     async with life.running() as client:

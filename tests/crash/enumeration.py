@@ -31,6 +31,7 @@ from tests.crash.losses import Damage, Loss, Survivor, survivor
 from tests.crash.promises import Checker, check_state
 from tests.crash.script import (
     CHAPTERS,
+    PRECISIONS,
     START_MS,
     Event,
     Moment,
@@ -237,7 +238,8 @@ async def _recover(
     disk.wanted = wanted
     check_state(promised, await load_state(disk))
     clock = ManualClock(START_MS)
-    store = open_store(disk, sync=Random(f"mode {seed}").random() < 0.5, clock=clock)
+    precision = Random(f"precision {seed}").choice(PRECISIONS)
+    store = open_store(disk, sync=Random(f"mode {seed}").random() < 0.5, clock=clock, precision=precision)
     async with store.opened():
         await trio.testing.wait_all_tasks_blocked()
         disk.wanted = None  # only the calls of the recovery are cut again, not those of the checks

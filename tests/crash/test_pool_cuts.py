@@ -18,9 +18,9 @@ def _pool(monkeypatch: pytest.MonkeyPatch) -> None:
     """Enable the pool; a kill may then take as much as a power cut, because uncommitted messages are in a buffer."""
     plain, promise, pull, wait = script.configuration, script.promise, promises.pull_all, timed.settle
 
-    def configuration(*, sync: bool) -> MessageStoreConfig:
+    def configuration(*, sync: bool, precision: int) -> MessageStoreConfig:
         return replace(
-            plain(sync=sync),
+            plain(sync=sync, precision=precision),
             transient_store_pool_enable=True,
             transient_store_pool_size=2,
             commit_interval_commit_log=20,

@@ -5,7 +5,7 @@ import struct
 import msgspec
 import pytest
 
-from tests.store.simdisk import Loss, SimDisk
+from tests.store.simdisk import Loss, PowerCut, SimDisk
 from tests.store.timers import FILE, NOW, ROOT, SIZE, Records, add, all_waiting, recovered, save, timer_store, waiting
 from trimq.broker.store.disk.durable_files import write_durably
 from trimq.broker.store.message_store import StoreLoadError
@@ -237,6 +237,31 @@ async def test_a_log_that_is_gone_is_made_from_the_queue() -> None:
     assert await waiting(again) == {3: [0], 4: [1]}
 
 
+@pytest.mark.parametrize("loss", list(Loss))
+async def test_a_power_cut_while_a_log_that_was_lost_is_made(loss: Loss) -> None:
+    """Its first units do not count as those that the old checkpoint knows."""
+    records = Records()
+    filled_disk = await filled(records)
+    for name in filled_disk.list(f"{ROOT}/timerlog"):
+        filled_disk.delete(f"{ROOT}/timerlog/{name}")
+    cut_at, alive = 0, False
+    while not alive:
+        cut_at += 1
+        disk = filled_disk.copy()
+        disk.loss, disk.cut_at = loss, disk.calls + cut_at
+        try:
+            cut = await recovered(disk, records)
+            await add(cut, Records(), [3] * 5)
+            await add(cut, Records(5), [4] * 2)
+            await save(cut)
+            alive = True
+        except PowerCut:
+            pass
+        again = await recovered(disk.power_cut(loss), records)
+        assert await all_waiting(again) == list(range(again.next_offset)), cut_at
+    assert cut_at > 20
+
+
 @pytest.mark.parametrize("content", [None, b"", bytes(55), bytes(4096), struct.pack(">7q", 1, -1, 0, 0, 0, 0, 0)])
 async def test_a_checkpoint_that_is_gone(content: bytes | None) -> None:
     """The queue is read from its beginning: messages that are due are delivered, perhaps once more."""
@@ -286,10 +311,90 @@ async def test_another_precision(before: int, after: int, *, wheel: bool) -> Non
     assert again.next_offset == 7
     for numbers in (await waiting(again)).values():
         assert numbers == sorted(numbers)
+    for loss in Loss:
+        cut = await recovered(disk.copy_after_cut(loss), records, after, slots=2048)
+        assert await waiting(cut) == await waiting(again)
     await save(again)
     last = await recovered(disk.copy_after_cut(Loss.ALL), records, after, slots=2048)
     assert await waiting(last) == await waiting(again)
     assert last.notes == []
+
+
+@pytest.mark.parametrize("loss", list(Loss))
+@pytest.mark.parametrize("then", [0, 1])
+@pytest.mark.parametrize("precisions", [(1000, 100), (100, 1000), (500, 200)])
+async def test_a_power_cut_at_any_call_of_a_start_with_another_precision(
+    loss: Loss, then: int, precisions: tuple[int, int]
+) -> None:
+    """And of the first checkpoint after it; the next start has that precision, or the one from before, again.
+
+    All messages are pending once: also those of units that the old checkpoint does not know, from the queue.
+    """
+    before, after = precisions
+    last, extra = precisions[then], 3
+    records, filled_disk = Records(), SimDisk()
+    store = await recovered(filled_disk, records, before, slots=2048)
+    await add(store, records, [3, 4, 13, 4, 3, 14, 8, 370, 35, 4])
+    await save(store)
+    await add(store, records, [3 + number % 4 for number in range(extra)])
+    store.close()
+
+    cut_at, alive = 0, False
+    while not alive:
+        cut_at += 1
+        disk = filled_disk.after_kill()
+        disk.loss, disk.cut_at = loss, disk.calls + cut_at
+        try:
+            cut = await recovered(disk, records, after, slots=2048)
+            await add(cut, Records(10), [9] * extra)
+            await save(cut)
+            alive = True
+        except PowerCut:
+            pass
+        again = await recovered(disk.power_cut(loss), records, last, slots=2048)
+        await add(again, Records(again.next_offset), [9] * (10 + extra - again.next_offset))
+        assert await all_waiting(again) == list(range(10 + extra)), cut_at
+        assert again.wheel.count == 10 + extra
+        third = await recovered(again.disk.copy_after_cut(loss), records, last, slots=2048)  # type: ignore[attr-defined]
+        await add(third, Records(third.next_offset), [9] * (10 + extra - third.next_offset))
+        assert await all_waiting(third) == list(range(10 + extra)), cut_at
+    assert cut_at > 25
+
+
+@pytest.mark.parametrize("loss", list(Loss))
+async def test_a_power_cut_while_a_wheel_that_was_lost_is_written(loss: Loss) -> None:
+    records = Records()
+    filled_disk = await filled(records)
+    filled_disk.delete(WHEEL)
+    cut_at, alive = 0, False
+    while not alive:
+        cut_at += 1
+        disk = filled_disk.copy()
+        cut = await recovered(disk, records)
+        disk.loss, disk.cut_at = loss, disk.calls + cut_at
+        try:
+            await save(cut)
+            alive = True
+        except PowerCut:
+            pass
+        assert await waiting(await recovered(disk.power_cut(loss), records)) == FILLED, cut_at
+    assert cut_at > 8
+
+
+@pytest.mark.parametrize(("times", "left"), [([3, 15], {1: [1]}), ([3, 5, 6], {0: [1, 2]})])
+async def test_what_was_delivered_with_a_finer_precision_does_not_come_again(
+    times: list[int], left: dict[int, list[int]]
+) -> None:
+    """The read time is in the middle of a slot of the new precision. The units fit its slots, or are written again."""
+    records, disk = Records(), SimDisk()
+    store = await recovered(disk, records, 100)
+    await add(store, records, times)
+    await save(store)
+    change_checkpoint(disk, read_time=NOW + 500)
+    for _ in range(2):
+        again = await recovered(disk, records, 1000, now=NOW + 10_000)
+        assert await waiting(again) == left
+        disk = disk.copy_after_cut(Loss.ALL)
 
 
 async def test_a_finer_precision_whose_wheel_is_too_small_for_all() -> None:

@@ -29,6 +29,13 @@ def write_beside(disk: Disk, path: str, *data: bytes) -> str:
     return temporary
 
 
+def delete_durably(disk: Disk, path: str) -> None:
+    """Delete a file, if it exists, so that a power cut does not bring it back."""
+    if disk.stat(path) is not None:
+        disk.delete(path)
+    disk.sync_directory(os.path.dirname(path))  # perhaps another process has deleted it just now
+
+
 def make_durable_directory(disk: Disk, path: str) -> None:
     """Create a directory and its missing parents, and sync each of them into its parent."""
     missing = []

@@ -5,6 +5,12 @@ from its offset. So are units whose records are gone, because a power cut trunca
 there later. Where wheel or log cannot be used the other one serves, and in the last resort the timer's queue, from its
 beginning; what was delivered according to the checkpoint is left out then. RocketMQ (TimerMessageStore.recover) checks
 the last unit only, and keeps units behind its checkpoint.
+
+A wheel of another precision (timerPrecisionMs) is deleted, and made from the timer log like one that is missing. Where
+the units do not fit into the slots of this precision, they are written again into a file of their own. The new
+checkpoint is written when they are on disk and the old wheel is gone, and then the old units are deleted; the new
+wheel follows with the next checkpoint. So a power cut leaves the old units or the new ones to start with, and never a
+wheel that belongs to the others.
 """
 
 from collections.abc import Awaitable, Callable
@@ -25,6 +31,7 @@ from trimq.protocol.timer_layout import (
     TimerUnit,
     decode_checkpoint,
 )
+from trimq.protocol.timer_notes import NO_LOG, NO_NOTES, TimerNotes, decode_notes
 from trimq.protocol.topic_rules import TIMER_TOPIC
 
 _log = structlog.get_logger(__name__)
@@ -55,11 +62,14 @@ class TimerRecovery:
         self._log = timers.log
         self._state = state
         self._read = read
+        self._now_ms = now_ms
         self._now = now_ms - now_ms % timers.precision
+        self._notes = NO_NOTES
+        """Those of the checkpoint."""
 
     async def run(self) -> None:
         """Recover. Raises StoreLoadError if a file of the log has another size than configured, OSError."""
-        timers, disk, state = self._timers, self._timers.disk, self._state
+        timers, disk = self._timers, self._timers.disk
         await disk.run(self._log.load)
         checkpoint = await self._checkpoint()
         if checkpoint is None:
@@ -71,12 +81,16 @@ class TimerRecovery:
             await self._start_over(checkpoint)
         else:
             await self._recover(checkpoint)
-        timers.next_offset = min(max(timers.next_offset, state.min_offset), state.max_offset)
+        self._keep_in_queue()
         # A time in the future is that of a clock that was ahead.
         timers.move_read_time(min(timers.read_time, self._now))
         timers.recovered()
         if timers.notes:
             _log.warning("timer_recovered", notes=timers.notes, next_offset=timers.next_offset)
+
+    def _keep_in_queue(self) -> None:
+        timers, state = self._timers, self._state
+        timers.next_offset = min(max(timers.next_offset, state.min_offset), state.max_offset)
 
     def _note(self, text: str) -> None:
         self._timers.notes.append(text)
@@ -91,10 +105,13 @@ class TimerRecovery:
         except ValueError as error:
             self._note(f"{timers.checkpoint_path}: {error}")
             return None
+        self._notes = decode_notes(data)
         return checkpoint if checkpoint.read_time else None  # RocketMQ creates it full of zeros
 
     def _has_log(self, checkpoint: TimerCheckpoint) -> bool:
         position = checkpoint.log_position
+        if self._notes.log_begin == NO_LOG:
+            return False
         if position == 0:
             return True
         return bool(self._log.starts) and self._log.begin <= position <= self._log.files_end
@@ -102,8 +119,11 @@ class TimerRecovery:
     async def _start_over(self, checkpoint: TimerCheckpoint | None) -> None:
         """Start with an empty wheel, and read the timer's queue from its beginning."""
         timers = self._timers
+        if checkpoint is not None:
+            # Before there is a new log, to whose units the checkpoint's position does not belong.
+            await timers.disk.run(timers.write_checkpoint, checkpoint, TimerNotes(NO_LOG))
         if self._log.starts or await timers.disk.run(timers.disk.stat, self._wheel.path) is not None:
-            await timers.disk.run(self._wheel.reset)
+            await timers.disk.run(self._wheel.discard)
             await timers.disk.run(self._log.truncate, 0)
         timers.next_offset = self._state.min_offset
         timers.read_time = self._now
@@ -118,6 +138,7 @@ class TimerRecovery:
         timers, precision = self._timers, self._timers.precision
         timers.exists = True
         timers.checkpoint = checkpoint
+        await timers.disk.run(self._log.delete_before, self._notes.log_begin)
         timers.read_time = checkpoint.read_time - checkpoint.read_time % precision
         timers.next_offset = checkpoint.queue_offset
         replay_from = checkpoint.log_position
@@ -131,7 +152,11 @@ class TimerRecovery:
             if self._log.starts:
                 self._note(f"the wheel was made again from the timer log: {problem}")
             replay_from = self._log.begin
-        same = problem != OTHER_PRECISION and await self._replay(replay_from, end)
+        if problem == OTHER_PRECISION:
+            await timers.disk.run(self._wheel.discard)
+        fits = await self._replay(replay_from, end)
+        if not fits:
+            await timers.disk.run(self._wheel.discard)
         if end < self._log.files_end:
             # The wheel first: the chains that were followed to repair it are erased afterwards.
             pages = self._wheel.snapshot()
@@ -139,26 +164,31 @@ class TimerRecovery:
                 await timers.disk.run(self._wheel.write, pages)
             await timers.disk.run(self._log.truncate, end)
         self._log.wrote(end)
-        if not same:
+        if not fits:
             await self._convert(end)
         await self._fill_floor()
         timers.changed = bool(timers.notes)
+        # Where something was repaired, or the precision is another one, a slot may have other messages.
+        if not timers.notes:
+            timers.rests = {rest.time: rest for rest in self._notes.rests if self._wheel.find(rest.time) is not None}
 
     async def _known_end(self, checkpoint: TimerCheckpoint) -> int:
         """The end of the units that belong to the checkpoint.
 
         RocketMQ notes its log position before it syncs the log, so that units of messages before its queue offset
-        follow.
+        follow. Their places in the commit log rise; where they do not, a power cut ended ``_convert``.
         """
         known = at = checkpoint.log_position
+        before = await self._log.unit(self._log.before(known))
+        last = -1 if before is None else before.offset
         while at < self._log.files_end:
             units, at = await self._log.units_from(at, self._log.files_end)
             for position, unit in units:
                 offset = await self._queue_offset(unit)
                 follows = position == self._log.next_position(known)
-                if not follows or offset is None or offset >= checkpoint.queue_offset:
+                if not follows or offset is None or offset >= checkpoint.queue_offset or unit.offset <= last:
                     return known
-                known = position + UNIT_SIZE
+                known, last = position + UNIT_SIZE, unit.offset
             if not units:
                 return known
         return known
@@ -220,13 +250,13 @@ class TimerRecovery:
 
         False if their chains are not those of this wheel's slots.
         """
-        precision, read_time = self._timers.precision, self._timers.read_time
+        precision, read_time = self._timers.precision, self._timers.checkpoint.read_time
         while position < end:
             units, position = await self._log.units_from(position, end)
             for at, unit in units:
-                time = unit.time - unit.time % precision
-                if time < read_time:
+                if unit.time < read_time:
                     continue
+                time = unit.time - unit.time % precision
                 slot = self._wheel.find(time)
                 if slot is not None and at <= slot.last:
                     continue
@@ -237,20 +267,31 @@ class TimerRecovery:
         return True
 
     async def _convert(self, end: int) -> None:
-        """Write the pending units again, for the slots of this wheel: the precision has changed."""
-        timers = self._timers
-        self._note("the pending timers were written again with another precision")
-        await timers.disk.run(self._wheel.reset)
-        position = self._log.begin
+        """Write the pending units of [begin, end) again, for the slots of this wheel, which is empty and has no file.
+
+        It is another precision, or a unit is damaged.
+        """
+        timers, log = self._timers, self._log
+        self._note("the pending timers were written again, because they did not fit the slots")
+        position = log.begin
+        # In a file of their own: the files before it can be deleted.
+        log.wrote(log.files_end)
+        begin = log.end
         while position < end:
-            units, position = await self._log.units_from(position, end)
-            pending = [unit for _, unit in units if unit.time >= timers.read_time]
+            units, position = await log.units_from(position, end)
+            pending = [unit for _, unit in units if unit.time >= timers.checkpoint.read_time]
             # From the read time on, where the whole window fits into the wheel.
             added = [
                 timers.timer(unit.time, timers.read_time, unit.offset, unit.size, unit.topic_hash, unit.magic)
                 for unit in pending
             ]
             await timers.add(added, timers.next_offset)
+        await timers.disk.run(log.sync)
+        self._keep_in_queue()
+        checkpoint = timers.next_checkpoint(self._now_ms)
+        await timers.disk.run(timers.write_checkpoint, checkpoint, TimerNotes(begin))
+        timers.checkpoint = checkpoint
+        await timers.disk.run(log.delete_before, begin)
 
     async def _fill_floor(self) -> None:
         """The floor of the pending units, from the first unit of each slot."""

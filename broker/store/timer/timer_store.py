@@ -30,11 +30,11 @@ from trimq.protocol.timer_layout import (
     Slot,
     TimerCheckpoint,
     TimerUnit,
-    encode_checkpoint,
     pack_unit,
     place_in_window,
     roll_window,
 )
+from trimq.protocol.timer_notes import SlotRest, TimerNotes, encode_with_notes, rest_of
 
 _log = structlog.get_logger(__name__)
 
@@ -150,6 +150,8 @@ class TimerStore:
         """There is something that the last checkpoint does not have, other than the read time."""
         self.is_between = False
         """No checkpoint may be written now: a start after it would not reach delete marks that are still needed."""
+        self.rests: dict[int, SlotRest] = {}
+        """What is left of slots that were delivered in part, by their times."""
         self._checkpoint_floor: int | None = None
         """The lowest log offset that the last checkpoint needs."""
         self._broken = False
@@ -239,8 +241,14 @@ class TimerStore:
     def delivered(self, time: int) -> None:
         """The slot of a time, and all before it, are delivered: the copies are in the commit log."""
         self.wheel.clear(time)
+        self.rests.pop(time, None)
         self.changed = True
         self.move_read_time(time + self.precision)
+
+    def delivered_but(self, time: int, due: DueTimers, numbers: Sequence[int]) -> None:
+        """Of a slot, whose units are ``due``, all messages are delivered but those with these numbers."""
+        self.rests[time] = rest_of(time, due.offsets, numbers)
+        self.changed = True
 
     def move_read_time(self, time: int) -> None:
         """No slot before ``time`` has a message any more. Also back, when the wall clock was set back."""
@@ -249,6 +257,11 @@ class TimerStore:
             self.floor.clear()
         else:
             self.floor.passed(time)
+
+    def keep_read_time_before(self, now: int) -> None:
+        """The wall clock is at ``now``: if it was set back, messages may come for slots from there on."""
+        if self.read_time > now:
+            self.move_read_time(now)
 
     @property
     def is_empty(self) -> bool:
@@ -325,14 +338,7 @@ class TimerStore:
             if self.is_between:
                 return False
             # One turn of the loop: these belong together.
-            checkpoint = TimerCheckpoint(
-                read_time=self.read_time,
-                log_position=self.log.end,
-                queue_offset=self.next_offset,
-                master_queue_offset=self.next_offset,
-                timestamp=now_ms,
-                counter=self.checkpoint.counter + 1,
-            )
+            checkpoint, notes = self.next_checkpoint(now_ms), TimerNotes(rests=tuple(self.rests.values()))
             pages = self.wheel.snapshot()
             self.changed = False
             needed, floor = self.floor.position, self.floor.offset
@@ -341,7 +347,7 @@ class TimerStore:
                 # The delivered copies first: a slot may be cleared on disk only when they are there.
                 if not await sync_commit_log() or not await self._sync_log():
                     return False
-                await self.disk.run(self._write, checkpoint, pages)
+                await self.disk.run(self._write, checkpoint, notes, pages)
                 written = True
             except OSError as error:
                 _log.error("timer_checkpoint_failed", error=str(error))
@@ -353,6 +359,17 @@ class TimerStore:
             self.checkpoint, self._checkpoint_floor = checkpoint, floor
             await self._delete_old_files(checkpoint.log_position if needed is None else needed)
             return True
+
+    def next_checkpoint(self, now_ms: int) -> TimerCheckpoint:
+        """The checkpoint of what is in memory now."""
+        return TimerCheckpoint(
+            read_time=self.read_time,
+            log_position=self.log.end,
+            queue_offset=self.next_offset,
+            master_queue_offset=self.next_offset,
+            timestamp=now_ms,
+            counter=self.checkpoint.counter + 1,
+        )
 
     async def _sync_log(self) -> bool:
         try:
@@ -368,15 +385,15 @@ class TimerStore:
         """True after a failed sync of the timer log."""
         return self._broken
 
-    def _write(self, checkpoint: TimerCheckpoint, pages: dict[int, bytes]) -> None:
+    def _write(self, checkpoint: TimerCheckpoint, notes: TimerNotes, pages: dict[int, bytes]) -> None:
         """Blocks. The wheel before the checkpoint: its slots may be newer than that, but not older."""
         self.wheel.write(pages)
-        self.write_checkpoint(checkpoint)
+        self.write_checkpoint(checkpoint, notes)
 
-    def write_checkpoint(self, checkpoint: TimerCheckpoint) -> None:
+    def write_checkpoint(self, checkpoint: TimerCheckpoint, notes: TimerNotes) -> None:
         """Replace timercheck. Blocks. Raises OSError."""
         make_durable_directory(self.disk, os.path.dirname(self.checkpoint_path))
-        write_durably(self.disk, self.checkpoint_path, encode_checkpoint(checkpoint))
+        write_durably(self.disk, self.checkpoint_path, encode_with_notes(checkpoint, notes))
 
     async def _delete_old_files(self, position: int) -> None:
         if len(self.log.starts) > 1 and self.log.starts[1] <= position:

@@ -2,8 +2,9 @@
 
 The wheel is in memory as pages, of which only those in use exist, and goes to its file in changed pages: first the
 log is synced, then these pages, then the checkpoint. So the file never refers to units that are not on disk, and a
-power cut leaves each slot as it was at some moment between two checkpoints. RocketMQ leaves delivered slots in the
-wheel; here they are cleared, so that the read time may go back when the wall clock is set back.
+power cut leaves each slot as it was at some moment between two checkpoints. A new file gets its name when it has all
+slots: one that lacks some would count as a wheel without them. RocketMQ leaves delivered slots in the wheel; here they
+are cleared, so that the read time may go back when the wall clock is set back.
 """
 
 import os
@@ -11,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from trimq.broker.store.disk.disk import Disk
+from trimq.broker.store.disk.durable_files import delete_durably
 from trimq.protocol.timer_layout import EMPTY_SLOT, SLOT, SLOT_SIZE, SLOTS, Slot
 
 _PAGE: Final = 4096
@@ -179,6 +181,11 @@ class TimerWheel:
             self._pages[number] = page
         return ""
 
+    def discard(self) -> None:
+        """Empty all slots and delete the file, so that a start makes the wheel from the timer log. Blocks."""
+        delete_durably(self._disk, self.path)
+        self.reset()
+
     def reset(self) -> None:
         """Empty all slots. The next snapshot replaces all pages of the file. Blocks."""
         self._pages.clear()
@@ -197,12 +204,20 @@ class TimerWheel:
 
     def write(self, pages: dict[int, bytes]) -> None:
         """Write the pages of a snapshot and sync them. Blocks. Raises OSError."""
+        info = self._disk.stat(self.path)
+        if info is not None and info.size == self._size:
+            self._write_pages(self._disk.open(self.path), pages)
+            return
+        # Another size: ``load`` has refused it, and the snapshot has all pages.
+        temporary = f"{self.path}.tmp"
+        if self._disk.stat(temporary) is not None:
+            self._disk.delete(temporary)
+        self._write_pages(self._disk.create(temporary, self._size), pages)
+        self._disk.rename(temporary, self.path)
+        self._disk.sync_directory(os.path.dirname(self.path))
+
+    def _write_pages(self, fd: int, pages: dict[int, bytes]) -> None:
         disk = self._disk
-        info = disk.stat(self.path)
-        if info is not None and info.size != self._size:  # ``load`` has refused it
-            disk.delete(self.path)
-            info = None
-        fd = disk.create(self.path, self._size) if info is None else disk.open(self.path)
         try:
             for number, data in sorted(pages.items()):
                 at = number * _PAGE
@@ -210,5 +225,3 @@ class TimerWheel:
             disk.data_sync(fd)
         finally:
             disk.close(fd)
-        if info is None:
-            disk.sync_directory(os.path.dirname(self.path))

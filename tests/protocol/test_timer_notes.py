@@ -1,0 +1,80 @@
+"""The notes in timercheck, and what RocketMQ leaves of them."""
+
+from array import array
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trimq.protocol.timer_layout import TimerCheckpoint, decode_checkpoint, encode_checkpoint
+from trimq.protocol.timer_notes import (
+    MOST_LEFT,
+    NO_NOTES,
+    SlotRest,
+    TimerNotes,
+    decode_notes,
+    encode_with_notes,
+    rest_of,
+)
+
+LONG = st.integers(0, (1 << 63) - 1)
+RESTS = st.builds(SlotRest, LONG, LONG, st.lists(LONG, max_size=60).map(tuple))
+CHECKPOINT = TimerCheckpoint(*range(1, 8))
+NOTES = TimerNotes(52, (SlotRest(1000, 900, (100, 300)), SlotRest(2000, 500, ())))
+
+
+@given(st.tuples(*[LONG] * 7), st.builds(TimerNotes, LONG, st.lists(RESTS, max_size=6).map(tuple)))
+def test_notes_are_encoded_and_decoded(numbers: tuple[int, ...], notes: TimerNotes) -> None:
+    checkpoint = TimerCheckpoint(*numbers)
+    data = encode_with_notes(checkpoint, notes)
+    assert len(data) == 4096
+    assert data[:56] == encode_checkpoint(checkpoint)[:56]
+    assert decode_checkpoint(data) == checkpoint
+    assert decode_notes(data) == notes
+
+
+def test_without_notes_it_is_rocketmqs_file() -> None:
+    data = encode_with_notes(CHECKPOINT, NO_NOTES)
+    assert data == encode_checkpoint(CHECKPOINT)
+    assert decode_notes(data) == NO_NOTES
+
+
+@pytest.mark.parametrize("changed", [0, 8, 55, 56, 60, 67, 71, 100, 4095])
+def test_notes_of_another_checkpoint_do_not_count(changed: int) -> None:
+    data = bytearray(encode_with_notes(CHECKPOINT, NOTES))
+    data[changed] ^= 1
+    assert decode_notes(bytes(data)) == NO_NOTES
+
+
+def test_a_short_file_has_no_notes() -> None:
+    assert decode_notes(encode_with_notes(CHECKPOINT, NOTES)[:4095]) == NO_NOTES
+
+
+@pytest.mark.parametrize("sizes", [(0, MOST_LEFT), (0, MOST_LEFT + 1), (300, 300), (MOST_LEFT, 3), (200, 200, 200)])
+def test_rests_that_are_too_long_say_that_more_is_left(sizes: tuple[int, ...]) -> None:
+    rests = tuple(SlotRest(time, 10**6, tuple(range(0, 10 * size, 10))) for time, size in enumerate(sizes, 1))
+    found = decode_notes(encode_with_notes(CHECKPOINT, TimerNotes(0, rests))).rests
+    assert [one.time for one in found] == list(range(1, 1 + len(found)))
+    assert len(found) >= len(rests) - 1
+    for rest, kept in zip(rests, found, strict=False):
+        assert kept.left == rest.left[: len(kept.left)]
+        assert kept.until == (rest.until if kept == rest else rest.left[len(kept.left)])
+
+
+@given(st.data(), st.integers(1, 60))
+def test_the_numbers_of_a_rest(data: st.DataObject, count: int) -> None:
+    offsets = array("q", (100 + 10 * number for number in range(count)))
+    numbers = sorted(data.draw(st.sets(st.integers(0, count - 1), min_size=1)))
+    rest = rest_of(7, offsets, numbers)
+    assert list(rest.numbers(offsets)) == numbers
+    # Messages that came to the slot since are left, as are those whose place in the list has no room.
+    offsets.extend([10_000, 10_010])
+    assert list(rest.numbers(offsets)) == [*numbers, count, count + 1]
+    assert set(rest.shortened(1).numbers(offsets)) >= {*numbers, count, count + 1}
+
+
+def test_a_rest_with_more_than_there_is_room_for() -> None:
+    offsets = range(0, 10_000, 2)
+    rest = rest_of(7, offsets, range(0, 3000, 2))
+    assert len(rest.left) == MOST_LEFT
+    assert list(rest.numbers(offsets)) == [*range(0, 2 * MOST_LEFT, 2), *range(2 * MOST_LEFT, 5000)]
