@@ -8,7 +8,7 @@ from trimq.broker.store.in_memory_calls import InMemoryCalls
 from trimq.broker.store.message_store import MessageStore
 
 BROKER = Path(__file__).parents[2] / "broker"
-SEEN = ("config", "clock", "disk", "root", "stats", "recovered", "recovering", "on_overdue", "log_holds", "timers")
+SEEN = ("config", "clock", "disk", "root", "stats", "recovered", "recovering", "on_overdue", "log_holds", "timer_data")
 """Public attributes of a store."""
 DOOR = {name for name in {*vars(MessageStore), *InMemoryCalls.__annotations__} if not name.startswith("_")} | {*SEEN}
 
