@@ -38,6 +38,7 @@ PARTS = (
     "scrape",
     "timers",
     "side_by_side",
+    "transactions",
     "sdk",
 )
 
@@ -126,6 +127,7 @@ def report() -> str:
     text = ["# Benchmarks", "", "Written by `make bench`; raw numbers in `bench/results/`. Ratios are ours / Apache's."]
     for title, name, table in (
         ("Side by side with Apache RocketMQ 5.5.0", "side_by_side", _side_by_side),
+        ("Transactions beside Apache RocketMQ 5.5.0", "transactions", _side_by_side),
         ("The SDK beside the Java client", "sdk", _sdk),
         ("Footprint", "footprint", _footprint),
         ("Sends with and without scrapes of a page of 10,000 topics", "scrape", _footprint),
