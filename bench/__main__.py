@@ -127,7 +127,7 @@ def report() -> str:
     text = ["# Benchmarks", "", "Written by `make bench`; raw numbers in `bench/results/`. Ratios are ours / Apache's."]
     for title, name, table in (
         ("Side by side with Apache RocketMQ 5.5.0", "side_by_side", _side_by_side),
-        ("Transactions beside Apache RocketMQ 5.5.0", "transactions", _side_by_side),
+        ("Transactions beside Apache RocketMQ 5.5.0", "transactions", partial(_side_by_side, plots="transactions_")),
         ("The SDK beside the Java client", "sdk", _sdk),
         ("Footprint", "footprint", _footprint),
         ("Sends with and without scrapes of a page of 10,000 topics", "scrape", _footprint),
@@ -155,7 +155,8 @@ def _read(name: str) -> Any:
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
-def _side_by_side(numbers: dict[str, Any]) -> list[str]:
+def _side_by_side(numbers: dict[str, Any], plots: str = "") -> list[str]:
+    """``plots``: the start of the plots' names."""
     text = [
         "Medians of all rounds. Loads with failures and floors that are not reached are marked.",
         "Brokers that are not measured are idle."
@@ -175,7 +176,7 @@ def _side_by_side(numbers: dict[str, Any]) -> list[str]:
             f"| {row} | {apache['msg_s']:,.0f} | {ours['msg_s']:,.0f} | {throughput:.2f} | {least:.1f} |"
             f" {apache['p99_ms']:.2f} | {ours['p99_ms']:.2f} | {latency:.2f} | {most:.1f} | {', '.join(marks)} |"
         )
-    text += ["", *_written(numbers["rows"]), *_ratios(numbers["rows"]), *_runs(numbers)]
+    text += ["", *_written(numbers["rows"]), *_ratios(numbers["rows"], plots), *_runs(numbers)]
     for flush, processes in numbers["processes"].items():
         for broker, found in processes.items():
             text.append(
@@ -219,16 +220,20 @@ def _runs(numbers: dict[str, Any]) -> list[str]:
     return text
 
 
-def _ratios(rows: dict[str, Any]) -> list[str]:
+def _ratios(rows: dict[str, Any], plots: str) -> list[str]:
     """Plots of both ratios. The black mark of a bar is its floor, the line across all bars is Apache's broker."""
     fast = [Bar(row, found["ratios"]["ours"]["throughput"], FLOORS[row][0]) for row, found in rows.items()]
     late = [Bar(row, found["ratios"]["ours"]["p99"], FLOORS[row][1]) for row, found in rows.items()]
     return [
         *PLOTS.show(
-            "throughput", "throughput", lambda: bars("Throughput, ours / Apache's (more is better)", fast, "", 1)
+            f"{plots}throughput",
+            "throughput",
+            lambda: bars("Throughput, ours / Apache's (more is better)", fast, "", 1),
         ),
         *PLOTS.show(
-            "latency", "p99", lambda: bars("p99 latency, ours / Apache's (less is better)", late, "", 1, least=True)
+            f"{plots}latency",
+            "p99",
+            lambda: bars("p99 latency, ours / Apache's (less is better)", late, "", 1, least=True),
         ),
     ]
 
