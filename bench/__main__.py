@@ -347,8 +347,8 @@ def main() -> None:
     """Run the selected parts and write the report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--skip", default="", help="parts not to run: " + ", ".join(PARTS))
-    parser.add_argument("--rows", default="")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rows", default="", help="those of side_by_side")
+    parser.add_argument("--rounds", type=int, default=3, help="those of side_by_side")
     parser.add_argument("--seconds", type=int, default=6)
     parser.add_argument("--runs", type=int, default=1, help="number of runs of the comparison with Apache's broker")
     parser.add_argument("--beside", help="another interpreter, for a second broker of ours in that comparison")
@@ -358,11 +358,15 @@ def main() -> None:
     if skipped - set(PARTS):
         parser.error(f"--skip accepts {', '.join(PARTS)}")
     RESULTS.mkdir(exist_ok=True)
-    comparison = ["--rounds", str(arguments.rounds), "--seconds", str(arguments.seconds), "--runs", str(arguments.runs)]
+    comparison = ["--seconds", str(arguments.seconds), "--runs", str(arguments.runs)]
     comparison += ["--beside", arguments.beside] if arguments.beside else []
     comparison += ["--together"] if arguments.together else []
-    comparison += ["--rows", arguments.rows] if arguments.rows else []
-    extra = {"side_by_side": comparison, "sdk": ["--profile"]}
+    rows = ["--rows", arguments.rows] if arguments.rows else []
+    extra = {
+        "side_by_side": [*comparison, "--rounds", str(arguments.rounds), *rows],
+        "transactions": comparison,
+        "sdk": ["--profile"],
+    }
     bad = [name for name in PARTS if name not in skipped and not run_part(name, extra.get(name, []))]
     (HERE / "REPORT.md").write_text(report(), encoding="utf-8")
     print(f"written: {HERE / 'REPORT.md'}")

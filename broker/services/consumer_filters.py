@@ -127,8 +127,9 @@ class ConsumerFilterManager(PersistentTable):
             self._add(entry)
 
     def _entry(self, topic: str, group: str, fields: dict[str, Any]) -> ConsumerFilterData:
-        given = {"topic": topic, "consumerGroup": group, "expression": ""}
-        given |= {name: value for name, value in fields.items() if value is not None and name in _KNOWN}
+        given = {name: value for name, value in fields.items() if value is not None and name in _KNOWN}
+        # RocketMQ finds an entry by its place too, whatever its fields say.
+        given = {"expression": ""} | given | {"topic": topic, "consumerGroup": group}
         try:
             return msgspec.convert(given, ConsumerFilterData, strict=False)
         except msgspec.ValidationError as error:

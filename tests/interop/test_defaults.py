@@ -6,7 +6,6 @@ precision is 1 s.
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -61,12 +60,10 @@ def test_transactions_and_timers(peer: Peer, tmp_path: Path, latest_java: JavaCl
             sent = dict(zip(bodies(specs), producer.transaction(topic, specs), strict=True))
             producer.send(topic, [message("not wanted", properties={"size": "2"})])
             soon, recalled = producer.send(
-                later, [message("soon", delay_ms=2_500), message("recalled", delay_ms=3_500)]
+                later, [message("soon", delay_ms=2_500), message("recalled", delay_ms=15_000)]
             )
             assert producer.recall(later, recalled["recallHandle"]) == recalled["msgId"]
-            began = time.monotonic()
-            (first,) = consumer.received(1)
-            assert (first["body"], time.monotonic() - began < 6) == ("commit-", True)
+            assert bodies(consumer.received(1)) == ["commit-"]
             (timed,) = timers.received(1)
             check_time(timed, timed["born"] + 2_500, 1_000)
             assert timed["msgId"] == soon["msgId"]

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.interop.harness import probe
 from tests.interop.harness.drivers import JavaClient, bodies, message, unique
 from tests.interop.harness.servers import Cluster, Peer, broker_on_store
@@ -34,6 +36,7 @@ def stored(store: Path, topic: str) -> dict[str, dict[str, Any]]:
     return entries
 
 
+@pytest.mark.timeout(400, func_only=True)
 def test_expressions_are_kept(tmp_path: Path, latest_java: JavaClient) -> None:
     # guards the entries of both brokers: Apache's ignores the whole file if the bits of one are missing
     store, topic, group = tmp_path / "store", unique("Filtered"), unique("G")

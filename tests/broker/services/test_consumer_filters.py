@@ -279,6 +279,23 @@ async def test_nulls_and_unknown_fields() -> None:
     assert whole["filterDataByTopic"]["T"]["groupFilterData"]["H"]["new"] == 1
 
 
+async def test_the_place_of_an_entry_names_it() -> None:
+    # guards the next write: it must find the entry again
+    world = World()
+    data = json.loads(APACHE)
+    data["filterDataByTopic"]["Orders"]["groupFilterData"]["billing"] |= {"topic": "orders", "consumerGroup": "other"}
+    replace_file(world.disk, PATH, json.dumps(data).encode())
+    await world.filters.load()
+    world.filters.register("G", [sql("T", "a = 1")])
+    await world.filters.persist()
+    entry = json.loads(world.disk.content(PATH))["filterDataByTopic"]["Orders"]["groupFilterData"]["billing"]
+    assert (entry["topic"], entry["consumerGroup"], entry["bloomFilterData"]["bitPos"]) == (
+        "Orders",
+        "billing",
+        [29, 8, 99],
+    )
+
+
 async def test_an_expression_of_the_file_that_cannot_be_compiled_is_dropped() -> None:
     world = World()
     replace_file(world.disk, PATH, APACHE.replace("a > 2", "a >").encode())
