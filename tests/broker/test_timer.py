@@ -9,8 +9,11 @@ import pytest
 
 from tests.broker.timers import ASYNC, TIMER, Life, all_there, comes, there, timed
 from trimq.broker.config import BrokerConfig, MessageStoreConfig
+from trimq.broker.store.disk.real_disk import RealDisk
 from trimq.broker.store.timer.recovery import TimerRecovery
+from trimq.broker.store.timer.wheel import TimerWheel
 from trimq.broker.unsupported_config import INERT
+from trimq.protocol.timer_layout import decode_checkpoint
 
 PRECISIONS = [1000, 100]
 
@@ -121,3 +124,23 @@ async def test_messages_wait_while_timers_are_off(
     async with off.running():
         assert await off.broker.context.store.log_holds.lowest() is None
         assert await notes_of(off) == []
+
+
+@pytest.mark.parametrize("enabled", ["true", "false"])
+async def test_a_start_with_another_precision_leaves_a_wheel(tmp_path: Path, enabled: str) -> None:
+    """RocketMQ makes a wheel that is not there from the end of the timer log only: older timers would be lost there."""
+    life = Life(tmp_path / "store", ASYNC | {"timerPrecisionMs": 100})
+    async with life.running() as client:
+        for after_ms in (100_000, 100_400, 100_200):
+            await timed(client, b"later", after_ms)
+        await life.advance(2)
+        await life.advance(2)
+    other = Life(tmp_path / "store", ASYNC | {"timerPrecisionMs": 1000, "timerWheelEnable": enabled})
+    async with other.running():
+        timers = other.broker.context.store.timer_data
+        assert timers.notes
+        found = TimerWheel(RealDisk(), f"{tmp_path}/store/timerwheel", 1000, timers.wheel.slots)
+        checkpoint = decode_checkpoint((tmp_path / "store" / "config" / "timercheck").read_bytes())
+        assert found.load(checkpoint.read_time) == ""
+        assert list(found.all_slots()) == list(timers.wheel.all_slots()) != []
+        assert checkpoint.log_position == timers.log.end
