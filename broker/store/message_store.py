@@ -264,6 +264,7 @@ class MessageStore(InMemoryCalls):
                 raise
             # Nothing serves the messages, and all of the queue counts as not read: the log is held from there.
             _log.warning("timer_files_not_read", error=str(error))
+            self.timer_data.close()
             self.timer_data = self._make_timers(self.timer_data.wheel.slots)
         return path
 
