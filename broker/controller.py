@@ -378,9 +378,9 @@ class BrokerController:
                 context.topics,
                 context.groups,
                 context.offsets,
-                context.schedule,
                 context.modes,
                 context.filters,
+                context.schedule,  # the last: it waits for a delivery and a flush, which a bad disk makes long
             ):
                 await service.persist()
             if self.namesrv is not None:

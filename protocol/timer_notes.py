@@ -60,9 +60,10 @@ class SlotRest(NamedTuple):
 
 def rest_of(time: int, offsets: Sequence[int], numbers: Sequence[int]) -> SlotRest:
     """The rest of a slot: inverse of ``numbers``, if there is room for all."""
-    end, tail = len(offsets), len(numbers)
-    while tail and numbers[tail - 1] == end - 1:
-        end, tail = end - 1, tail - 1
+    # How many places were left out before each number does not fall; behind the last gap it is all of them.
+    gaps = len(offsets) - len(numbers)
+    tail = bisect_left(range(len(numbers)), gaps, key=lambda at: numbers[at] - at)
+    end = tail + gaps
     until = offsets[end] if end < len(offsets) else offsets[-1] + 1
     left = tuple(offsets[number] for number in numbers[: min(tail, MOST_LEFT + 1)])
     return SlotRest(time, until, left).shortened(MOST_LEFT)

@@ -51,6 +51,7 @@ _CLOCK_SET_MS: Final = 100
 """A larger change of the difference between wall clock and monotonic clock means that the wall clock was set."""
 _FIRST_RETRY_MS: Final = 100
 _LAST_RETRY_MS: Final = 10_000
+_STOP_SECONDS: Final = 2.0
 _NEVER: Final = 1 << 62
 _HOPELESS: Final = (PutMessageStatus.MESSAGE_ILLEGAL, PutMessageStatus.PROPERTIES_SIZE_EXCEEDED)
 
@@ -100,6 +101,7 @@ class ScheduleMessageService:
         self._sleeping: trio.CancelScope | None = None
         self._deliveries = 0
         self._is_stopping = False
+        self._ended: trio.Event | None = None
         self._wall_ahead = 0.0
         self._rest: dict[str, Any] = {}
         self._foreign: dict[int, int] = {}
@@ -151,8 +153,16 @@ class ScheduleMessageService:
                 self._foreign[level] = offset  # a level that is not configured now: preserve its offset
 
     async def persist(self) -> None:
-        """Deliver no more, and write delayOffset.json if it is not current (shutdown)."""
+        """Deliver no more, and write delayOffset.json if it is not current (shutdown).
+
+        A delivery that is under way ends before, if it takes less than ``_STOP_SECONDS``.
+        """
         self._is_stopping = True
+        self._wake()
+        if self._ended is not None:
+            # The file is written once more only here: what is delivered after it would be delivered again.
+            with trio.move_on_after(_STOP_SECONDS):
+                await self._ended.wait()
         # The file has durable deliveries only, and what it does not have is delivered again after the start.
         await self._store.flush()
         await self._file.persist()
@@ -174,16 +184,23 @@ class ScheduleMessageService:
         for level, state in self._levels.items():
             self._correct(level, state)
             state.next_check = 0
+        self._ended = trio.Event()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._file.run, self._clock.sleep)
             task_status.started()
-            while not self._is_stopping:
-                was_set = self._clock_was_set()
-                now = self._clock.wall_ms()
-                for level, state in self._levels.items():
-                    if state.next_check <= now or (was_set and state.next_check != _NEVER):
-                        await self._deliver_level(level, state)
-                await self._sleep()
+            try:
+                await self._deliver()
+            finally:
+                self._ended.set()
+
+    async def _deliver(self) -> None:
+        while not self._is_stopping:
+            was_set = self._clock_was_set()
+            now = self._clock.wall_ms()
+            for level, state in self._levels.items():
+                if state.next_check <= now or (was_set and state.next_check != _NEVER):
+                    await self._deliver_level(level, state)
+            await self._sleep()
 
     def _clock_was_set(self) -> bool:
         """Whether the wall clock was set since the last call. Checks that were planned by it may be too late then."""
@@ -204,6 +221,8 @@ class ScheduleMessageService:
 
     async def _sleep(self) -> None:
         """Sleep until the earliest check, or until ``message_arriving`` plans an earlier one."""
+        if self._is_stopping:
+            return
         with trio.CancelScope() as self._sleeping:
             earliest = min(state.next_check for state in self._levels.values())
             if earliest == _NEVER:
@@ -223,8 +242,11 @@ class ScheduleMessageService:
         if state is not None and state.next_check == _NEVER:
             too_late = tags_code > self._clock.wall_ms() + state.delay
             state.next_check = 0 if too_late else tags_code
-            if self._sleeping is not None:
-                self._sleeping.cancel()
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._sleeping is not None:
+            self._sleeping.cancel()
 
     # delivering
 
@@ -270,7 +292,7 @@ class ScheduleMessageService:
                 for buffer in result.buffers:
                     # The end is passed because the result may hold records whose units were not among those read.
                     await self._deliver_records(level, state, buffer, before + due)
-                if state.offset > before:
+                if state.offset > before or self._is_stopping:
                     return True
         if result.status is GetMessageStatus.FOUND and not due:
             # The message arrived between the two reads: its due time is not known yet.
@@ -330,6 +352,8 @@ class ScheduleMessageService:
             at += head.size
             if not state.offset <= head.queue_offset < end:
                 continue
+            if self._is_stopping:
+                return
             message = self._restore(view, head)
             if message is not None:
                 copy_end = await self._put(message, level, head.queue_offset)

@@ -77,6 +77,10 @@ class TimerMessageService:
                 configuration, store, store.timers, self._ahead, self.puts, self.metrics, clock, self._changed
             )
         self._enqueue_rate, self._dequeue_rate = Rate(clock), Rate(clock)
+        self._unserved_of_wheel = 0
+        if not self.enabled:  # then the wheel stays as it is
+            # By slots: a delete mark whose message is gone, or is marked already, hides none of another slot.
+            self._unserved_of_wheel = sum(max(0, slot.messages) for slot in store.timer_data.wheel.all_slots())
 
     @property
     def _config(self) -> MessageStoreConfig:
@@ -132,9 +136,14 @@ class TimerMessageService:
 
     @property
     def unserved(self) -> int:
-        """Messages that wait, and are not delivered because timerWheelEnable is false."""
-        data = self._store.timer_data
-        return 0 if self.enabled else data.wheel.count + self._store.max_offset(TIMER_TOPIC, 0) - data.next_offset
+        """Messages that wait, and are not delivered because timerWheelEnable is false; 0 if it is true.
+
+        All of the queue if the timer's files cannot be read.
+        """
+        if self.enabled:
+            return 0
+        begin = max(self._store.timer_data.next_offset, self._store.min_offset(TIMER_TOPIC, 0))
+        return self._unserved_of_wheel + max(0, self._store.max_offset(TIMER_TOPIC, 0) - begin)
 
     @property
     def enqueued(self) -> int:

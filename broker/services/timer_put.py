@@ -205,18 +205,25 @@ class TimerPuts:
         """The messages of a slot but those with these numbers were delivered before a start.
 
         The rolled copies that ``ahead`` has found then are those of these messages, and not of equal ones.
+        ``numbers`` rise. A stop ends this in its middle.
         """
         ahead = self._ahead
         if ahead is None or not ahead.has_rolls:
             return
-        left = set(numbers)
+        left = 0
+        until = time.perf_counter() + _SLICE_SECONDS
         for at, magic in enumerate(due.magics):
-            if magic & MAGIC_ROLL and at not in left:
+            if left < len(numbers) and numbers[left] == at:
+                left += 1
+            elif magic & MAGIC_ROLL:
                 message = await self._read_patiently(due.offsets[at], due.sizes[at])
                 if message is not None and (rolled := ahead.roll_of(*message)) is not None:
                     ahead.was_rolled(rolled)
-            if not at % _MARKS_OF_SLICE:
+            if self.is_stopping:
+                return
+            if time.perf_counter() >= until:
                 await trio.lowlevel.checkpoint()
+                until = time.perf_counter() + _SLICE_SECONDS
 
     async def _deliver_each(
         self, attempt: _Attempt, due: DueTimers, numbers: Iterable[int], deleted: frozenset[str]

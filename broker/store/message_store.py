@@ -70,6 +70,11 @@ SHUTDOWN_SECONDS: Final = 5.0
 _log = structlog.get_logger(__name__)
 
 
+async def _already_durable() -> bool:
+    """After its recovery all of the commit log is on disk, and the timer has delivered nothing yet."""
+    return True
+
+
 class StoreWaits(NamedTuple):
     """Durations of syncs of the log; durations for which appends waited for space; how long (s) the first waits now.
 
@@ -259,6 +264,7 @@ class MessageStore(InMemoryCalls):
                 raise
             # Nothing serves the messages, and all of the queue counts as not read: the log is held from there.
             _log.warning("timer_files_not_read", error=str(error))
+            self.timer_data.close()
             self.timer_data = self._make_timers(self.timer_data.wheel.slots)
         return path
 
@@ -267,6 +273,10 @@ class MessageStore(InMemoryCalls):
         offsets = self.min_offset(TIMER_TOPIC, 0), self.max_offset(TIMER_TOPIC, 0)
         state = LogState(self.min_phy_offset, self.commit_log.max_offset, *offsets)
         await TimerRecovery(timers, state, self._finder.look_cold, self.clock.wall_ms()).run()
+        if timers.notes:
+            # At once: with timers off nothing writes later, and RocketMQ makes a wheel that is not there from the end
+            # of the timer log only. A failure is no reason not to start: the next start repairs the same again.
+            await timers.save(_already_durable, self.clock.wall_ms())
 
     def _start(self, path: WritePath, nursery: trio.Nursery) -> None:
         checkpoints = CheckpointService(

@@ -12,6 +12,10 @@ from structlog.testing import capture_logs
 from tests.broker.wire_client import WireClient, consumer, pull_ext
 from trimq.broker import addresses, controller
 from trimq.broker.controller import BrokerController
+from trimq.broker.services.consumer_filters import ConsumerFilterManager
+from trimq.broker.services.message_request_mode import MessageRequestModeManager
+from trimq.broker.services.schedule import ScheduleMessageService
+from trimq.broker.services.topics import TopicConfigManager
 from trimq.broker.services.transaction.read_back import read_back
 from trimq.broker.services.transaction.service import TransactionalMessageService
 from trimq.broker.start_error import StartError
@@ -152,6 +156,27 @@ async def test_queues_without_their_topic_get_it_back(tmp_path: Path) -> None:
         (tmp_path / "config" / name).unlink(missing_ok=True)
     async with running_broker(tmp_path) as broker, WireClient.connect(broker.endpoint) as client:
         assert len(await client.pull_messages("Orders", queueId=2)) == 1
+
+
+async def test_a_stop_writes_the_delay_levels_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for the device: a bad one must not keep the other state files from being written in time."""
+    written: list[str] = []
+
+    def note(kind: Any) -> None:
+        persist = kind.persist
+
+        async def noted(self: Any) -> None:
+            written.append(kind.__name__)
+            await persist(self)
+
+        monkeypatch.setattr(kind, "persist", noted)
+
+    for kind in (TopicConfigManager, MessageRequestModeManager, ConsumerFilterManager, ScheduleMessageService):
+        note(kind)
+    async with running_broker(tmp_path):
+        pass
+    assert written[-1] == "ScheduleMessageService"
+    assert len(set(written)) == 4
 
 
 async def test_everything_is_there_after_a_restart(tmp_path: Path) -> None:

@@ -7,10 +7,15 @@ from unittest.mock import Mock
 
 import pytest
 
-from tests.broker.timers import ASYNC, TIMER, Life, all_there, comes, there, timed
+from tests.broker.timers import ASYNC, RECALLS, TIMER, Life, all_there, comes, recalled, there, timed
 from trimq.broker.config import BrokerConfig, MessageStoreConfig
+from trimq.broker.store.disk.real_disk import RealDisk
 from trimq.broker.store.timer.recovery import TimerRecovery
+from trimq.broker.store.timer.timer_store import TimerStore
+from trimq.broker.store.timer.wheel import TimerWheel
 from trimq.broker.unsupported_config import INERT
+from trimq.protocol.codes import ResponseCode
+from trimq.protocol.timer_layout import decode_checkpoint
 
 PRECISIONS = [1000, 100]
 
@@ -121,3 +126,76 @@ async def test_messages_wait_while_timers_are_off(
     async with off.running():
         assert await off.broker.context.store.log_holds.lowest() is None
         assert await notes_of(off) == []
+
+
+async def test_delete_marks_hide_no_message_of_another_slot_while_timers_are_off(tmp_path: Path) -> None:
+    life = Life(tmp_path / "store", RECALLS)
+    async with life.running() as client:
+        handle = (await timed(client, b"recalled", 100_000))["recallHandle"]
+        for _ in range(3):
+            assert (await recalled(client, handle)).code == ResponseCode.SUCCESS
+        await timed(client, b"later", 200_000)
+        await life.advance(2)
+        await life.advance(2)
+        assert life.broker.context.timer.pending == -1
+    off = Life(tmp_path / "store", ASYNC | {"timerWheelEnable": "false"})
+    async with off.running():
+        assert off.broker.context.timer.unserved == 1
+
+
+async def test_what_was_deleted_does_not_count_while_timers_are_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The timer's files cannot be read: all of the queue counts, which begins behind what the cleaner has deleted."""
+    life = Life(tmp_path / "store", ASYNC)
+    async with life.running() as client:
+        for _ in range(3):
+            await timed(client, b"later", 100_000)
+        await life.advance(2)
+    off = Life(tmp_path / "store", ASYNC | {"timerWheelEnable": "false", "mappedFileSizeTimerLog": 4096})
+    async with off.running():
+        assert off.broker.context.timer.unserved == 3
+        monkeypatch.setattr(off.broker.context.store, "min_offset", lambda _topic, _queue_id: 2)
+        assert off.broker.context.timer.unserved == 1
+        monkeypatch.setattr(off.broker.context.store, "min_offset", lambda _topic, _queue_id: 4)
+        assert off.broker.context.timer.unserved == 0
+
+
+async def test_files_that_could_not_be_read_are_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    life = Life(tmp_path / "store", ASYNC)
+    async with life.running() as client:
+        await timed(client, b"later", 100_000)
+        await life.advance(2)
+    monkeypatch.setattr(TimerRecovery, "_fill_floor", Mock(side_effect=OSError(errno.EIO, "broken")))
+    closed: list[TimerStore] = []
+    close = TimerStore.close
+
+    def noted(self: TimerStore) -> None:
+        closed.append(self)
+        close(self)
+
+    monkeypatch.setattr(TimerStore, "close", noted)
+    off = Life(tmp_path / "store", ASYNC | {"timerWheelEnable": "false"})
+    async with off.running():
+        assert len(closed) == 1
+        assert off.broker.context.store.timer_data not in closed
+
+
+@pytest.mark.parametrize("enabled", ["true", "false"])
+async def test_a_start_with_another_precision_leaves_a_wheel(tmp_path: Path, enabled: str) -> None:
+    """RocketMQ makes a wheel that is not there from the end of the timer log only: older timers would be lost there."""
+    life = Life(tmp_path / "store", ASYNC | {"timerPrecisionMs": 100})
+    async with life.running() as client:
+        for after_ms in (100_000, 100_400, 100_200):
+            await timed(client, b"later", after_ms)
+        await life.advance(2)
+        await life.advance(2)
+    other = Life(tmp_path / "store", ASYNC | {"timerPrecisionMs": 1000, "timerWheelEnable": enabled})
+    async with other.running():
+        timers = other.broker.context.store.timer_data
+        assert timers.notes
+        found = TimerWheel(RealDisk(), f"{tmp_path}/store/timerwheel", 1000, timers.wheel.slots)
+        checkpoint = decode_checkpoint((tmp_path / "store" / "config" / "timercheck").read_bytes())
+        assert found.load(checkpoint.read_time) == ""
+        assert list(found.all_slots()) == list(timers.wheel.all_slots()) != []
+        assert checkpoint.log_position == timers.log.end

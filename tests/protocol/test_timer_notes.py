@@ -67,6 +67,9 @@ def test_the_numbers_of_a_rest(data: st.DataObject, count: int) -> None:
     numbers = sorted(data.draw(st.sets(st.integers(0, count - 1), min_size=1)))
     rest = rest_of(7, offsets, numbers)
     assert list(rest.numbers(offsets)) == numbers
+    # Those at the end of the slot need no room.
+    tail = next((at for at in range(len(numbers)) if numbers[-1 - at] != count - 1 - at), len(numbers))
+    assert len(rest.left) == len(numbers) - tail
     # Messages that came to the slot since are left, as are those whose place in the list has no room.
     offsets.extend([10_000, 10_010])
     assert list(rest.numbers(offsets)) == [*numbers, count, count + 1]

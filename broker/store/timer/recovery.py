@@ -9,8 +9,8 @@ the last unit only, and keeps units behind its checkpoint.
 A wheel of another precision (timerPrecisionMs) is deleted, and made from the timer log like one that is missing. Where
 the units do not fit into the slots of this precision, they are written again into a file of their own. The new
 checkpoint is written when they are on disk and the old wheel is gone, and then the old units are deleted; the new
-wheel follows with the next checkpoint. So a power cut leaves the old units or the new ones to start with, and never a
-wheel that belongs to the others.
+wheel follows with the next checkpoint, at the end of the start. So a power cut leaves the old units or the new ones to
+start with, and never a wheel that belongs to the others.
 """
 
 from collections.abc import Awaitable, Callable

@@ -469,6 +469,102 @@ async def test_a_stop_makes_the_copies_durable_and_delivers_no_more() -> None:
         assert world.store.bodies() == ["a", "b"]
 
 
+async def test_a_stop_waits_for_the_delivery_that_is_under_way_and_begins_no_other() -> None:
+    """SYNC_FLUSH: results come later than the puts, and the stop comes while the first of five waits for its own."""
+    world = World()
+    world.store.flushed_offset = 0
+    world.store.answers = [None] * 5
+    async with world.running(), trio.open_nursery() as nursery:
+        for body in "abcde":
+            world.store.park(1, body, 0)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(world.service.persist)
+        await trio.testing.wait_all_tasks_blocked()
+        flushes = world.store.flushes
+        while world.store.waiting:
+            message, on_done = world.store.waiting.pop()
+            on_done(world.store.finish(message, PutMessageStatus.PUT_OK))
+            await trio.testing.wait_all_tasks_blocked()
+    assert flushes == 0
+    assert world.store.bodies() == ["a"]
+    assert json.loads(world.disk.content(PATH))["offsetTable"]["1"] == 1
+    world.store.answers.clear()
+    world.service = world.make()
+    async with world.running():
+        assert world.store.bodies() == list("abcde")
+
+
+@pytest.mark.parametrize("read", ["queue_units", "get_message_cold"])
+async def test_a_stop_during_a_cold_read_delivers_nothing_and_skips_nothing(
+    monkeypatch: pytest.MonkeyPatch, read: str
+) -> None:
+    world = World()
+    read_now, read_on = getattr(world.store, read), trio.Event()
+
+    async def slow(*where: Any) -> Any:
+        await read_on.wait()
+        return await read_now(*where)
+
+    monkeypatch.setattr(world.store, read, slow)
+    async with world.running(), trio.open_nursery() as nursery:
+        world.store.cold = True
+        world.store.park(1, "a", 0)
+        world.store.park(1, "b", 5000)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(world.service.persist)
+        await trio.testing.wait_all_tasks_blocked()
+        flushes = world.store.flushes
+        read_on.set()
+        await trio.testing.wait_all_tasks_blocked()
+        assert (flushes, world.store.flushes) == (0, 1)
+    assert world.store.bodies() == []
+    world.service = world.make()
+    async with world.running():
+        assert world.store.bodies() == ["a"]
+
+
+async def test_a_stop_while_nothing_is_due_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    read_now, read_on = world.store.queue_units, trio.Event()
+
+    async def slow(*where: Any) -> Any:
+        await read_on.wait()
+        return await read_now(*where)
+
+    monkeypatch.setattr(world.store, "queue_units", slow)
+    async with world.running(), trio.open_nursery() as nursery:
+        world.store.park(1, "later", 1000)
+        world.store.cold = True
+        await world.advance(1)
+        nursery.start_soon(world.service.persist)
+        await trio.testing.wait_all_tasks_blocked()
+        world.clock.set_wall_ms(world.clock.wall_ms() - 500)
+        read_on.set()
+        await trio.testing.wait_all_tasks_blocked()
+        assert world.store.flushes == 1
+
+
+async def test_a_stop_ends_the_sleep_until_a_message_is_due(autojump_clock: trio.testing.MockClock) -> None:
+    world = World()
+    async with world.running():
+        began = trio.current_time()
+        await world.service.persist()
+        assert trio.current_time() == began
+
+
+async def test_a_stop_does_not_wait_for_ever_for_a_delivery(autojump_clock: trio.testing.MockClock) -> None:
+    world = World()
+    world.store.answers = [PutMessageStatus.PUT_OK, None]
+    async with world.running():
+        world.store.park(1, "a", 0)
+        world.store.park(1, "b", 0)
+        await trio.testing.wait_all_tasks_blocked()
+        await world.service.persist()
+        assert json.loads(world.disk.content(PATH))["offsetTable"]["1"] == 1
+        ((message, on_done),) = world.store.waiting  # the nursery of the task waits for it
+        on_done(world.store.finish(message, PutMessageStatus.PUT_OK))
+
+
 # a store that refuses messages
 
 

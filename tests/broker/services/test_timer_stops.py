@@ -5,9 +5,13 @@ from typing import Any
 
 import msgspec
 import pytest
+import trio
 
 from tests.broker.services.timer_rig import SMALL, Rig
 from tests.store.simdisk import Loss
+from trimq.broker.services import timer_put
+from trimq.broker.services.timer_ahead import TimerAhead
+from trimq.broker.services.timer_put import TimerPuts
 from trimq.broker.store.disk.durable_files import write_durably
 from trimq.broker.store.types import PutMessageResult, PutMessageStatus
 from trimq.broker.testing import configuration
@@ -140,6 +144,58 @@ async def test_equal_messages_one_of_which_was_stored_again_before_the_stop(*, f
         for _ in range(40):
             await rig.advance(1)
         assert await rig.bodies() == [b"far"] * 2
+
+
+@pytest.mark.parametrize("stops", [True, False])
+async def test_the_copies_of_a_slot_that_was_begun_are_found_in_slices(
+    monkeypatch: pytest.MonkeyPatch, *, stops: bool
+) -> None:
+    """Others have a turn between its messages, also one that stops the timer: then the rest is not looked at."""
+    rig = Rig(timerRollWindowSlot="10")
+    count = 30
+    async with rig.running():
+        for number in range(count):
+            await rig.send(b"far %d" % number, 60_000)
+        rig.refuse = {b"far %d" % number: [BUSY] * 99 for number in (3, count - 1)}
+        for _ in range(12):
+            await rig.advance(1)
+    assert len(rig.timers.rests) == 1
+    rig.refuse = {}
+    turns = looks = 0
+    looked_at = []
+    leave_out, roll_of = TimerPuts.leave_out, TimerAhead.roll_of
+
+    def counted(self: TimerAhead, *message: Any) -> bytes | None:
+        nonlocal looks
+        looks += 1
+        return roll_of(self, *message)
+
+    async def watched(self: TimerPuts, due: Any, numbers: Any) -> None:
+        nonlocal looks
+        looks = 0
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(other, self)
+            await leave_out(self, due, numbers)
+            nursery.cancel_scope.cancel()
+        looked_at.append(looks)
+
+    async def other(puts: TimerPuts) -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            if stops and turns == 3:
+                puts.stop()
+            await trio.lowlevel.checkpoint()
+
+    monkeypatch.setattr(timer_put, "_SLICE_SECONDS", 0)
+    monkeypatch.setattr(TimerAhead, "roll_of", counted)
+    monkeypatch.setattr(TimerPuts, "leave_out", watched)
+    async with rig.running():
+        if stops:
+            assert 0 < looked_at[0] < 6
+        else:
+            assert looked_at == [count - 2]
+            assert turns >= count - 2
 
 
 @pytest.mark.parametrize("by", ["RocketMQ", "precision", "repair"])
