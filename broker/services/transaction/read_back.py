@@ -12,6 +12,7 @@ that this one had.
 
 If the op queue does not have what it had (its topic was deleted, the group's offset is wrong, a record is damaged), the
 op records are searched in the log instead, from the first half on, and all ends are written to the op queue again.
+transaction.json says so until they are durable and all halves can be read: every start before that searches the log.
 """
 
 from array import array
@@ -50,7 +51,7 @@ class _DamagedError(Exception):
 async def read_back(
     transactions: TransactionalMessageService, store: MessageStore, offsets: ConsumerOffsetManager
 ) -> None:
-    """Fill ``transactions.halves``. Before clients are served. Raises OSError."""
+    """Fill ``transactions.halves``. Before clients are served. Raises OSError and StateFileError."""
     reader = _ReadBack(transactions, store)
     low, high = store.min_offset(TRANS_HALF_TOPIC, QUEUE), store.max_offset(TRANS_HALF_TOPIC, QUEUE)
     first = offsets.own_offset(GROUP, TRANS_HALF_TOPIC, QUEUE)
@@ -62,7 +63,7 @@ async def read_back(
         await reader.read_ops(offsets.own_offset(GROUP, TRANS_OP_HALF_TOPIC, QUEUE))
     except _DamagedError as error:
         damaged = str(error)
-        transactions.forget_settled()
+        await transactions.forget_ops()
         await reader.search_ops()
     if transactions.halves.pending:
         await reader.read_pending()
@@ -119,6 +120,8 @@ class _ReadBack:
         """Read the op queue from the group's offset on. Raises _DamagedError."""
         store, transactions = self._store, self._transactions
         low, high = store.min_offset(TRANS_OP_HALF_TOPIC, QUEUE), store.max_offset(TRANS_OP_HALF_TOPIC, QUEUE)
+        if transactions.settled.known_op_end < 0:
+            raise _DamagedError("an earlier start has not written it again completely")
         known = max(first, transactions.settled.known_op_end)
         if known > high:
             raise _DamagedError(f"the op queue ends at {high}, it had {known} records")
@@ -165,7 +168,6 @@ class _ReadBack:
                 for half in named:
                     self._end(half)
 
-        self._transactions.ops.rebuild(self._store.max_offset(TRANS_OP_HALF_TOPIC, QUEUE))
         if len(self._halves):
             await self._store.read_log(await self._first_half(), visit)
 
