@@ -33,6 +33,7 @@ from trimq.protocol.property_text import property_of
 from trimq.protocol.sysflag import TRANSACTION_COMMIT, TRANSACTION_MASK
 from trimq.protocol.topic_rules import TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
 from trimq.protocol.transaction import GROUP, QUEUE, Half, NotAHalfError, decode_half, number_of, op_offsets
+from trimq.remoting.runtime.log_budget import LogBudget
 
 _log = structlog.get_logger("broker.transaction")
 
@@ -101,6 +102,8 @@ class _ReadBack:
         self._pauses = iter(_PAUSES)
         self._begin = 0  # of _units
         self._units: list[tuple[int, int, int]] = []  # of the half queue, which is read in steps
+        self._singly_below = 0  # offset in the half queue: the device does not give all units before it
+        self._log_budget = LogBudget(transactions.clock)
         self.found = 0
         self.read_from = -1
 
@@ -172,8 +175,12 @@ class _ReadBack:
             await self._store.read_log(await self._first_half(), visit)
 
     async def _first_half(self) -> int:
-        """Log offset of the first half in the table."""
-        units = await self._store.queue_units(TRANS_HALF_TOPIC, QUEUE, self._halves.first, 1)
+        """Log offset of the first half in the table; that of the whole log if it cannot be read."""
+        try:
+            units = await self._store.queue_units(TRANS_HALF_TOPIC, QUEUE, self._halves.first, 1)
+        except OSError as error:
+            _log.warning("half_message_not_read", offset=self._halves.first, reason=str(error))
+            units = []
         return units[0][0] if units else self._store.min_phy_offset
 
     # pending halves
@@ -186,7 +193,8 @@ class _ReadBack:
                 half, first_place = await self._half_patiently(offset)
             except OSError as error:
                 halves.hide(offset)
-                _log.error("half_message_unreadable", offset=offset, reason=str(error))
+                if self._log_budget.allows():
+                    _log.error("half_message_unreadable", offset=offset, reason=str(error))
                 continue
             if half is None:
                 continue  # the first round of checks finds it again, and reports it
@@ -208,6 +216,7 @@ class _ReadBack:
                 if first_place >= 0:
                     self._first_places.append(first_place)
                     self._first_origins.append(origin)
+        self._log_budget.sum_up()
         order = sorted(range(len(self._first_places)), key=self._first_places.__getitem__)
         self._first_places = array("q", map(self._first_places.__getitem__, order))
         self._first_origins = array("q", map(self._first_origins.__getitem__, order))
@@ -225,10 +234,8 @@ class _ReadBack:
     async def _half(self, offset: int) -> tuple[Half | None, int]:
         """The half at an offset, None if it is damaged, and the log offset of its first record if that is another."""
         store = self._store
-        if not self._begin <= offset < self._begin + len(self._units):
-            self._units = await store.queue_units(TRANS_HALF_TOPIC, QUEUE, offset, _UNITS)
-            self._begin = offset
-        data = await self._record(self._units[offset - self._begin][0]) if self._units else b""
+        physical_offset = await self._place(offset)
+        data = await self._record(physical_offset) if physical_offset >= 0 else b""
         try:
             half = decode_half(data, any_place=True) if len(data) else None
         except (NotAHalfError, record.RecordError):
@@ -238,6 +245,20 @@ class _ReadBack:
         half.data = None  # it may be a view, and only its head and properties are needed
         first = [] if half.is_first else await store.queue_units(TRANS_HALF_TOPIC, QUEUE, half.origin, 1)
         return half, first[0][0] if first else -1
+
+    async def _place(self, offset: int) -> int:
+        """The log offset of the half at an offset; -1 if the half queue has none."""
+        if not self._begin <= offset < self._begin + len(self._units):
+            self._begin, self._units = offset, []
+            if offset >= self._singly_below:
+                try:
+                    self._units = await self._store.queue_units(TRANS_HALF_TOPIC, QUEUE, offset, _UNITS)
+                except OSError:
+                    self._singly_below = offset + _UNITS
+            # One page that the device does not give hides only the halves on it, not all of the step.
+            if offset < self._singly_below:
+                self._units = await self._store.queue_units(TRANS_HALF_TOPIC, QUEUE, offset, 1)
+        return self._units[offset - self._begin][0] if self._units else -1
 
     def _is_ended(self, origin: int) -> bool:
         if origin < self._halves.first:

@@ -140,7 +140,7 @@ class TransactionalMessageService:
         self._configuration = configuration
         self._store = store
         self._offsets = offsets
-        self._clock = clock
+        self.clock = clock
         self.counters = Counters()
         self.messages = HalfMessages(store_host, tags=store.indexes_tags)
         self.halves = HalfQueue()
@@ -401,10 +401,10 @@ class TransactionalMessageService:
         """Write op records, and note what has become durable, forever."""
         async with trio.open_nursery() as nursery:
             await nursery.start(self.ops.run)
-            nursery.start_soon(self.settled.file.run, self._clock.sleep)
+            nursery.start_soon(self.settled.file.run, self.clock.sleep)
             task_status.started()
             while True:
-                await self._clock.sleep(_SETTLE_SECONDS)
+                await self.clock.sleep(_SETTLE_SECONDS)
                 for _ in self.settling():
                     await trio.lowlevel.checkpoint()
 
