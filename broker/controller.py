@@ -249,6 +249,8 @@ class BrokerController:
             await read_back(transactions, store, offsets)
         except StateFileError as error:
             raise StartError(f"the damaged op queue cannot be rebuilt: {error}") from error
+        except OSError as error:
+            raise StartError(f"the transactions cannot be read: {error}") from error
         # Listen only after the state files were read: an unreadable file ends the start before a client can connect.
         ports.open()
         registration = await self._registration(topics, stack)

@@ -7,9 +7,12 @@ import pytest
 import structlog.testing
 
 from tests.broker.test_transaction_restarts import _set_offset
-from tests.broker.transactions import HALF, OK, OP, Life
+from tests.broker.test_unreadable_halves import BadSectors
+from tests.broker.transactions import HALF, OK, OP, ROLLBACK, Life, Place
 from trimq.broker.services.transaction import read_back as read_back_module
+from trimq.broker.start_error import StartError
 from trimq.broker.store.message_store import MessageStore
+from trimq.protocol.codes import ResponseCode
 
 
 class BadUnits:
@@ -91,3 +94,89 @@ async def test_a_damaged_op_queue_is_rebuilt_while_the_first_half_has_no_readabl
         assert (life.pending, life.transactions.halves.unreadable) == (0, {0})
         await life.end(ended)
         assert await life.bodies() == [b"ended"]
+
+
+async def _ended_behind_a_pending_one(life: Life) -> list[Place]:
+    async with life.running():
+        await life.prepare(b"pending")
+        ended = [await life.prepare(b"%d" % number) for number in range(2)]
+        assert (await life.end(ended[0])).code == OK
+        assert (await life.end(ended[1], ROLLBACK)).code == OK
+    return ended
+
+
+async def test_an_op_queue_that_cannot_be_read_is_rebuilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bad = BadUnits(monkeypatch, OP)
+    life = Life(tmp_path / "store")
+    ended = await _ended_behind_a_pending_one(life)
+    bad.offsets = {0}
+    found: list[str] = []
+    for _ in range(2):
+        with structlog.testing.capture_logs() as logs:
+            async with life.running():
+                assert life.pending == 1
+                for half in ended:
+                    assert (await life.end(half)).code == ResponseCode.SYSTEM_ERROR
+                assert await life.bodies() == [b"0"]
+        found = [entry["op_queue"] for entry in logs if entry["event"] == "transactions_read_back"]
+    assert not found, "the second start reads the records that the first one has written"
+    assert life.broker.context.offsets.own_offset("CID_RMQ_SYS_TRANS", OP, 0) == 1
+
+
+async def test_an_error_of_the_op_queue_that_passes_costs_no_rebuild(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = BadUnits(monkeypatch, OP)
+    life = Life(tmp_path / "store")
+    await _ended_behind_a_pending_one(life)
+    bad.offsets = {0}
+
+    async def pause(_seconds: float) -> None:
+        bad.offsets.clear()
+
+    monkeypatch.setattr(read_back_module, "_pause", pause)
+    with structlog.testing.capture_logs() as logs:
+        async with life.running():
+            assert life.pending == 1
+    events = [entry["event"] for entry in logs]
+    assert events.count("op_record_not_read") == 1
+    assert "transactions_read_back" not in events
+
+
+async def test_an_op_record_that_cannot_be_read_ends_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other place says which halves were rolled back. A start that can read it has lost nothing."""
+    life = Life(tmp_path / "store")
+    ended = await _ended_behind_a_pending_one(life)
+    async with life.running():
+        (record,) = await life.stored(OP, [0])
+    bad = BadSectors(monkeypatch)
+    bad.places = {record.commit_log_offset}
+    text = f"op record at {record.commit_log_offset} of the log.*bad sector"
+    with pytest.RaisesGroup(pytest.RaisesExc(StartError, match=text), flatten_subgroups=True):
+        async with life.running():
+            pass
+    bad.places.clear()
+    async with life.running():
+        assert life.pending == 1
+        for half in ended:
+            assert (await life.end(half)).code == ResponseCode.SYSTEM_ERROR
+        assert await life.bodies() == [b"0"]
+
+
+async def test_an_op_record_of_zeros_hides_no_commit(tmp_path: Path) -> None:
+    """What docs/fault-model.md says to do if its page stays unreadable."""
+    life = Life(tmp_path / "store")
+    ended = await _ended_behind_a_pending_one(life)
+    async with life.running():
+        (record,) = await life.stored(OP, [0])
+        await life.client.send("T", b"plain")
+        ((_, size, _),) = await life.broker.context.store.queue_units(OP, 0, 0, 1)
+    (file,) = (life.directory / "commitlog").iterdir()
+    with file.open("r+b") as log:
+        log.seek(record.commit_log_offset)
+        log.write(bytes(size))
+    async with life.running():
+        assert life.pending == 2
+        assert (await life.end(ended[0], ROLLBACK)).code == ResponseCode.SYSTEM_ERROR
+        assert (await life.end(ended[1], ROLLBACK)).code == OK
+        assert await life.bodies() == [b"0", b"plain"]

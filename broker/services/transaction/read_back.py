@@ -17,8 +17,9 @@ transaction.json says so until they are durable and all halves can be read: ever
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, Final, TypeVar
 
 import structlog
 import trio
@@ -37,9 +38,11 @@ from trimq.remoting.runtime.log_budget import LogBudget
 
 _log = structlog.get_logger("broker.transaction")
 
+_T = TypeVar("_T")
+
 _UNITS: Final = 256
 _PAUSES: Final = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)
-"""Seconds between the attempts to read the first halves that the device does not give: others get one attempt."""
+"""Seconds between the attempts to read the first records that the device does not give: others get one attempt."""
 
 
 _pause = trio.sleep
@@ -117,10 +120,25 @@ class _ReadBack:
         data = self._store.look_message(physical_offset)
         return await self._store.look_message_cold(physical_offset) if data is None else data
 
+    async def _patiently(self, topic: str, offset: int, read: Callable[[], Awaitable[_T]]) -> _T:
+        """The result of ``read``, in several attempts if the device reports an error. Raises OSError."""
+        for pause in self._pauses:
+            try:
+                return await read()
+            except OSError as error:
+                _log.warning(
+                    "half_message_not_read" if topic == TRANS_HALF_TOPIC else "op_record_not_read",
+                    offset=offset,
+                    reason=str(error),
+                    wait_seconds=pause,
+                )
+                await _pause(pause)
+        return await read()
+
     # op records
 
     async def read_ops(self, first: int) -> None:
-        """Read the op queue from the group's offset on. Raises _DamagedError."""
+        """Read the op queue from the group's offset on. Raises _DamagedError, and OSError for a bad page of the log."""
         store, transactions = self._store, self._transactions
         low, high = store.min_offset(TRANS_OP_HALF_TOPIC, QUEUE), store.max_offset(TRANS_OP_HALF_TOPIC, QUEUE)
         if transactions.settled.known_op_end < 0:
@@ -134,17 +152,31 @@ class _ReadBack:
             return
         records: list[tuple[int, int]] = []
         while offset < high:
-            units = await store.queue_units(TRANS_OP_HALF_TOPIC, QUEUE, offset, _UNITS)
+            units = await self._op_units(offset)
             if not units:
                 raise _DamagedError(f"the op queue has no record {offset}")
             for physical_offset, _, _ in units:
-                named = self._named(await self._record(physical_offset), offset)
+                named = self._named(await self._op_record(offset, physical_offset), offset)
                 records.append((offset, max(named, default=-1)))
                 for half in named:
                     self._end(half)
                 offset += 1
             await trio.lowlevel.checkpoint()
         transactions.ops.start_at(first, high, records)
+
+    async def _op_units(self, offset: int) -> list[tuple[int, int, int]]:
+        read = partial(self._store.queue_units, TRANS_OP_HALF_TOPIC, QUEUE, offset, _UNITS)
+        try:
+            return await self._patiently(TRANS_OP_HALF_TOPIC, offset, read)
+        except OSError as error:
+            raise _DamagedError(f"the op queue cannot be read at {offset}: {error}") from None
+
+    async def _op_record(self, offset: int, physical_offset: int) -> Any:
+        try:
+            return await self._patiently(TRANS_OP_HALF_TOPIC, offset, partial(self._record, physical_offset))
+        except OSError as error:
+            # The log has no second copy of it, and a search of the log would read the same page through the map.
+            raise OSError(error.errno, f"the op record at {physical_offset} of the log: {error}") from None
 
     def _named(self, data: Any, offset: int) -> list[int]:
         """The halves that an op record names. Raises _DamagedError if it is not the op record with this offset."""
@@ -190,7 +222,7 @@ class _ReadBack:
         halves = self._halves
         for offset in halves.all_pending():
             try:
-                half, first_place = await self._half_patiently(offset)
+                half, first_place = await self._patiently(TRANS_HALF_TOPIC, offset, partial(self._half, offset))
             except OSError as error:
                 halves.hide(offset)
                 if self._log_budget.allows():
@@ -220,16 +252,6 @@ class _ReadBack:
         order = sorted(range(len(self._first_places)), key=self._first_places.__getitem__)
         self._first_places = array("q", map(self._first_places.__getitem__, order))
         self._first_origins = array("q", map(self._first_origins.__getitem__, order))
-
-    async def _half_patiently(self, offset: int) -> tuple[Half | None, int]:
-        """As ``_half``, in several attempts if the device reports an error. Raises OSError."""
-        for pause in self._pauses:
-            try:
-                return await self._half(offset)
-            except OSError as error:
-                _log.warning("half_message_not_read", offset=offset, reason=str(error), wait_seconds=pause)
-                await _pause(pause)
-        return await self._half(offset)
 
     async def _half(self, offset: int) -> tuple[Half | None, int]:
         """The half at an offset, None if it is damaged, and the log offset of its first record if that is another."""
