@@ -245,7 +245,12 @@ class BrokerController:
         await self._load(store, topics, (topics, groups, offsets, schedule, modes, filters, transactions))
         # Before read_back, which may take longer than the time until the first cleaning of the log.
         hold_pending(store, schedule, timer, transactions.halves)
-        await read_back(transactions, store, offsets)
+        try:
+            await read_back(transactions, store, offsets)
+        except StateFileError as error:
+            raise StartError(f"the damaged op queue cannot be rebuilt: {error}") from error
+        except OSError as error:
+            raise StartError(f"the transactions cannot be read: {error}") from error
         # Listen only after the state files were read: an unreadable file ends the start before a client can connect.
         ports.open()
         registration = await self._registration(topics, stack)

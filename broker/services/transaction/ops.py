@@ -5,7 +5,7 @@ that could not be stored is tried again with the next ones, so no end is skipped
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple, Protocol
 
 import structlog
@@ -80,7 +80,10 @@ class OpQueue:
         self._idle.set()
         self._written: deque[_Written] = deque()
         self._records: deque[_OpRecord] = deque()
-        self._rebuilt_at: int | None = None
+        self._added = 0
+        self._durable = 0  # of those that were added, in their order
+        self._rebuilt_at: int | None = None  # the first op record of this process
+        self._rebuilt = 0  # ends that were added before the rebuilt queue had all
         self.first = 0
         self.end = 0
         """Behind the last op record that is durable."""
@@ -104,13 +107,18 @@ class OpQueue:
         """
         self.first, self.end = -1, end
 
+    def rebuilt(self) -> None:
+        """Set by the start: all ends of the damaged queue have been added."""
+        self._rebuilt = self._added
+
     def add(self, end: End) -> None:
         """A half has ended. Writes an op record if its size is reached: transactionOpMsgMaxSize or maxMessageSize."""
         self.add_all((end,))
 
-    def add_all(self, ends: Iterable[End]) -> None:
+    def add_all(self, ends: Collection[End]) -> None:
         """The same for several halves, in the order of their ends."""
         self._waiting.extend(ends)
+        self._added += len(ends)
         self._size += sum(map(_length, ends))
         if self._size >= self._limit:
             self.write()
@@ -170,6 +178,7 @@ class OpQueue:
         while self._written and self._written[0].log_end <= flushed:
             written = self._written.popleft()
             self.end = written.op_end
+            self._durable += len(written.ends)
             for end in written.ends:
                 for offset in _offsets(end):
                     self._halves.done(offset)
@@ -179,7 +188,7 @@ class OpQueue:
     def advance(self, first_half: int) -> int:
         """Move ``first`` behind the op records that name no half from ``first_half`` on, and return it; -1: unknown."""
         if self.first < 0:
-            if self._waiting or self._written or self._putting:
+            if self._durable < self._rebuilt:
                 return -1
             self.first = self.end if self._rebuilt_at is None else self._rebuilt_at
         while self._records and self._records[0].highest < first_half:

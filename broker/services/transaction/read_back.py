@@ -12,12 +12,14 @@ that this one had.
 
 If the op queue does not have what it had (its topic was deleted, the group's offset is wrong, a record is damaged), the
 op records are searched in the log instead, from the first half on, and all ends are written to the op queue again.
+transaction.json says so until they are durable and all halves can be read: every start before that searches the log.
 """
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, Final, TypeVar
 
 import structlog
 import trio
@@ -32,12 +34,15 @@ from trimq.protocol.property_text import property_of
 from trimq.protocol.sysflag import TRANSACTION_COMMIT, TRANSACTION_MASK
 from trimq.protocol.topic_rules import TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
 from trimq.protocol.transaction import GROUP, QUEUE, Half, NotAHalfError, decode_half, number_of, op_offsets
+from trimq.remoting.runtime.log_budget import LogBudget
 
 _log = structlog.get_logger("broker.transaction")
 
+_T = TypeVar("_T")
+
 _UNITS: Final = 256
 _PAUSES: Final = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)
-"""Seconds between the attempts to read the first halves that the device does not give: others get one attempt."""
+"""Seconds between the attempts to read the first records that the device does not give: others get one attempt."""
 
 
 _pause = trio.sleep
@@ -50,7 +55,7 @@ class _DamagedError(Exception):
 async def read_back(
     transactions: TransactionalMessageService, store: MessageStore, offsets: ConsumerOffsetManager
 ) -> None:
-    """Fill ``transactions.halves``. Before clients are served. Raises OSError."""
+    """Fill ``transactions.halves``. Before clients are served. Raises OSError and StateFileError."""
     reader = _ReadBack(transactions, store)
     low, high = store.min_offset(TRANS_HALF_TOPIC, QUEUE), store.max_offset(TRANS_HALF_TOPIC, QUEUE)
     first = offsets.own_offset(GROUP, TRANS_HALF_TOPIC, QUEUE)
@@ -62,7 +67,7 @@ async def read_back(
         await reader.read_ops(offsets.own_offset(GROUP, TRANS_OP_HALF_TOPIC, QUEUE))
     except _DamagedError as error:
         damaged = str(error)
-        transactions.forget_settled()
+        await transactions.forget_ops()
         await reader.search_ops()
     if transactions.halves.pending:
         await reader.read_pending()
@@ -100,6 +105,8 @@ class _ReadBack:
         self._pauses = iter(_PAUSES)
         self._begin = 0  # of _units
         self._units: list[tuple[int, int, int]] = []  # of the half queue, which is read in steps
+        self._singly_below = 0  # offset in the half queue: the device does not give all units before it
+        self._log_budget = LogBudget(transactions.clock)
         self.found = 0
         self.read_from = -1
 
@@ -113,12 +120,29 @@ class _ReadBack:
         data = self._store.look_message(physical_offset)
         return await self._store.look_message_cold(physical_offset) if data is None else data
 
+    async def _patiently(self, topic: str, offset: int, read: Callable[[], Awaitable[_T]]) -> _T:
+        """The result of ``read``, in several attempts if the device reports an error. Raises OSError."""
+        for pause in self._pauses:
+            try:
+                return await read()
+            except OSError as error:
+                _log.warning(
+                    "half_message_not_read" if topic == TRANS_HALF_TOPIC else "op_record_not_read",
+                    offset=offset,
+                    reason=str(error),
+                    wait_seconds=pause,
+                )
+                await _pause(pause)
+        return await read()
+
     # op records
 
     async def read_ops(self, first: int) -> None:
-        """Read the op queue from the group's offset on. Raises _DamagedError."""
+        """Read the op queue from the group's offset on. Raises _DamagedError, and OSError for a bad page of the log."""
         store, transactions = self._store, self._transactions
         low, high = store.min_offset(TRANS_OP_HALF_TOPIC, QUEUE), store.max_offset(TRANS_OP_HALF_TOPIC, QUEUE)
+        if transactions.settled.known_op_end < 0:
+            raise _DamagedError("an earlier start has not written it again completely")
         known = max(first, transactions.settled.known_op_end)
         if known > high:
             raise _DamagedError(f"the op queue ends at {high}, it had {known} records")
@@ -128,17 +152,31 @@ class _ReadBack:
             return
         records: list[tuple[int, int]] = []
         while offset < high:
-            units = await store.queue_units(TRANS_OP_HALF_TOPIC, QUEUE, offset, _UNITS)
+            units = await self._op_units(offset)
             if not units:
                 raise _DamagedError(f"the op queue has no record {offset}")
             for physical_offset, _, _ in units:
-                named = self._named(await self._record(physical_offset), offset)
+                named = self._named(await self._op_record(offset, physical_offset), offset)
                 records.append((offset, max(named, default=-1)))
                 for half in named:
                     self._end(half)
                 offset += 1
             await trio.lowlevel.checkpoint()
         transactions.ops.start_at(first, high, records)
+
+    async def _op_units(self, offset: int) -> list[tuple[int, int, int]]:
+        read = partial(self._store.queue_units, TRANS_OP_HALF_TOPIC, QUEUE, offset, _UNITS)
+        try:
+            return await self._patiently(TRANS_OP_HALF_TOPIC, offset, read)
+        except OSError as error:
+            raise _DamagedError(f"the op queue cannot be read at {offset}: {error}") from None
+
+    async def _op_record(self, offset: int, physical_offset: int) -> Any:
+        try:
+            return await self._patiently(TRANS_OP_HALF_TOPIC, offset, partial(self._record, physical_offset))
+        except OSError as error:
+            # The log has no second copy of it, and a search of the log would read the same page through the map.
+            raise OSError(error.errno, f"the op record at {physical_offset} of the log: {error}") from None
 
     def _named(self, data: Any, offset: int) -> list[int]:
         """The halves that an op record names. Raises _DamagedError if it is not the op record with this offset."""
@@ -165,13 +203,16 @@ class _ReadBack:
                 for half in named:
                     self._end(half)
 
-        self._transactions.ops.rebuild(self._store.max_offset(TRANS_OP_HALF_TOPIC, QUEUE))
         if len(self._halves):
             await self._store.read_log(await self._first_half(), visit)
 
     async def _first_half(self) -> int:
-        """Log offset of the first half in the table."""
-        units = await self._store.queue_units(TRANS_HALF_TOPIC, QUEUE, self._halves.first, 1)
+        """Log offset of the first half in the table; that of the whole log if it cannot be read."""
+        try:
+            units = await self._store.queue_units(TRANS_HALF_TOPIC, QUEUE, self._halves.first, 1)
+        except OSError as error:
+            _log.warning("half_message_not_read", offset=self._halves.first, reason=str(error))
+            units = []
         return units[0][0] if units else self._store.min_phy_offset
 
     # pending halves
@@ -181,10 +222,11 @@ class _ReadBack:
         halves = self._halves
         for offset in halves.all_pending():
             try:
-                half, first_place = await self._half_patiently(offset)
+                half, first_place = await self._patiently(TRANS_HALF_TOPIC, offset, partial(self._half, offset))
             except OSError as error:
                 halves.hide(offset)
-                _log.error("half_message_unreadable", offset=offset, reason=str(error))
+                if self._log_budget.allows():
+                    _log.error("half_message_unreadable", offset=offset, reason=str(error))
                 continue
             if half is None:
                 continue  # the first round of checks finds it again, and reports it
@@ -206,27 +248,16 @@ class _ReadBack:
                 if first_place >= 0:
                     self._first_places.append(first_place)
                     self._first_origins.append(origin)
+        self._log_budget.sum_up()
         order = sorted(range(len(self._first_places)), key=self._first_places.__getitem__)
         self._first_places = array("q", map(self._first_places.__getitem__, order))
         self._first_origins = array("q", map(self._first_origins.__getitem__, order))
 
-    async def _half_patiently(self, offset: int) -> tuple[Half | None, int]:
-        """As ``_half``, in several attempts if the device reports an error. Raises OSError."""
-        for pause in self._pauses:
-            try:
-                return await self._half(offset)
-            except OSError as error:
-                _log.warning("half_message_not_read", offset=offset, reason=str(error), wait_seconds=pause)
-                await _pause(pause)
-        return await self._half(offset)
-
     async def _half(self, offset: int) -> tuple[Half | None, int]:
         """The half at an offset, None if it is damaged, and the log offset of its first record if that is another."""
         store = self._store
-        if not self._begin <= offset < self._begin + len(self._units):
-            self._units = await store.queue_units(TRANS_HALF_TOPIC, QUEUE, offset, _UNITS)
-            self._begin = offset
-        data = await self._record(self._units[offset - self._begin][0]) if self._units else b""
+        physical_offset = await self._place(offset)
+        data = await self._record(physical_offset) if physical_offset >= 0 else b""
         try:
             half = decode_half(data, any_place=True) if len(data) else None
         except (NotAHalfError, record.RecordError):
@@ -236,6 +267,20 @@ class _ReadBack:
         half.data = None  # it may be a view, and only its head and properties are needed
         first = [] if half.is_first else await store.queue_units(TRANS_HALF_TOPIC, QUEUE, half.origin, 1)
         return half, first[0][0] if first else -1
+
+    async def _place(self, offset: int) -> int:
+        """The log offset of the half at an offset; -1 if the half queue has none."""
+        if not self._begin <= offset < self._begin + len(self._units):
+            self._begin, self._units = offset, []
+            if offset >= self._singly_below:
+                try:
+                    self._units = await self._store.queue_units(TRANS_HALF_TOPIC, QUEUE, offset, _UNITS)
+                except OSError:
+                    self._singly_below = offset + _UNITS
+            # One page that the device does not give hides only the halves on it, not all of the step.
+            if offset < self._singly_below:
+                self._units = await self._store.queue_units(TRANS_HALF_TOPIC, QUEUE, offset, 1)
+        return self._units[offset - self._begin][0] if self._units else -1
 
     def _is_ended(self, origin: int) -> bool:
         if origin < self._halves.first:

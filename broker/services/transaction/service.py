@@ -140,7 +140,7 @@ class TransactionalMessageService:
         self._configuration = configuration
         self._store = store
         self._offsets = offsets
-        self._clock = clock
+        self.clock = clock
         self.counters = Counters()
         self.messages = HalfMessages(store_host, tags=store.indexes_tags)
         self.halves = HalfQueue()
@@ -270,15 +270,23 @@ class TransactionalMessageService:
         self.settled.found(origin)
         self.ops.add(End(offset, origin))
 
-    def forget_settled(self) -> None:
-        """Set by the start: the op queue is damaged."""
-        self.settled.forget()
+    async def forget_ops(self) -> None:
+        """Set by the start: the op queue is damaged. Before any op record is put. Raises StateFileError."""
+        await self.settled.forget()
+        end = self._store.max_offset(TRANS_OP_HALF_TOPIC, QUEUE)
+        self.ops.rebuild(end)
+        # The ends will be in op records from ``end`` on. A start after the rebuild must not begin behind them, even if
+        # this offset is the last one of the group that reached the disk.
+        if self._offsets.own_offset(GROUP, TRANS_OP_HALF_TOPIC, QUEUE) > end:
+            self._offsets.commit_own(GROUP, TRANS_OP_HALF_TOPIC, QUEUE, end)
+            await self._offsets.persisted()
 
     def rebuild_ops(self) -> None:
         """Set by the start: the op queue is damaged, and ``halves`` has the ends that the log has. Write all again."""
         for offset in self.halves.all_ended():
             self.settled.found(offset)
             self.ops.add(End(offset, offset))
+        self.ops.rebuilt()
 
     # -- halves stored again, and expired ones
 
@@ -382,9 +390,9 @@ class TransactionalMessageService:
         offsets = [(TRANS_HALF_TOPIC, first)]
         # A half that could not be read may be one that was first stored at any earlier offset, and that is ended now by
         # its other records: a start that can read it needs all ends since this one.
-        if not self.halves.unreadable:
+        if not self.halves.unreadable and (op_offset := self.ops.advance(first)) >= 0:
             self.settled.settle(flushed, self.halves.pending)
-            offsets.append((TRANS_OP_HALF_TOPIC, self.ops.advance(first)))
+            offsets.append((TRANS_OP_HALF_TOPIC, op_offset))
         for topic, offset in offsets:
             if offset > 0 or (offset == 0 and self._offsets.own_offset(GROUP, topic, QUEUE) != NOT_FOUND):
                 self._offsets.commit_own(GROUP, topic, QUEUE, offset)
@@ -393,10 +401,10 @@ class TransactionalMessageService:
         """Write op records, and note what has become durable, forever."""
         async with trio.open_nursery() as nursery:
             await nursery.start(self.ops.run)
-            nursery.start_soon(self.settled.file.run, self._clock.sleep)
+            nursery.start_soon(self.settled.file.run, self.clock.sleep)
             task_status.started()
             while True:
-                await self._clock.sleep(_SETTLE_SECONDS)
+                await self.clock.sleep(_SETTLE_SECONDS)
                 for _ in self.settling():
                     await trio.lowlevel.checkpoint()
 

@@ -3,6 +3,9 @@
 The rule that makes this exact: all commit records below the settled offset, and all expired halves, have a durable op
 record. It is the log's end at the time when the oldest commit without a durable op record was put, or the durable end
 of the log if there is none. It only moves forward, and is stored in config/transaction.json.
+
+The file also says that the op queue is being rebuilt, from before the first op record is put until all ends are in
+durable ones. Without that, the op queue would soon be as long as it was before the damage, and look complete.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -11,6 +14,7 @@ from typing import Final
 from trimq.broker.services.state_file import StateFile, StateFileError, encode_pieces
 from trimq.broker.store.disk.disk import Disk
 
+_UNKNOWN: Final = -1
 _STEP: Final = 64 << 20
 """Bytes by which the settled offset has to move before it is stored again while no half is pending."""
 
@@ -25,11 +29,12 @@ class SettledOffset:
     def __init__(self, disk: Disk, path: str, op_end: Callable[[], int], interval: Callable[[], float]) -> None:
         self._op_end = op_end
         self._puts: dict[int, int] = {}  # origin of a half -> the log's end when its end was put, in that order
-        self.offset = -1
+        self.offset = _UNKNOWN
         """-1 if it is not known."""
-        self._stored = -1
+        self._stored = _UNKNOWN
         self.known_op_end = 0
-        """The op queue ended there or later when the file was written."""
+        """The op queue ended there or later when the file was written; -1 if it was being rebuilt."""
+        self._rebuilding = False
         self.file = StateFile(disk, path, self._pieces, interval)
 
     def __len__(self) -> int:
@@ -49,11 +54,19 @@ class SettledOffset:
             self.known_op_end = op_end
 
     def _pieces(self) -> Iterator[bytes]:
-        return encode_pieces({"settledOffset": self.offset, "opOffset": self._op_end()})
+        op_end = _UNKNOWN if self._rebuilding else self._op_end()
+        return encode_pieces({"settledOffset": self.offset, "opOffset": op_end})
 
-    def forget(self) -> None:
-        """The op queue is damaged, so no commit record is known to have an op record."""
-        self.offset = self._stored = -1
+    async def forget(self) -> None:
+        """The op queue is damaged, so no commit record is known to have an op record.
+
+        Returns when that is on disk: until the next ``settle`` every start rebuilds the op queue. Raises
+        StateFileError.
+        """
+        self.offset = _UNKNOWN
+        self._rebuilding = True
+        self._write()
+        await self.file.persisted()
 
     # -- ends
 
@@ -80,9 +93,13 @@ class SettledOffset:
     # -- progress
 
     def settle(self, flushed: int, pending: int) -> None:
-        """Move it: the log is durable up to ``flushed``. ``pending``: the number of halves that are pending."""
+        """Move it: the log is durable up to ``flushed``. ``pending``: the number of halves that are pending.
+
+        Not called while the op queue is being rebuilt, nor while halves are unreadable.
+        """
         self.offset = max(self.offset, min(next(iter(self._puts.values()), flushed), flushed))
-        if self.offset != self._stored and (pending or self.offset - self._stored >= _STEP):
+        rebuilt, self._rebuilding = self._rebuilding, False
+        if rebuilt or (self.offset != self._stored and (pending or self.offset - self._stored >= _STEP)):
             self._write()
 
     def write(self) -> None:
