@@ -161,6 +161,55 @@ async def test_rocketmq_notes_its_log_position_before_it_syncs_the_log() -> None
     assert store.wheel.count == 10
 
 
+@pytest.mark.parametrize("known", [0, 2])
+@pytest.mark.parametrize("again", [1, 2, 7])
+async def test_rocketmq_was_killed_twice_and_has_written_units_again(again: int, known: int) -> None:
+    """Then the units of new messages follow, ``known`` of them before those that it wrote once more."""
+    records = Records()
+    disk = await filled(records)
+    store = await recovered(disk, records)
+    await add(store, records, [6] * known)
+    await add(store, Records(7 + known - again), [6] * (again + 2))
+    store.log.sync()
+    store.close()
+    records.count = 9 + known
+    change_checkpoint(disk, queue_offset=9 + known, master_queue_offset=9 + known)
+    store = await recovered(disk, records)
+    assert await all_waiting(store) == list(range(7 + known))
+    assert store.next_offset == 7 + known
+    await add(store, Records(7 + known), [6, 8])
+    await save(store)
+    last = await recovered(disk.power_cut(Loss.ALL), records)
+    assert await all_waiting(last) == list(range(9 + known))
+    assert (last.next_offset, last.notes) == (9 + known, [])
+
+
+async def test_a_damaged_unit_behind_the_checkpoint_costs_no_other_message() -> None:
+    """Not even its own: it is read from the queue again, with those behind it."""
+    records = Records()
+    disk = await filled(records, extra=2)
+    change_checkpoint(disk, queue_offset=9, master_queue_offset=9)
+    write(disk, f"{ROOT}/timerlog/{FILE:020}", 2 * UNIT_SIZE, bytes(UNIT_SIZE))
+    store = await recovered(disk, records)
+    assert await all_waiting(store) == list(range(7))
+    assert store.next_offset == 7
+
+
+async def test_units_that_do_not_follow_a_unit_whose_record_is_gone() -> None:
+    records = Records()
+    disk = await filled(records)
+    store = await recovered(disk, records)
+    await add(store, Records(6), [6, 6])
+    store.log.sync()
+    store.close()
+    records.count, records.first = 9, 7
+    change_checkpoint(disk, queue_offset=9, master_queue_offset=9)
+    write(disk, f"{ROOT}/timerlog/{FILE:020}", 2 * UNIT_SIZE, bytes(UNIT_SIZE))
+    store = await recovered(disk, records)
+    assert await all_waiting(store) == list(range(7))
+    assert store.next_offset == 7
+
+
 async def test_delivered_slots_that_rocketmq_left_in_the_wheel() -> None:
     records = Records()
     disk = await filled(records)

@@ -176,22 +176,36 @@ class TimerRecovery:
         """The end of the units that belong to the checkpoint.
 
         RocketMQ notes its log position before it syncs the log, so that units of messages before its queue offset
-        follow. Their places in the commit log rise; where they do not, a power cut ended ``_convert``.
+        follow. Their places in the commit log rise. Where they do not, RocketMQ was killed earlier, and has written the
+        last ones once more before it went on with new ones; or a power cut ended ``_convert``.
         """
         known = at = checkpoint.log_position
-        before = await self._log.unit(self._log.before(known))
-        last = -1 if before is None else before.offset
+        last = await self._log.unit(self._log.before(known))
         while at < self._log.files_end:
             units, at = await self._log.units_from(at, self._log.files_end)
             for position, unit in units:
                 offset = await self._queue_offset(unit)
-                follows = position == self._log.next_position(known)
-                if not follows or offset is None or offset >= checkpoint.queue_offset or unit.offset <= last:
+                if offset is None or offset >= checkpoint.queue_offset:
                     return known
-                known, last = position + UNIT_SIZE, unit.offset
+                follows = position == self._log.next_position(known)
+                if not follows and position // self._log.file_size != known // self._log.file_size:
+                    return known  # of ``_convert``, in a file of its own
+                if not follows or (last is not None and unit.offset <= last.offset):
+                    await self._read_again_behind(last, checkpoint)
+                    return known
+                known, last = position + UNIT_SIZE, unit
             if not units:
                 return known
         return known
+
+    async def _read_again_behind(self, last: TimerUnit | None, checkpoint: TimerCheckpoint) -> None:
+        """Go on in the queue behind the message of a unit: later ones may have units that do not count."""
+        # Without its record: that is before all that the queue has.
+        offset = None if last is None else await self._queue_offset(last)
+        begin = self._state.min_offset if offset is None else offset + 1
+        if begin < checkpoint.queue_offset:
+            self._timers.next_offset = begin
+            self._note(f"units behind the checkpoint do not follow each other: the queue is read from {begin} on")
 
     async def _end_with_records(self, end: int, checkpoint: TimerCheckpoint) -> int:
         """``end`` without units whose records are gone. Then the queue is read from behind the last that is there."""
