@@ -163,6 +163,10 @@ class TimerStore:
         """The time from which on the wheel has no free slots: there it still holds slots that are not delivered."""
         return self.read_time + (self.wheel.slots - 1) * self.precision
 
+    def free_from(self, now: int) -> int:
+        """The time to which the read time may go back for a message: the whole window from ``now`` on stays free."""
+        return now - (self.wheel.slots - self.window - 2) * self.precision
+
     def timer(self, due: int, now: int, offset: int, size: int, topic_hash: int, magic: int) -> NewTimer:
         """The timer of a message that is due at ``due``, which may have to roll. ``now`` is a time of the wheel."""
         time, rolls = place_in_window(due, now, self.window, self.precision)
@@ -259,7 +263,10 @@ class TimerStore:
             self.floor.passed(time)
 
     def keep_read_time_before(self, now: int) -> None:
-        """The wall clock is at ``now``: if it was set back, messages may come for slots from there on."""
+        """Messages may come for slots from ``now`` on: the wall clock was set back there, or one is late.
+
+        That is allowed because the slots before the read time are empty, also on disk.
+        """
         if self.read_time > now:
             self.move_read_time(now)
 
@@ -282,8 +289,10 @@ class TimerStore:
         position = self.log.end if self.floor.position is None else self.floor.position
         while position < self.log.end:
             units, position = await self.log.units_from(position, self.log.end)
-            for _, unit in units:
-                if unit.time >= self.read_time:
+            for at, unit in units:
+                # The time alone does not say it: the read time may have gone back.
+                slot = self.wheel.find(unit.time) if unit.time >= self.read_time else None
+                if slot is not None and slot.first <= at <= slot.last:
                     yield unit
 
     async def count_between(self, start: int, end: int) -> int:
