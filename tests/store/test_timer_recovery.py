@@ -229,6 +229,22 @@ async def test_the_read_time_of_a_clock_that_was_ahead() -> None:
     assert await waiting(store) == {3: [0, 2, 5], 4: [1, 4], 5: [6], 90: [3]}
 
 
+@pytest.mark.parametrize("loss", list(Loss))
+async def test_delivered_slots_that_rocketmq_left_and_a_clock_that_is_behind(loss: Loss) -> None:
+    """The read time goes back to before them: they must not be in the file when a checkpoint says so."""
+    records = Records()
+    disk = await filled(records)
+    change_checkpoint(disk, read_time=NOW + 5000)
+    store = await recovered(disk, records, now=NOW)
+    assert await waiting(store) == {5: [6], 90: [3]}
+    assert store.read_time == NOW
+    await add(store, records, [200])
+    await save(store)
+    again = await recovered(disk.power_cut(loss), records, now=NOW)
+    assert await waiting(again) == {5: [6], 90: [3], 200: [7]}
+    assert (again.wheel.count, again.notes) == (3, [])
+
+
 # -- files that cannot be used
 
 

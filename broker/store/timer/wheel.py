@@ -173,6 +173,7 @@ class TimerWheel:
                 return f"slot {slot} of page {number} has the time of another one"
             if time < read_time:  # delivered; RocketMQ leaves it in the file
                 page[slot * SLOT_SIZE : (slot + 1) * SLOT_SIZE] = EMPTY_SLOT
+                self._dirty.add(number)  # before a checkpoint whose read time has gone back
             elif not 0 <= first <= last:
                 return f"slot {slot} of page {number} has the positions {first} and {last}"
             else:
