@@ -84,6 +84,16 @@ async def test_delete_marks_count_less_than_nothing() -> None:
     assert list((await store.due(slot)).magics) == [1, 1, 5]
 
 
+async def test_a_delete_mark_counts_once_for_all_files_of_the_commit_log() -> None:
+    records = Records()
+    store = await recovered(SimDisk(), records)
+    await add(store, records, [50, 60, 50, 50])
+    await add(store, records, [50], deletes=True)
+    counts = [await store.count_between(number * SIZE, (number + 1) * SIZE) for number in range(6)]
+    assert counts == [0, 1, 1, 1, 0, 0]
+    assert await store.count_between(0, 6 * SIZE) == 3
+
+
 async def test_a_checkpoint_and_a_restart() -> None:
     disk, records = SimDisk(), Records()
     store = await recovered(disk, records)

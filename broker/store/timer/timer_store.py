@@ -284,33 +284,41 @@ class TimerStore:
             found[unit.topic_hash] = TopicCount(count, unit.offset, unit.size)
         return found
 
-    async def _pending_units(self) -> AsyncIterator[TimerUnit]:
-        """The units of slots that are not delivered, in log order."""
+    async def _pending_units(self, until: int | None = None) -> AsyncIterator[TimerUnit]:
+        """The units of slots that are not delivered, in log order, and so in that of their commit log offsets.
+
+        Ends at the first whose record is at the commit log offset ``until``, or behind it.
+        """
         position = self.log.end if self.floor.position is None else self.floor.position
         while position < self.log.end:
             units, position = await self.log.units_from(position, self.log.end)
             for at, unit in units:
                 # The time alone does not say it: the read time may have gone back.
                 slot = self.wheel.find(unit.time) if unit.time >= self.read_time else None
-                if slot is not None and slot.first <= at <= slot.last:
-                    yield unit
+                if slot is None or not slot.first <= at <= slot.last:
+                    continue
+                if until is not None and unit.offset >= until:
+                    return
+                yield unit
 
     async def count_between(self, start: int, end: int) -> int:
         """The pending messages whose records are between two commit log offsets. Reads the log, twice.
 
         Messages of a slot and topic are less by the delete marks that are pending for them: the units do not say which.
+        So the first ones count as cancelled, wherever they are: each mark hides one message in all of the log.
         """
         marks: Counter[tuple[int, int]] = Counter()
         async for unit in self._pending_units():
             if unit.deletes:
                 marks[unit.time, unit.topic_hash] += 1
         found = 0
-        async for unit in self._pending_units():
-            if start <= unit.offset < end and not unit.deletes:
-                cancelled = marks[unit.time, unit.topic_hash] if marks else 0
-                found += not cancelled
-                if cancelled:
-                    marks[unit.time, unit.topic_hash] -= 1
+        async for unit in self._pending_units(until=end):
+            if unit.deletes:
+                continue
+            if marks and (cancelled := marks[unit.time, unit.topic_hash]):
+                marks[unit.time, unit.topic_hash] = cancelled - 1
+            else:
+                found += unit.offset >= start
         return found
 
     def lowest_offset(self) -> int | None:
