@@ -20,10 +20,10 @@ from trimq.protocol.timer_notes import (
 LONG = st.integers(0, (1 << 63) - 1)
 RESTS = st.builds(SlotRest, LONG, LONG, st.lists(LONG, max_size=60).map(tuple))
 CHECKPOINT = TimerCheckpoint(*range(1, 8))
-NOTES = TimerNotes(52, (SlotRest(1000, 900, (100, 300)), SlotRest(2000, 500, ())))
+NOTES = TimerNotes(52, 7, 1000, (SlotRest(1000, 900, (100, 300)), SlotRest(2000, 500, ())))
 
 
-@given(st.tuples(*[LONG] * 7), st.builds(TimerNotes, LONG, st.lists(RESTS, max_size=6).map(tuple)))
+@given(st.tuples(*[LONG] * 7), st.builds(TimerNotes, LONG, LONG, LONG, st.lists(RESTS, max_size=6).map(tuple)))
 def test_notes_are_encoded_and_decoded(numbers: tuple[int, ...], notes: TimerNotes) -> None:
     checkpoint = TimerCheckpoint(*numbers)
     data = encode_with_notes(checkpoint, notes)
@@ -53,7 +53,7 @@ def test_a_short_file_has_no_notes() -> None:
 @pytest.mark.parametrize("sizes", [(0, MOST_LEFT), (0, MOST_LEFT + 1), (300, 300), (MOST_LEFT, 3), (200, 200, 200)])
 def test_rests_that_are_too_long_say_that_more_is_left(sizes: tuple[int, ...]) -> None:
     rests = tuple(SlotRest(time, 10**6, tuple(range(0, 10 * size, 10))) for time, size in enumerate(sizes, 1))
-    found = decode_notes(encode_with_notes(CHECKPOINT, TimerNotes(0, rests))).rests
+    found = decode_notes(encode_with_notes(CHECKPOINT, TimerNotes(rests=rests))).rests
     assert [one.time for one in found] == list(range(1, 1 + len(found)))
     assert len(found) >= len(rests) - 1
     for rest, kept in zip(rests, found, strict=False):

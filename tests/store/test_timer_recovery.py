@@ -302,6 +302,33 @@ async def test_a_log_that_is_gone_is_made_from_the_queue() -> None:
     assert await waiting(again) == {3: [0], 4: [1]}
 
 
+async def test_a_log_that_is_lost_once_more_while_it_is_made() -> None:
+    """The checkpoint in between knows little of the queue: the one before is the one that counts."""
+    records = Records()
+    disk = await filled(records)
+    for name in disk.list(f"{ROOT}/timerlog"):
+        disk.delete(f"{ROOT}/timerlog/{name}")
+    store = await recovered(disk, records, now=NOW + 2000)
+    await add(store, Records(), [3, 4])
+    await save(store)
+    store.close()
+    assert (await recovered(disk.copy(), records)).found_until == 7
+    for name in disk.list(f"{ROOT}/timerlog"):
+        disk.delete(f"{ROOT}/timerlog/{name}")
+    store = await recovered(disk, records, now=NOW + 2000)
+    assert (store.next_offset, store.found_until, store.found_read_time) == (0, 7, NOW)
+
+
+async def test_delivered_messages_are_not_known_by_places_that_others_get() -> None:
+    """The commit log was truncated too: messages that come now are not those that were delivered."""
+    records = Records()
+    disk = await filled(records)
+    for name in disk.list(f"{ROOT}/timerlog"):
+        disk.delete(f"{ROOT}/timerlog/{name}")
+    records.count = 4
+    assert (await recovered(disk, records)).found_until == 4
+
+
 @pytest.mark.parametrize("loss", list(Loss))
 async def test_a_power_cut_while_a_log_that_was_lost_is_made(loss: Loss) -> None:
     """Its first units do not count as those that the old checkpoint knows."""

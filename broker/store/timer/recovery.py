@@ -91,6 +91,8 @@ class TimerRecovery:
     def _keep_in_queue(self) -> None:
         timers, state = self._timers, self._state
         timers.next_offset = min(max(timers.next_offset, state.min_offset), state.max_offset)
+        # Where the log was truncated, other messages come to these places.
+        timers.found_until = min(timers.found_until, state.max_offset)
 
     def _note(self, text: str) -> None:
         self._timers.notes.append(text)
@@ -120,8 +122,12 @@ class TimerRecovery:
         """Start with an empty wheel, and read the timer's queue from its beginning."""
         timers = self._timers
         if checkpoint is not None:
+            timers.found_until, timers.found_read_time = checkpoint.queue_offset, checkpoint.read_time
+            if self._notes.found_until:  # it was lost once more, before the queue was read as far as that
+                timers.found_until, timers.found_read_time = self._notes.found_until, self._notes.found_read_time
             # Before there is a new log, to whose units the checkpoint's position does not belong.
-            await timers.disk.run(timers.write_checkpoint, checkpoint, TimerNotes(NO_LOG))
+            notes = TimerNotes(NO_LOG, timers.found_until, timers.found_read_time)
+            await timers.disk.run(timers.write_checkpoint, checkpoint, notes)
         if self._log.starts or await timers.disk.run(timers.disk.stat, self._wheel.path) is not None:
             await timers.disk.run(self._wheel.discard)
             await timers.disk.run(self._log.truncate, 0)
@@ -129,7 +135,6 @@ class TimerRecovery:
         timers.read_time = self._now
         if checkpoint is not None:
             timers.exists = True
-            timers.found_until, timers.found_read_time = checkpoint.queue_offset, checkpoint.read_time
         timers.exists = timers.exists or bool(timers.notes)
 
     # -- a log that the checkpoint belongs to
@@ -138,6 +143,7 @@ class TimerRecovery:
         timers, precision = self._timers, self._timers.precision
         timers.exists = True
         timers.checkpoint = checkpoint
+        timers.found_until, timers.found_read_time = self._notes.found_until, self._notes.found_read_time
         await timers.disk.run(self._log.delete_before, self._notes.log_begin)
         timers.read_time = checkpoint.read_time - checkpoint.read_time % precision
         timers.next_offset = checkpoint.queue_offset
@@ -303,7 +309,7 @@ class TimerRecovery:
         await timers.disk.run(log.sync)
         self._keep_in_queue()
         checkpoint = timers.next_checkpoint(self._now_ms)
-        await timers.disk.run(timers.write_checkpoint, checkpoint, TimerNotes(begin))
+        await timers.disk.run(timers.write_checkpoint, checkpoint, timers.next_notes(begin))
         timers.checkpoint = checkpoint
         await timers.disk.run(log.delete_before, begin)
 

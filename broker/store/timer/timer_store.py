@@ -355,7 +355,7 @@ class TimerStore:
             if self.is_between:
                 return False
             # One turn of the loop: these belong together.
-            checkpoint, notes = self.next_checkpoint(now_ms), TimerNotes(rests=tuple(self.rests.values()))
+            checkpoint, notes = self.next_checkpoint(now_ms), self.next_notes()
             pages = self.wheel.snapshot()
             self.changed = False
             needed, floor = self.floor.position, self.floor.offset
@@ -387,6 +387,11 @@ class TimerStore:
             timestamp=now_ms,
             counter=self.checkpoint.counter + 1,
         )
+
+    def next_notes(self, log_begin: int = 0) -> TimerNotes:
+        """The notes of what is in memory now."""
+        found = (self.found_until, self.found_read_time) if self.next_offset < self.found_until else (0, 0)
+        return TimerNotes(log_begin, *found, tuple(self.rests.values()))
 
     async def _sync_log(self) -> bool:
         try:
