@@ -14,6 +14,8 @@ import zlib
 from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import islice
+from operator import lt
 from typing import Final, NamedTuple
 
 from msgspec import Struct
@@ -49,7 +51,12 @@ class SlotRest(NamedTuple):
         return SlotRest(self.time, self.left[most], self.left[:most])
 
     def numbers(self, offsets: Sequence[int]) -> Sequence[int]:
-        """The places in a slot, whose messages are at these rising offsets, of those that are left."""
+        """The places in a slot, whose messages are at these offsets, of those that are left.
+
+        All if the offsets do not rise: RocketMQ has written units once more, and places say nothing then.
+        """
+        if not all(map(lt, offsets, islice(offsets, 1, None))):
+            return range(len(offsets))
         numbers = array("q")
         for offset in self.left:
             at = bisect_left(offsets, offset)

@@ -78,3 +78,14 @@ def test_a_rest_with_more_than_there_is_room_for() -> None:
     rest = rest_of(7, offsets, range(0, 3000, 2))
     assert len(rest.left) == MOST_LEFT
     assert list(rest.numbers(offsets)) == [*range(0, 2 * MOST_LEFT, 2), *range(2 * MOST_LEFT, 5000)]
+
+
+@pytest.mark.parametrize("offsets", [(100, 300, 200, 400), (100, 200, 200, 300), (300, 400, 100, 200)])
+def test_a_slot_whose_messages_do_not_rise_is_left_as_a_whole(offsets: tuple[int, ...]) -> None:
+    assert list(SlotRest(7, 300, (200,)).numbers(array("q", offsets))) == [0, 1, 2, 3]
+
+
+def test_a_second_rest_for_which_there_is_no_room_is_left_out() -> None:
+    """Then all messages of its slot count as left."""
+    rests = (SlotRest(1, 10**6, tuple(range(MOST_LEFT))), SlotRest(2, 500, (100,)))
+    assert decode_notes(encode_with_notes(CHECKPOINT, TimerNotes(rests=rests))).rests == rests[:1]
