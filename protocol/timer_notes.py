@@ -2,7 +2,8 @@
 
 Big-endian, behind the 56 bytes of the checkpoint; nothing is written where there is nothing to note::
 
-    CRC-32 of the 56 bytes and of all bytes that follow 4 | begin of the timer log 8 | number of rests 4
+    CRC-32 of the 56 bytes and of all bytes that follow 4 | begin of the timer log 8
+    queue is read again: until this queue offset 8, what was due before this time is delivered 8 | number of rests 4
     rest of a slot: time of the slot 8 | offset in the commit log 8 | number 4 | offsets in the commit log 8 each
 
 RocketMQ rewrites its 56 bytes alone, so the checksum says whether the notes belong to this checkpoint.
@@ -13,6 +14,8 @@ import zlib
 from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import islice
+from operator import lt
 from typing import Final, NamedTuple
 
 from msgspec import Struct
@@ -20,7 +23,7 @@ from msgspec import Struct
 from trimq.protocol.timer_layout import CHECKPOINT, CHECKPOINT_SIZE, TimerCheckpoint, encode_checkpoint
 
 _CRC: Final = struct.Struct(">I")
-_HEAD: Final = struct.Struct(">qi")
+_HEAD: Final = struct.Struct(">qqqi")
 _REST: Final = struct.Struct(">qqi")
 _OFFSET_SIZE: Final = 8
 _CRC_END: Final = CHECKPOINT.size + _CRC.size
@@ -48,7 +51,12 @@ class SlotRest(NamedTuple):
         return SlotRest(self.time, self.left[most], self.left[:most])
 
     def numbers(self, offsets: Sequence[int]) -> Sequence[int]:
-        """The places in a slot, whose messages are at these rising offsets, of those that are left."""
+        """The places in a slot, whose messages are at these offsets, of those that are left.
+
+        All if the offsets do not rise: RocketMQ has written units once more, and places say nothing then.
+        """
+        if not all(map(lt, offsets, islice(offsets, 1, None))):
+            return range(len(offsets))
         numbers = array("q")
         for offset in self.left:
             at = bisect_left(offsets, offset)
@@ -72,10 +80,14 @@ def rest_of(time: int, offsets: Sequence[int], numbers: Sequence[int]) -> SlotRe
 class TimerNotes(Struct, frozen=True):
     """``log_begin``: units of the timer log before this position do not count: others say the same.
 
-    ``rests`` of slots: their other messages are delivered.
+    ``found_until`` and ``found_read_time``: wheel and log were lost, and the queue is read from its beginning; messages
+    before this queue offset that were due before this time are delivered. ``rests`` of slots: their other messages are
+    delivered.
     """
 
     log_begin: int = 0
+    found_until: int = 0
+    found_read_time: int = 0
     rests: tuple[SlotRest, ...] = ()
 
 
@@ -83,7 +95,10 @@ NO_NOTES: Final = TimerNotes()
 
 
 def encode_with_notes(checkpoint: TimerCheckpoint, notes: TimerNotes) -> bytes:
-    """The content of timercheck. Rests for which there is no room are shortened, or left out."""
+    """The content of timercheck.
+
+    Rests for which there is no room are shortened, or left out: then all messages of the slot count as left.
+    """
     data = encode_checkpoint(checkpoint)
     if notes == NO_NOTES:
         return data
@@ -95,7 +110,9 @@ def encode_with_notes(checkpoint: TimerCheckpoint, notes: TimerNotes) -> bytes:
             time, until, left = rest.shortened(most)
             rests += _REST.pack(time, until, len(left)) + struct.pack(f">{len(left)}q", *left)
             number += 1
-    body = (_HEAD.pack(notes.log_begin, number) + rests).ljust(_BODY_SIZE, b"\0")
+    body = (_HEAD.pack(notes.log_begin, notes.found_until, notes.found_read_time, number) + rests).ljust(
+        _BODY_SIZE, b"\0"
+    )
     begin = data[: CHECKPOINT.size]
     return begin + _CRC.pack(zlib.crc32(begin + body)) + body
 
@@ -107,7 +124,7 @@ def decode_notes(data: bytes) -> TimerNotes:
     body = data[_CRC_END:CHECKPOINT_SIZE]
     if zlib.crc32(data[: CHECKPOINT.size] + body) != _CRC.unpack_from(data, CHECKPOINT.size)[0]:
         return NO_NOTES
-    log_begin, number = _HEAD.unpack_from(body)
+    log_begin, found_until, found_read_time, number = _HEAD.unpack_from(body)
     at = _HEAD.size
     rests = []
     for _ in range(number):
@@ -115,4 +132,4 @@ def decode_notes(data: bytes) -> TimerNotes:
         at += _REST.size
         rests.append(SlotRest(time, until, struct.unpack_from(f">{count}q", body, at)))
         at += count * _OFFSET_SIZE
-    return TimerNotes(log_begin, tuple(rests))
+    return TimerNotes(log_begin, found_until, found_read_time, tuple(rests))

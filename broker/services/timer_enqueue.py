@@ -1,6 +1,7 @@
 """TimerEnqueue: takes new messages of the timer's queue into the wheel, and delivers those that are due already.
 
-With timerStopDequeue those enter the wheel too, which delivers them later.
+With timerStopDequeue those enter the wheel too, in the slots of their times, and the read time goes back to these. One
+that is overdue by more than the wheel is longer than the roll window waits in the queue, with those behind it.
 
 For each batch the units are written first, then what is due is delivered, then wheel and queue offset move in memory.
 So a disk that takes no units leaves the whole batch in the queue, and none of it is delivered again and again.
@@ -196,7 +197,7 @@ class _Batch:
         """Messages that can never be delivered."""
         self.next_offset = timers.next_offset
         self.is_full = False
-        """The wheel still has an overdue slot where the next message has to go."""
+        """The wheel has no place for the next message: an overdue slot has it, or it is overdue by too long itself."""
 
     def take(self, buffers: Iterable[Any]) -> None:
         """Take the records of a read, as far as the wheel has place for them."""
@@ -240,9 +241,8 @@ class _Batch:
         where = head.physical_offset, head.size
         is_due = due < self._now
         is_late = due < timers.read_time
-        # A slot that is delivered gets no messages any more.
-        time = max(due, timers.read_time)
-        timer = timers.timer(time, min(time - time % timers.precision, self._now), *where, tags_code(topic), magic)
+        since = min(due - due % timers.precision, self._now)
+        timer = timers.timer(due, since, *where, tags_code(topic), magic)
         if is_late and deletes and self._delivers:
             self.late_marks.append(properties)
             self._late_timers.append((timer, topic))
@@ -257,16 +257,20 @@ class _Batch:
         self.next_offset = head.queue_offset + 1
 
     def _has_place(self, timer: NewTimer) -> bool:
-        return timer.time < self._timers.free_until() and not self._timers.wheel.is_taken(timer.time)
+        timers = self._timers
+        begin = min(timers.read_time, timers.free_from(self._now))
+        return begin <= timer.time < timers.free_until() and not timers.wheel.is_taken(timer.time)
 
     def _enter(self, timer: NewTimer, topic: str) -> None:
+        # Not in a later slot: what is due before the read time counts as delivered, and a recall looks for its own.
+        self._timers.keep_read_time_before(timer.time)
         self.new.append(timer)
         self.topics[topic] = self.topics.get(topic, 0) + (-1 if timer.magic & MAGIC_DELETE else 1)
 
     def put_off(self, numbers: Iterable[int]) -> bool:
         """Let those of ``due`` with these numbers wait in the wheel, with the marks that may cancel them.
 
-        False if there is no place for them.
+        False if the wheel has no place for one of them: all stay in the queue then.
         """
         waiting = [self._due_timers[number] for number in numbers] + self._late_timers
         if not all(self._has_place(timer) for timer, _ in waiting):

@@ -20,10 +20,10 @@ from trimq.protocol.timer_notes import (
 LONG = st.integers(0, (1 << 63) - 1)
 RESTS = st.builds(SlotRest, LONG, LONG, st.lists(LONG, max_size=60).map(tuple))
 CHECKPOINT = TimerCheckpoint(*range(1, 8))
-NOTES = TimerNotes(52, (SlotRest(1000, 900, (100, 300)), SlotRest(2000, 500, ())))
+NOTES = TimerNotes(52, 7, 1000, (SlotRest(1000, 900, (100, 300)), SlotRest(2000, 500, ())))
 
 
-@given(st.tuples(*[LONG] * 7), st.builds(TimerNotes, LONG, st.lists(RESTS, max_size=6).map(tuple)))
+@given(st.tuples(*[LONG] * 7), st.builds(TimerNotes, LONG, LONG, LONG, st.lists(RESTS, max_size=6).map(tuple)))
 def test_notes_are_encoded_and_decoded(numbers: tuple[int, ...], notes: TimerNotes) -> None:
     checkpoint = TimerCheckpoint(*numbers)
     data = encode_with_notes(checkpoint, notes)
@@ -53,7 +53,7 @@ def test_a_short_file_has_no_notes() -> None:
 @pytest.mark.parametrize("sizes", [(0, MOST_LEFT), (0, MOST_LEFT + 1), (300, 300), (MOST_LEFT, 3), (200, 200, 200)])
 def test_rests_that_are_too_long_say_that_more_is_left(sizes: tuple[int, ...]) -> None:
     rests = tuple(SlotRest(time, 10**6, tuple(range(0, 10 * size, 10))) for time, size in enumerate(sizes, 1))
-    found = decode_notes(encode_with_notes(CHECKPOINT, TimerNotes(0, rests))).rests
+    found = decode_notes(encode_with_notes(CHECKPOINT, TimerNotes(rests=rests))).rests
     assert [one.time for one in found] == list(range(1, 1 + len(found)))
     assert len(found) >= len(rests) - 1
     for rest, kept in zip(rests, found, strict=False):
@@ -81,3 +81,14 @@ def test_a_rest_with_more_than_there_is_room_for() -> None:
     rest = rest_of(7, offsets, range(0, 3000, 2))
     assert len(rest.left) == MOST_LEFT
     assert list(rest.numbers(offsets)) == [*range(0, 2 * MOST_LEFT, 2), *range(2 * MOST_LEFT, 5000)]
+
+
+@pytest.mark.parametrize("offsets", [(100, 300, 200, 400), (100, 200, 200, 300), (300, 400, 100, 200)])
+def test_a_slot_whose_messages_do_not_rise_is_left_as_a_whole(offsets: tuple[int, ...]) -> None:
+    assert list(SlotRest(7, 300, (200,)).numbers(array("q", offsets))) == [0, 1, 2, 3]
+
+
+def test_a_second_rest_for_which_there_is_no_room_is_left_out() -> None:
+    """Then all messages of its slot count as left."""
+    rests = (SlotRest(1, 10**6, tuple(range(MOST_LEFT))), SlotRest(2, 500, (100,)))
+    assert decode_notes(encode_with_notes(CHECKPOINT, TimerNotes(rests=rests))).rests == rests[:1]

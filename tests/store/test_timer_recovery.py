@@ -161,6 +161,55 @@ async def test_rocketmq_notes_its_log_position_before_it_syncs_the_log() -> None
     assert store.wheel.count == 10
 
 
+@pytest.mark.parametrize("known", [0, 2])
+@pytest.mark.parametrize("again", [1, 2, 7])
+async def test_rocketmq_was_killed_twice_and_has_written_units_again(again: int, known: int) -> None:
+    """Then the units of new messages follow, ``known`` of them before those that it wrote once more."""
+    records = Records()
+    disk = await filled(records)
+    store = await recovered(disk, records)
+    await add(store, records, [6] * known)
+    await add(store, Records(7 + known - again), [6] * (again + 2))
+    store.log.sync()
+    store.close()
+    records.count = 9 + known
+    change_checkpoint(disk, queue_offset=9 + known, master_queue_offset=9 + known)
+    store = await recovered(disk, records)
+    assert await all_waiting(store) == list(range(7 + known))
+    assert store.next_offset == 7 + known
+    await add(store, Records(7 + known), [6, 8])
+    await save(store)
+    last = await recovered(disk.power_cut(Loss.ALL), records)
+    assert await all_waiting(last) == list(range(9 + known))
+    assert (last.next_offset, last.notes) == (9 + known, [])
+
+
+async def test_a_damaged_unit_behind_the_checkpoint_costs_no_other_message() -> None:
+    """Not even its own: it is read from the queue again, with those behind it."""
+    records = Records()
+    disk = await filled(records, extra=2)
+    change_checkpoint(disk, queue_offset=9, master_queue_offset=9)
+    write(disk, f"{ROOT}/timerlog/{FILE:020}", 2 * UNIT_SIZE, bytes(UNIT_SIZE))
+    store = await recovered(disk, records)
+    assert await all_waiting(store) == list(range(7))
+    assert store.next_offset == 7
+
+
+async def test_units_that_do_not_follow_a_unit_whose_record_is_gone() -> None:
+    records = Records()
+    disk = await filled(records)
+    store = await recovered(disk, records)
+    await add(store, Records(6), [6, 6])
+    store.log.sync()
+    store.close()
+    records.count, records.first = 9, 7
+    change_checkpoint(disk, queue_offset=9, master_queue_offset=9)
+    write(disk, f"{ROOT}/timerlog/{FILE:020}", 2 * UNIT_SIZE, bytes(UNIT_SIZE))
+    store = await recovered(disk, records)
+    assert await all_waiting(store) == list(range(7))
+    assert store.next_offset == 7
+
+
 async def test_delivered_slots_that_rocketmq_left_in_the_wheel() -> None:
     records = Records()
     disk = await filled(records)
@@ -178,6 +227,22 @@ async def test_the_read_time_of_a_clock_that_was_ahead() -> None:
     store = await recovered(disk, records, now=NOW)
     assert store.read_time == NOW
     assert await waiting(store) == {3: [0, 2, 5], 4: [1, 4], 5: [6], 90: [3]}
+
+
+@pytest.mark.parametrize("loss", list(Loss))
+async def test_delivered_slots_that_rocketmq_left_and_a_clock_that_is_behind(loss: Loss) -> None:
+    """The read time goes back to before them: they must not be in the file when a checkpoint says so."""
+    records = Records()
+    disk = await filled(records)
+    change_checkpoint(disk, read_time=NOW + 5000)
+    store = await recovered(disk, records, now=NOW)
+    assert await waiting(store) == {5: [6], 90: [3]}
+    assert store.read_time == NOW
+    await add(store, records, [200])
+    await save(store)
+    again = await recovered(disk.power_cut(loss), records, now=NOW)
+    assert await waiting(again) == {5: [6], 90: [3], 200: [7]}
+    assert (again.wheel.count, again.notes) == (3, [])
 
 
 # -- files that cannot be used
@@ -235,6 +300,33 @@ async def test_a_log_that_is_gone_is_made_from_the_queue() -> None:
     await save(store)
     again = await recovered(disk.power_cut(Loss.ALL), records)
     assert await waiting(again) == {3: [0], 4: [1]}
+
+
+async def test_a_log_that_is_lost_once_more_while_it_is_made() -> None:
+    """The checkpoint in between knows little of the queue: the one before is the one that counts."""
+    records = Records()
+    disk = await filled(records)
+    for name in disk.list(f"{ROOT}/timerlog"):
+        disk.delete(f"{ROOT}/timerlog/{name}")
+    store = await recovered(disk, records, now=NOW + 2000)
+    await add(store, Records(), [3, 4])
+    await save(store)
+    store.close()
+    assert (await recovered(disk.copy(), records)).found_until == 7
+    for name in disk.list(f"{ROOT}/timerlog"):
+        disk.delete(f"{ROOT}/timerlog/{name}")
+    store = await recovered(disk, records, now=NOW + 2000)
+    assert (store.next_offset, store.found_until, store.found_read_time) == (0, 7, NOW)
+
+
+async def test_delivered_messages_are_not_known_by_places_that_others_get() -> None:
+    """The commit log was truncated too: messages that come now are not those that were delivered."""
+    records = Records()
+    disk = await filled(records)
+    for name in disk.list(f"{ROOT}/timerlog"):
+        disk.delete(f"{ROOT}/timerlog/{name}")
+    records.count = 4
+    assert (await recovered(disk, records)).found_until == 4
 
 
 @pytest.mark.parametrize("loss", list(Loss))

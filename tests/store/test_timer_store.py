@@ -8,11 +8,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.store.simdisk import Loss, SimDisk
-from tests.store.timers import FILE, NOW, SIZE, TOPIC_HASH, Records, add, recovered, save, synced, timer_store, waiting
+from tests.store.timers import (
+    FILE,
+    NOW,
+    ROOT,
+    SIZE,
+    TOPIC_HASH,
+    Records,
+    add,
+    recovered,
+    save,
+    synced,
+    timer_store,
+    waiting,
+)
 from trimq.broker.store.timer.pending import STEP, PendingFloor
 from trimq.broker.store.timer.timer_store import TimerStore
 from trimq.broker.store.timer.wheel import TimerWheel
 from trimq.protocol.timer_layout import BLANK_SIZE, UNIT_SIZE, Slot, is_blank, unpack_unit
+
+WHEEL = f"{ROOT}/timerwheel"
 
 
 async def test_nothing_exists_before_the_first_timed_message() -> None:
@@ -82,6 +97,16 @@ async def test_delete_marks_count_less_than_nothing() -> None:
     slot = store.wheel.find(NOW + 2000)
     assert slot is not None
     assert list((await store.due(slot)).magics) == [1, 1, 5]
+
+
+async def test_a_delete_mark_counts_once_for_all_files_of_the_commit_log() -> None:
+    records = Records()
+    store = await recovered(SimDisk(), records)
+    await add(store, records, [50, 60, 50, 50])
+    await add(store, records, [50], deletes=True)
+    counts = [await store.count_between(number * SIZE, (number + 1) * SIZE) for number in range(6)]
+    assert counts == [0, 1, 1, 1, 0, 0]
+    assert await store.count_between(0, 6 * SIZE) == 3
 
 
 async def test_a_checkpoint_and_a_restart() -> None:
@@ -232,6 +257,57 @@ async def test_a_flip_in_a_unit_costs_no_other_message(byte: int) -> None:
     found = await waiting(again)
     assert [number for number in found[3] if number < 7 and number != 2] == [0, 3, 5, 6]
     assert found[4] == [1, 4]
+
+
+@pytest.mark.parametrize("cut", [False, True])
+async def test_a_wheel_that_vanishes_while_the_broker_runs_is_written_anew(*, cut: bool) -> None:
+    """With all slots: the pages that have changed since would be a wheel without the others."""
+    records, disk = Records(), SimDisk()
+    store = await recovered(disk, records)
+    await add(store, records, [3, 200])
+    await save(store)
+    if cut:
+        fd = disk.open(WHEEL)
+        disk.truncate(fd, 96)
+        disk.close(fd)
+    else:
+        disk.delete(WHEEL)
+    await add(store, records, [4])
+    assert not await store.save(synced, NOW)
+    await save(store)
+    again = await recovered(disk.power_cut(Loss.ALL), records)
+    assert await waiting(again) == {3: [0], 4: [2], 200: [1]}
+    assert again.notes == []
+
+
+async def test_a_wheel_that_vanishes_before_the_end() -> None:
+    records, disk = Records(), SimDisk()
+    store = await recovered(disk, records)
+    await add(store, records, [3, 200])
+    await save(store)
+    disk.delete(WHEEL)
+    await add(store, records, [4])
+    assert not await store.save(synced, NOW, last=True)
+    again = await recovered(disk.power_cut(Loss.ALL), records)
+    assert await waiting(again) == {3: [0], 200: [1]}
+    assert again.next_offset == 2
+
+
+async def test_a_new_wheel_whose_name_could_not_be_synced_is_written_once_more() -> None:
+    records, disk = Records(), SimDisk()
+    store = await recovered(disk, records)
+    await add(store, records, [3, 200])
+    await save(store)
+    disk.delete(WHEEL)
+    await add(store, records, [4])
+    assert not await store.save(synced, NOW)
+    disk.fail("sync_directory", errno.EIO)
+    assert not await store.save(synced, NOW)
+    assert disk.stat(WHEEL) is not None
+    await save(store)
+    again = await recovered(disk.power_cut(Loss.ALL), records)
+    assert await waiting(again) == {3: [0], 4: [2], 200: [1]}
+    assert again.notes == []
 
 
 async def test_two_checkpoints_at_the_same_time() -> None:

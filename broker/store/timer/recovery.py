@@ -91,6 +91,8 @@ class TimerRecovery:
     def _keep_in_queue(self) -> None:
         timers, state = self._timers, self._state
         timers.next_offset = min(max(timers.next_offset, state.min_offset), state.max_offset)
+        # Where the log was truncated, other messages come to these places.
+        timers.found_until = min(timers.found_until, state.max_offset)
 
     def _note(self, text: str) -> None:
         self._timers.notes.append(text)
@@ -120,8 +122,12 @@ class TimerRecovery:
         """Start with an empty wheel, and read the timer's queue from its beginning."""
         timers = self._timers
         if checkpoint is not None:
+            timers.found_until, timers.found_read_time = checkpoint.queue_offset, checkpoint.read_time
+            if self._notes.found_until:  # it was lost once more, before the queue was read as far as that
+                timers.found_until, timers.found_read_time = self._notes.found_until, self._notes.found_read_time
             # Before there is a new log, to whose units the checkpoint's position does not belong.
-            await timers.disk.run(timers.write_checkpoint, checkpoint, TimerNotes(NO_LOG))
+            notes = TimerNotes(NO_LOG, timers.found_until, timers.found_read_time)
+            await timers.disk.run(timers.write_checkpoint, checkpoint, notes)
         if self._log.starts or await timers.disk.run(timers.disk.stat, self._wheel.path) is not None:
             await timers.disk.run(self._wheel.discard)
             await timers.disk.run(self._log.truncate, 0)
@@ -129,7 +135,6 @@ class TimerRecovery:
         timers.read_time = self._now
         if checkpoint is not None:
             timers.exists = True
-            timers.found_until, timers.found_read_time = checkpoint.queue_offset, checkpoint.read_time
         timers.exists = timers.exists or bool(timers.notes)
 
     # -- a log that the checkpoint belongs to
@@ -138,6 +143,7 @@ class TimerRecovery:
         timers, precision = self._timers, self._timers.precision
         timers.exists = True
         timers.checkpoint = checkpoint
+        timers.found_until, timers.found_read_time = self._notes.found_until, self._notes.found_read_time
         await timers.disk.run(self._log.delete_before, self._notes.log_begin)
         timers.read_time = checkpoint.read_time - checkpoint.read_time % precision
         timers.next_offset = checkpoint.queue_offset
@@ -176,22 +182,36 @@ class TimerRecovery:
         """The end of the units that belong to the checkpoint.
 
         RocketMQ notes its log position before it syncs the log, so that units of messages before its queue offset
-        follow. Their places in the commit log rise; where they do not, a power cut ended ``_convert``.
+        follow. Their places in the commit log rise. Where they do not, RocketMQ was killed earlier, and has written the
+        last ones once more before it went on with new ones; or a power cut ended ``_convert``.
         """
         known = at = checkpoint.log_position
-        before = await self._log.unit(self._log.before(known))
-        last = -1 if before is None else before.offset
+        last = await self._log.unit(self._log.before(known))
         while at < self._log.files_end:
             units, at = await self._log.units_from(at, self._log.files_end)
             for position, unit in units:
                 offset = await self._queue_offset(unit)
-                follows = position == self._log.next_position(known)
-                if not follows or offset is None or offset >= checkpoint.queue_offset or unit.offset <= last:
+                if offset is None or offset >= checkpoint.queue_offset:
                     return known
-                known, last = position + UNIT_SIZE, unit.offset
+                follows = position == self._log.next_position(known)
+                if not follows and position // self._log.file_size != known // self._log.file_size:
+                    return known  # of ``_convert``, in a file of its own
+                if not follows or (last is not None and unit.offset <= last.offset):
+                    await self._read_again_behind(last, checkpoint)
+                    return known
+                known, last = position + UNIT_SIZE, unit
             if not units:
                 return known
         return known
+
+    async def _read_again_behind(self, last: TimerUnit | None, checkpoint: TimerCheckpoint) -> None:
+        """Go on in the queue behind the message of a unit: later ones may have units that do not count."""
+        # Without its record: that is before all that the queue has.
+        offset = None if last is None else await self._queue_offset(last)
+        begin = self._state.min_offset if offset is None else offset + 1
+        if begin < checkpoint.queue_offset:
+            self._timers.next_offset = begin
+            self._note(f"units behind the checkpoint do not follow each other: the queue is read from {begin} on")
 
     async def _end_with_records(self, end: int, checkpoint: TimerCheckpoint) -> int:
         """``end`` without units whose records are gone. Then the queue is read from behind the last that is there."""
@@ -289,7 +309,7 @@ class TimerRecovery:
         await timers.disk.run(log.sync)
         self._keep_in_queue()
         checkpoint = timers.next_checkpoint(self._now_ms)
-        await timers.disk.run(timers.write_checkpoint, checkpoint, TimerNotes(begin))
+        await timers.disk.run(timers.write_checkpoint, checkpoint, timers.next_notes(begin))
         timers.checkpoint = checkpoint
         await timers.disk.run(log.delete_before, begin)
 

@@ -163,6 +163,10 @@ class TimerStore:
         """The time from which on the wheel has no free slots: there it still holds slots that are not delivered."""
         return self.read_time + (self.wheel.slots - 1) * self.precision
 
+    def free_from(self, now: int) -> int:
+        """The time to which the read time may go back for a message: the whole window from ``now`` on stays free."""
+        return now - (self.wheel.slots - self.window - 2) * self.precision
+
     def timer(self, due: int, now: int, offset: int, size: int, topic_hash: int, magic: int) -> NewTimer:
         """The timer of a message that is due at ``due``, which may have to roll. ``now`` is a time of the wheel."""
         time, rolls = place_in_window(due, now, self.window, self.precision)
@@ -259,7 +263,10 @@ class TimerStore:
             self.floor.passed(time)
 
     def keep_read_time_before(self, now: int) -> None:
-        """The wall clock is at ``now``: if it was set back, messages may come for slots from there on."""
+        """Messages may come for slots from ``now`` on: the wall clock was set back there, or one is late.
+
+        That is allowed because the slots before the read time are empty, also on disk.
+        """
         if self.read_time > now:
             self.move_read_time(now)
 
@@ -277,31 +284,41 @@ class TimerStore:
             found[unit.topic_hash] = TopicCount(count, unit.offset, unit.size)
         return found
 
-    async def _pending_units(self) -> AsyncIterator[TimerUnit]:
-        """The units of slots that are not delivered, in log order."""
+    async def _pending_units(self, until: int | None = None) -> AsyncIterator[TimerUnit]:
+        """The units of slots that are not delivered, in log order, and so in that of their commit log offsets.
+
+        Ends at the first whose record is at the commit log offset ``until``, or behind it.
+        """
         position = self.log.end if self.floor.position is None else self.floor.position
         while position < self.log.end:
             units, position = await self.log.units_from(position, self.log.end)
-            for _, unit in units:
-                if unit.time >= self.read_time:
-                    yield unit
+            for at, unit in units:
+                # The time alone does not say it: the read time may have gone back.
+                slot = self.wheel.find(unit.time) if unit.time >= self.read_time else None
+                if slot is None or not slot.first <= at <= slot.last:
+                    continue
+                if until is not None and unit.offset >= until:
+                    return
+                yield unit
 
     async def count_between(self, start: int, end: int) -> int:
         """The pending messages whose records are between two commit log offsets. Reads the log, twice.
 
         Messages of a slot and topic are less by the delete marks that are pending for them: the units do not say which.
+        So the first ones count as cancelled, wherever they are: each mark hides one message in all of the log.
         """
         marks: Counter[tuple[int, int]] = Counter()
         async for unit in self._pending_units():
             if unit.deletes:
                 marks[unit.time, unit.topic_hash] += 1
         found = 0
-        async for unit in self._pending_units():
-            if start <= unit.offset < end and not unit.deletes:
-                cancelled = marks[unit.time, unit.topic_hash] if marks else 0
-                found += not cancelled
-                if cancelled:
-                    marks[unit.time, unit.topic_hash] -= 1
+        async for unit in self._pending_units(until=end):
+            if unit.deletes:
+                continue
+            if marks and (cancelled := marks[unit.time, unit.topic_hash]):
+                marks[unit.time, unit.topic_hash] = cancelled - 1
+            else:
+                found += unit.offset >= start
         return found
 
     def lowest_offset(self) -> int | None:
@@ -338,7 +355,7 @@ class TimerStore:
             if self.is_between:
                 return False
             # One turn of the loop: these belong together.
-            checkpoint, notes = self.next_checkpoint(now_ms), TimerNotes(rests=tuple(self.rests.values()))
+            checkpoint, notes = self.next_checkpoint(now_ms), self.next_notes()
             pages = self.wheel.snapshot()
             self.changed = False
             needed, floor = self.floor.position, self.floor.offset
@@ -370,6 +387,11 @@ class TimerStore:
             timestamp=now_ms,
             counter=self.checkpoint.counter + 1,
         )
+
+    def next_notes(self, log_begin: int = 0) -> TimerNotes:
+        """The notes of what is in memory now."""
+        found = (self.found_until, self.found_read_time) if self.next_offset < self.found_until else (0, 0)
+        return TimerNotes(log_begin, *found, tuple(self.rests.values()))
 
     async def _sync_log(self) -> bool:
         try:

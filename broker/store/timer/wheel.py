@@ -7,6 +7,7 @@ slots: one that lacks some would count as a wheel without them. RocketMQ leaves 
 are cleared, so that the read time may go back when the wall clock is set back.
 """
 
+import errno
 import os
 from collections.abc import Iterable, Iterator
 from typing import Final
@@ -40,6 +41,8 @@ class TimerWheel:
         self._pages: dict[int, bytearray] = {}
         """The pages that are not empty, by their number in the file."""
         self._dirty: set[int] = set()
+        self._in_file = False
+        """The file has all slots but those of changed pages, and its name is on disk."""
         self.count = 0
         """The sum of the counts of all slots: pending messages, less their delete marks."""
 
@@ -144,6 +147,8 @@ class TimerWheel:
         problem = self._load(read_time)
         if problem:
             self.reset()
+        else:
+            self._in_file = True
         return problem
 
     def _load(self, read_time: int) -> str:
@@ -173,6 +178,7 @@ class TimerWheel:
                 return f"slot {slot} of page {number} has the time of another one"
             if time < read_time:  # delivered; RocketMQ leaves it in the file
                 page[slot * SLOT_SIZE : (slot + 1) * SLOT_SIZE] = EMPTY_SLOT
+                self._dirty.add(number)  # before a checkpoint whose read time has gone back
             elif not 0 <= first <= last:
                 return f"slot {slot} of page {number} has the positions {first} and {last}"
             else:
@@ -190,11 +196,13 @@ class TimerWheel:
         """Empty all slots. The next snapshot replaces all pages of the file. Blocks."""
         self._pages.clear()
         self._dirty = set(range(-(-self._size // _PAGE))) if self._disk.stat(self.path) is not None else set()
+        self._in_file = False
         self.count = 0
 
     def snapshot(self) -> dict[int, bytes]:
-        """The pages that have changed since the last snapshot, by their number."""
-        pages = {number: bytes(self._pages.get(number, _ZEROS)) for number in self._dirty}
+        """The pages that have changed since the last snapshot, by their number; all if there is no file to change."""
+        numbers = self._dirty if self._in_file else self._dirty.union(self._pages)
+        pages = {number: bytes(self._pages.get(number, _ZEROS)) for number in numbers}
         self._dirty = set()
         return pages
 
@@ -203,18 +211,24 @@ class TimerWheel:
         self._dirty.update(pages)
 
     def write(self, pages: dict[int, bytes]) -> None:
-        """Write the pages of a snapshot and sync them. Blocks. Raises OSError."""
+        """Write the pages of a snapshot and sync them. Blocks. Raises OSError.
+
+        Also if the file has vanished: the next snapshot has all pages then, for a new one.
+        """
         info = self._disk.stat(self.path)
-        if info is not None and info.size == self._size:
+        if self._in_file:
+            if info is None or info.size != self._size:
+                self._in_file = False
+                raise FileNotFoundError(errno.ENOENT, "the wheel has vanished, or has another size", self.path)
             self._write_pages(self._disk.open(self.path), pages)
             return
-        # Another size: ``load`` has refused it, and the snapshot has all pages.
         temporary = f"{self.path}.tmp"
         if self._disk.stat(temporary) is not None:
             self._disk.delete(temporary)
         self._write_pages(self._disk.create(temporary, self._size), pages)
         self._disk.rename(temporary, self.path)
         self._disk.sync_directory(os.path.dirname(self.path))
+        self._in_file = True
 
     def _write_pages(self, fd: int, pages: dict[int, bytes]) -> None:
         disk = self._disk
