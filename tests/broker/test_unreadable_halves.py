@@ -1,19 +1,24 @@
 """Half messages whose records the device does not give: they wait, and delay no others."""
 
 import errno
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import structlog.testing
 
-from tests.broker.transactions import HALF, OK, Life, asked_for
+from tests.broker.transactions import COMMIT, EXPIRED, HALF, OK, ROLLBACK, Life, Place, asked_for
 from trimq.broker.services.transaction import check as check_module
 from trimq.broker.services.transaction import read_back as read_back_module
+from trimq.broker.services.transaction.half_queue import State
 from trimq.broker.store.message_store import MessageStore
-from trimq.protocol.codes import ResponseCode
+from trimq.broker.store.types import PutMessageStatus
+from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.message import decode_message
+from trimq.protocol.message_id import encode_offset_id
+from trimq.protocol.transaction import decode_half
 
 
 class BadSectors:
@@ -96,6 +101,141 @@ async def test_a_round_goes_on_behind_many_that_cannot_be_read(
         for _ in range(3):
             found |= set(bodies(await life.round()))
         assert found >= {b"bad%d" % number for number in range(5)}
+
+
+# what becomes of a half between a failed attempt and the next one
+
+
+async def resume(life: Life, half: Place) -> RemotingCommand:
+    message_id = encode_offset_id(b"\x7f\0\0\1\0\0\x2a\x9f", half.log_offset)
+    return await life.client.ask(RequestCode.RESUME_CHECK_HALF_MESSAGE, {"msgId": message_id})
+
+
+async def _round_with(
+    life: Life, bad: BadSectors, monkeypatch: pytest.MonkeyPatch, act: Callable[[Place], Awaitable[None]]
+) -> list[RemotingCommand]:
+    """A round that tries a half again which was checked once, and ``act`` just before that.
+
+    The device gives the half again then.
+    """
+    await life.join()
+    await life.prepare(b"bad")
+    await life.advance(7)
+    half = asked_for((await life.round())[0])
+    await life.prepare(b"other")
+    bad.places = {half.log_offset}
+    await life.advance(7)
+    assert bodies(await life.round()) == [b"other"]
+    bad.places.clear()
+    await life.advance(7)
+    checks = life.broker.context.transaction_checks
+    check_one = checks._check_one
+    acted: list[int] = []
+
+    async def look(offset: int) -> int:
+        since = await check_one(offset)
+        if not acted:
+            acted.append(offset)
+            await act(half)
+        return since
+
+    monkeypatch.setattr(checks, "_check_one", look)
+    with structlog.testing.capture_logs() as logs:
+        found = await life.round()
+    assert acted, "the other half comes first"
+    assert half.queue_offset not in [entry.get("offset") for entry in logs], "the round leaves it alone"
+    return found
+
+
+@pytest.mark.parametrize("state", [COMMIT, ROLLBACK])
+async def test_one_that_was_ended_meanwhile_is_not_moved_away(
+    tmp_path: Path, bad: BadSectors, monkeypatch: pytest.MonkeyPatch, state: int
+) -> None:
+    """A record in TRANS_CHECK_MAX_TIME_TOPIC could be resumed, and then committed a second time."""
+    async with Life(tmp_path / "store", transactionCheckMax="1").running() as life:
+
+        async def end(half: Place) -> None:
+            assert (await life.end(half, state)).code == OK
+
+        await _round_with(life, bad, monkeypatch, end)
+        assert b"bad" not in [message.body for message in await life.stored(EXPIRED, [0])]
+        assert (b"bad" in await life.bodies()) == (state == COMMIT)
+
+
+async def test_one_that_is_being_committed_is_not_moved_away(
+    tmp_path: Path, bad: BadSectors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Life(tmp_path / "store", transactionCheckMax="1").running() as life:
+        halves = life.transactions.halves
+
+        async def commit(half: Place) -> None:
+            halves.set(half.queue_offset, State.COMMITTING)
+
+        await _round_with(life, bad, monkeypatch, commit)
+        assert b"bad" not in [message.body for message in await life.stored(EXPIRED, [0])]
+
+
+async def test_one_that_was_stored_again_meanwhile_stays_one_half(
+    tmp_path: Path, bad: BadSectors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life = Life(tmp_path / "store")
+    async with life.running():
+
+        async def again(half: Place) -> None:
+            assert (await resume(life, half)).code == OK
+
+        assert b"bad" not in bodies(await _round_with(life, bad, monkeypatch, again))
+        states = [life.transactions.halves.state(offset) for offset in range(life.transactions.halves.end)]
+        assert states.count(State.PENDING) == life.pending
+        await life.advance(7)
+        assert bodies(await life.round()).count(b"bad") == 1
+        await life.advance(4)
+        assert await life.broker.context.store.flush()
+        assert await life.ops() == [], "nothing has ended"
+        await life.kill()
+    async with life.running():
+        await life.join()
+        await life.advance(7)
+        assert bodies(await life.round()).count(b"bad") == 1
+
+
+async def test_one_that_was_ended_during_a_failed_attempt_is_not_tried_again(
+    tmp_path: Path, bad: BadSectors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Life(tmp_path / "store").running() as life:
+        await life.join()
+        half = await life.prepare(b"bad")
+        await life.advance(7)
+        checks = life.broker.context.transaction_checks
+        cold = MessageStore.look_message_cold
+
+        async def ended_meanwhile(store: MessageStore, offset: int) -> Any:
+            if offset in bad.places:
+                bad.places.clear()
+                assert (await life.end(half)).code == OK
+                raise OSError(errno.EIO, "bad sector")
+            return await cold(store, offset)
+
+        bad.places = {half.log_offset}
+        monkeypatch.setattr(MessageStore, "look_message_cold", ended_meanwhile)
+        await life.round()
+        assert not bad.places
+        assert checks._failed == {}
+
+
+async def test_no_half_that_is_not_pending_is_stored_elsewhere(tmp_path: Path) -> None:
+    """Whoever asks for it: it would be pending once more, or could be resumed."""
+    async with Life(tmp_path / "store").running() as life:
+        place = await life.prepare()
+        store = life.broker.context.store
+        half = decode_half(bytes(store.look_message(place.log_offset) or b""))
+        assert (await life.end(place)).code == OK
+        _, again = await life.transactions.store_again(half, 1)
+        expired = await life.transactions.expire(half)
+        assert again.status is expired.status is PutMessageStatus.SERVICE_NOT_AVAILABLE
+        assert again.remark == expired.remark == "the half message is not pending"
+        assert life.transactions.halves.state(place.queue_offset) is State.COMMITTED
+        assert (store.max_offset(HALF, 0), store.max_offset(EXPIRED, 0)) == (1, 0)
 
 
 async def test_one_whose_log_file_is_deleted_is_lost(

@@ -144,9 +144,7 @@ class TransactionalMessageCheckService:
     def _forget_deleted(self) -> None:
         """What is known of halves that could not be read ends with the halves, or with their log files."""
         halves, begins = self._transactions.halves, self._store.min_offset(TRANS_HALF_TOPIC, QUEUE)
-        self._failed = {
-            offset: attempts for offset, attempts in self._failed.items() if halves.state(offset) is State.PENDING
-        }
+        self._failed = {offset: attempts for offset, attempts in self._failed.items() if self._is_pending(offset)}
         for offset in [offset for offset in halves.unreadable if offset < begins]:
             self._lose(offset)
 
@@ -177,14 +175,24 @@ class TransactionalMessageCheckService:
         data = self._store.look_message(units[0][0]) if units else None
         return _decoded(data, offset) if data else None
 
+    def _is_pending(self, offset: int) -> bool:
+        return self._transactions.halves.state(offset) is State.PENDING
+
     async def _find(self, offset: int) -> Half | None:
         """The pending half at an offset; None if it was ended meanwhile, is lost, or not given by the device.
 
-        The last two are noted.
+        The last two are noted. The half is pending until the caller's next await.
         """
+        # Since the round began it may have been ended, or stored again: then another record stands for it.
+        if not self._is_pending(offset):
+            self._failed.pop(offset, None)
+            return None
         try:
             half = self._look(offset) or await self._read(offset)
         except OSError as error:
+            if not self._is_pending(offset):  # it was ended while the device was waited for
+                self._failed.pop(offset, None)
+                return None
             # Behind the others: a round tries the first ones of these again.
             attempts = self._failed.pop(offset, 0) + 1
             self._failed[offset] = attempts
@@ -201,7 +209,7 @@ class TransactionalMessageCheckService:
         """The same from the device; None if it has been ended meanwhile, or if it is lost, which is noted."""
         units = await self._store.queue_units(TRANS_HALF_TOPIC, QUEUE, offset, 1)
         data = await self._store.look_message_cold(units[0][0]) if units else b""
-        if self._transactions.halves.state(offset) is not State.PENDING:
+        if not self._is_pending(offset):
             return None
         half = _decoded(data, offset) if len(data) else None
         if half is None and offset < self._store.max_offset(TRANS_HALF_TOPIC, QUEUE):
@@ -250,7 +258,7 @@ class TransactionalMessageCheckService:
             )
         else:
             return
-        if transactions.halves.state(result.queue_offset) is not State.PENDING:
+        if not self._is_pending(result.queue_offset):
             return  # it has been ended while it was stored again
         if not self._ask(half, body, message, result, times) and result.queue_offset != half.offset:
             await self._uncount(result.queue_offset, times)
