@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import structlog.testing
 
-from tests.broker.transactions import COMMIT, EXPIRED, HALF, OK, ROLLBACK, Life, Place, asked_for
+from tests.broker.transactions import COMMIT, EXPIRED, HALF, OK, OP, ROLLBACK, Life, Place, asked_for
 from trimq.broker.services.transaction import check as check_module
 from trimq.broker.services.transaction import read_back as read_back_module
 from trimq.broker.services.transaction.half_queue import State
@@ -328,4 +328,61 @@ async def test_a_half_ended_by_its_first_record_while_the_last_one_could_not_be_
     async with life.running():
         assert life.pending == 0
         assert (await life.end(again)).code != OK
+        assert await life.bodies() == [b"half"]
+
+
+async def test_a_half_ended_by_its_last_record_while_the_first_one_could_not_be_read(
+    tmp_path: Path, bad: BadSectors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not unreadable any more, is not lost with its log file, and the progress is noted again."""
+    life = Life(tmp_path / "store")
+    async with life.running():
+        await life.join()
+        half = await life.prepare()
+        await life.advance(7)
+        again = asked_for((await life.round())[0])
+        await life.kill()
+    bad.places = {half.log_offset}
+    async with life.running():
+        checks = life.broker.context.transaction_checks
+        assert (life.pending, checks.unreadable) == (1, 1)
+        assert (await life.end(again)).code == OK
+        for _ in range(3):
+            await life.advance(4)
+            assert await life.broker.context.store.flush()
+        assert checks.unreadable == 0
+        assert "half_messages_unreadable" not in notes(life)
+        assert (life.offset(HALF), life.offset(OP)) == (2, 1)
+        monkeypatch.setattr(life.broker.context.store, "min_offset", lambda topic, _queue: int(topic == HALF))
+        await life.round()
+        assert life.counters.lost == 0
+        bad.places.clear()
+        assert (await life.end(half)).code == OK, "the same end again"
+    async with life.running():
+        assert life.pending == 0
+        assert (await life.end(half)).code != OK
+        assert await life.bodies() == [b"half"]
+
+
+async def test_a_first_record_that_is_deleted_is_no_lost_half(
+    tmp_path: Path, bad: BadSectors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life = Life(tmp_path / "store")
+    async with life.running():
+        await life.join()
+        half = await life.prepare()
+        await life.advance(7)
+        await life.round()
+        await life.kill()
+    bad.places = {half.log_offset}
+    async with life.running():
+        checks = life.broker.context.transaction_checks
+        assert (life.pending, checks.unreadable) == (1, 1)
+        monkeypatch.setattr(life.broker.context.store, "min_offset", lambda topic, _queue: int(topic == HALF))
+        with structlog.testing.capture_logs() as logs:
+            await life.round()
+        assert (life.pending, checks.unreadable, life.counters.lost) == (1, 0, 0)
+        assert "half_message_lost" not in [entry["event"] for entry in logs]
+        bad.places.clear()
+        assert (await life.end(half)).code == OK
         assert await life.bodies() == [b"half"]

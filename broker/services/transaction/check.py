@@ -217,8 +217,7 @@ class TransactionalMessageCheckService:
         return half
 
     def _lose(self, offset: int) -> None:
-        self._transactions.lose(offset)
-        if self._log_budget.allows():
+        if self._transactions.lose(offset) and self._log_budget.allows():
             deleted = offset < self._store.min_offset(TRANS_HALF_TOPIC, QUEUE)
             _log.error("half_message_lost", offset=offset, why="its log file was deleted" if deleted else "damaged")
 

@@ -366,10 +366,11 @@ class TransactionalMessageService:
             await done.wait()
         return outcome[0]
 
-    def lose(self, offset: int) -> None:
-        """A half cannot be read any more: its log file was deleted, or its record is damaged."""
-        self.counters.lost += 1
-        self.halves.lose(offset)
+    def lose(self, offset: int) -> bool:
+        """A record cannot be read any more: its log file was deleted, or it is damaged. False if no half is lost."""
+        lost = self.halves.lose(offset)
+        self.counters.lost += lost
+        return lost
 
     # -- what is durable
 
