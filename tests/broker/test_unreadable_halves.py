@@ -103,6 +103,102 @@ async def test_a_round_goes_on_behind_many_that_cannot_be_read(
         assert found >= {b"bad%d" % number for number in range(5)}
 
 
+@pytest.fixture
+def reads(bad: BadSectors, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Log offsets of the bad sectors that were tried."""
+    tried: list[int] = []
+    cold = MessageStore.look_message_cold
+
+    async def look_cold(store: MessageStore, offset: int) -> Any:
+        if offset in bad.places:
+            tried.append(offset)
+        return await cold(store, offset)
+
+    monkeypatch.setattr(MessageStore, "look_message_cold", look_cold)
+    return tried
+
+
+async def test_a_round_tries_only_some_again_and_each_once(
+    tmp_path: Path, bad: BadSectors, reads: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if they keep a large table alive: a bad device takes seconds for each attempt."""
+    monkeypatch.setattr(check_module, "_SPARSE_AT", 8)
+    monkeypatch.setattr(check_module, "_SPARSE", 1)
+    async with Life(tmp_path / "store").running() as life:
+        await life.join()
+        halves = [await life.prepare(b"bad%d" % number) for number in range(3)]
+        for number in range(10):
+            await life.end(await life.prepare(b"%d" % number), ROLLBACK)
+        bad.places = {half.log_offset for half in halves}
+        await life.advance(7)
+        for _ in range(check_module._READ_ATTEMPTS - 1):
+            await life.round()
+            assert sorted(reads) == [half.log_offset for half in halves]
+            reads.clear()
+        checks = life.broker.context.transaction_checks
+        assert checks.unreadable == 0
+        monkeypatch.setattr(check_module, "_MOST_ERRORS", 2)
+        await life.round()
+        assert sorted(reads) == [half.log_offset for half in halves[:2]]
+        assert checks.unreadable == 2
+
+
+async def test_a_table_is_made_dense_until_too_many_cannot_be_read(
+    tmp_path: Path, bad: BadSectors, reads: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # guards the round's end: halves that were readable at their check may not be so just afterwards
+    monkeypatch.setattr(check_module, "_SPARSE_AT", 8)
+    monkeypatch.setattr(check_module, "_SPARSE", 1)
+    monkeypatch.setattr(check_module, "_MOST_ERRORS", 2)
+    async with Life(tmp_path / "store").running() as life:
+        halves = [await life.prepare(b"bad%d" % number) for number in range(5)]
+        for number in range(10):
+            await life.end(await life.prepare(b"%d" % number), ROLLBACK)
+        await life.advance(7)
+        bad.places = {half.log_offset for half in halves}
+        await life.broker.context.transaction_checks._make_dense()
+        assert reads == [half.log_offset for half in halves[:2]]
+        assert life.counters.moved == 0
+
+
+async def test_all_that_can_be_read_again_are_checked_in_one_round(
+    tmp_path: Path, bad: BadSectors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only failures are limited."""
+    async with Life(tmp_path / "store").running() as life:
+        await life.join()
+        halves = [await life.prepare(b"bad%d" % number) for number in range(5)]
+        bad.places = {half.log_offset for half in halves}
+        await life.advance(7)
+        await life.round()
+        monkeypatch.setattr(check_module, "_MOST_ERRORS", 2)
+        bad.places = {halves[0].log_offset}
+        assert bodies(await life.round()) == [b"bad%d" % number for number in range(1, 5)]
+
+
+async def test_what_is_known_of_checks_that_were_not_sent_ends_with_their_records(
+    tmp_path: Path, bad: BadSectors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # guards the memory: a half that cannot be read keeps the front of the table for as long as the device is bad
+    async with Life(tmp_path / "store").running() as life:
+        await life.join()
+        half = await life.prepare(b"bad")
+        await life.prepare(b"good")
+        bad.places = {half.log_offset}
+        checks = life.broker.context.transaction_checks
+        monkeypatch.setattr(checks, "_ask", lambda *_: False)
+        for _ in range(4):
+            await life.advance(7)
+            await life.round()
+        assert life.counters.moved == 8
+        assert sorted(checks._unsent.values()) == [0, 1]
+        last = Place(max(checks._unsent), 0, "")
+        units = await life.broker.context.store.queue_units(HALF, 0, last.queue_offset, 1)
+        assert (await life.end(last._replace(log_offset=units[0][0]))).code == OK
+        await life.round()
+        assert checks._unsent == {}
+
+
 # what becomes of a half between a failed attempt and the next one
 
 

@@ -47,8 +47,8 @@ class HalfQueue:
     """The states of the halves from ``first`` on, and where those are that were stored again.
 
     ``pending`` is the number of halves that are not ended. One that is committed counts until its record is stored.
-    ``unreadable``: the records that this start could not read and that are not done. They do not count. One is done when
-    the half whose first record it is has ended, or once its log file is deleted; any other one waits for a start.
+    ``unreadable``: the records that this start could not read and that are not done. They do not count. One is done
+    when the half whose first record it is has ended, or its log file is deleted; any other one waits for a start.
     """
 
     def __init__(self, first: int = 0, end: int = 0) -> None:
