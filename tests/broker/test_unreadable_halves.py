@@ -320,7 +320,7 @@ async def test_one_that_was_ended_during_a_failed_attempt_is_not_tried_again(
 
 
 async def test_no_half_that_is_not_pending_is_stored_elsewhere(tmp_path: Path) -> None:
-    """Whoever asks for it: it would be pending once more, or could be resumed."""
+    """It would be pending once more, or could be resumed."""
     async with Life(tmp_path / "store").running() as life:
         place = await life.prepare()
         store = life.broker.context.store
@@ -482,3 +482,61 @@ async def test_a_first_record_that_is_deleted_is_no_lost_half(
         bad.places.clear()
         assert (await life.end(half)).code == OK
         assert await life.bodies() == [b"half"]
+
+
+# requests
+
+
+async def test_requests_for_a_half_that_could_not_be_read_at_the_start(tmp_path: Path, bad: BadSectors) -> None:
+    life = Life(tmp_path / "store")
+    async with life.running():
+        half = await life.prepare()
+    bad.places = {half.log_offset}
+    async with life.running():
+        with structlog.testing.capture_logs() as logs:
+            replies = [await life.end(half), await resume(life, half)]
+        for reply in replies:
+            assert reply.code == ResponseCode.SYSTEM_ERROR
+            assert str(reply.remark).startswith(f"the message at {half.log_offset} cannot be read: [Errno 5] bad")
+        assert logs == [], "no defect"
+        bad.places.clear()
+        reply = await resume(life, half)
+        assert reply.code == ResponseCode.SYSTEM_ERROR
+        assert "could not be read when the broker started" in str(reply.remark)
+
+
+async def test_a_half_of_another_state_is_not_resumed(tmp_path: Path) -> None:
+    async with Life(tmp_path / "store").running() as life:
+        half = await life.prepare()
+        assert (await life.end(half)).code == OK
+        reply = await resume(life, half)
+        assert reply.code == ResponseCode.SYSTEM_ERROR
+        assert str(reply.remark) == f"the half message at {half.log_offset} has been committed"
+
+
+async def test_no_half_is_resumed_while_a_later_one_cannot_be_read(tmp_path: Path, bad: BadSectors) -> None:
+    """It may be the half that was made of the expired one: a second one would be committed a second time."""
+    life = Life(tmp_path / "store", transactionCheckMax="1")
+    async with life.running():
+        await life.join()
+        await life.prepare()
+        await life.advance(7)
+        await life.round()
+        await life.advance(7)
+        await life.round()
+        (expired,) = await life.stored(EXPIRED, [0])
+        later = await life.prepare(b"later")
+    bad.places = {later.log_offset}
+    place = Place(0, expired.commit_log_offset, "")
+    async with life.running():
+        with structlog.testing.capture_logs() as logs:
+            reply = await resume(life, place)
+        assert reply.code == ResponseCode.SYSTEM_ERROR
+        assert str(reply.remark).startswith(
+            f"whether the message at {place.log_offset} has been resumed is not known, because a half message behind it"
+            " cannot be read: [Errno 5] bad sector"
+        )
+        assert logs == []
+        bad.places.clear()
+        assert (await resume(life, place)).code == OK
+        assert "has been resumed already" in str((await resume(life, place)).remark)
