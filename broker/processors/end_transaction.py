@@ -52,7 +52,7 @@ _WORDS: Final = {
     State.ROLLED_BACK: "has been rolled back",
     State.EXPIRED: "was checked too often and is in TRANS_CHECK_MAX_TIME_TOPIC",
     State.MOVED: "has been stored again at a later offset, which stands for it now",
-    State.UNREADABLE: "could not be read when the broker started: it can be neither ended nor resumed before the next start",
+    State.UNREADABLE: "could not be read when the broker started: until the next start it is not ended nor resumed",
     State.ENDED: "is not pending any more: it was ended, or stored again at a later offset",
 }
 
@@ -155,7 +155,8 @@ class EndTransactionProcessor:
             raise RemotingError(
                 ResponseCode.TOPIC_NOT_EXIST,
                 f"{no_such_topic(half.topic).remark}: the half message at {half.physical_offset} stays pending until"
-                " the topic is created again (mqadmin updateTopic), or it is rolled back",
+                " the topic is created again (mqadmin updateTopic), it is rolled back, or it expires after"
+                " transactionCheckMax checks",
             )
 
     def _later(self, connection: Connection, command: RemotingCommand, topic: str, result: PutMessageResult) -> None:
