@@ -48,6 +48,7 @@ def log_hold_notes(store: MessageStore) -> Iterator[Reason]:
     if holds.files_held:
         text = (
             f"{holds.files_held} expired files of the commit log are kept, because they hold messages that are pending"
+            " or whose end is not durable yet"
         )
         yield Reason(LOG_FILES_HELD, text)
     for name, count in holds.deleted.items():

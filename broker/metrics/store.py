@@ -50,7 +50,7 @@ def _state(store: MessageStore, space: DiskSpace) -> Iterator[Metric]:
     yield counter("trimq_commit_log_position_bytes_total", "End offset of the commit log.", store.max_phy_offset)
     yield gauge(
         "trimq_commit_log_files_held",
-        "Expired files of the commit log that are kept, because they hold pending messages.",
+        "Expired files of the commit log that are kept: their messages are pending, or their end is not durable yet.",
         store.log_holds.files_held,
     )
     yield counters(

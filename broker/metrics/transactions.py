@@ -41,7 +41,8 @@ class TransactionMetrics:
         age = max(0, self._clock.wall_ms() - oldest) / 1000 if oldest else 0
         yield gauge(
             "trimq_half_messages_oldest_seconds",
-            "Age of the oldest half message that waited at the start or in the last round of checks; 0 if none does.",
+            "Age of the oldest half message that waited at the start or in the last round of checks, without unreadable"
+            " ones; 0 if none does.",
             age,
         )
         yield counter("trimq_transaction_checks_total", "Checks sent to producers.", totals.checks)

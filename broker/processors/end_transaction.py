@@ -52,7 +52,7 @@ _WORDS: Final = {
     State.ROLLED_BACK: "has been rolled back",
     State.EXPIRED: "was checked too often and is in TRANS_CHECK_MAX_TIME_TOPIC",
     State.MOVED: "has been stored again at a later offset, which stands for it now",
-    State.UNREADABLE: "could not be read when the broker started: it cannot be ended before the next start",
+    State.UNREADABLE: "could not be read when the broker started: until the next start it is not ended nor resumed",
     State.ENDED: "is not pending any more: it was ended, or stored again at a later offset",
 }
 
@@ -119,8 +119,11 @@ class EndTransactionProcessor:
     ) -> Any:
         if self._is_unreadable(header):
             await self.transactions.until_readable(header.tran_state_table_offset)
-        units = await self._store.queue_units(TRANS_HALF_TOPIC, QUEUE, header.tran_state_table_offset, 1)
-        data = await self._store.look_message_cold(header.commit_log_offset)  # last: it may be a view
+        try:
+            units = await self._store.queue_units(TRANS_HALF_TOPIC, QUEUE, header.tran_state_table_offset, 1)
+            data = await self._store.look_message_cold(header.commit_log_offset)  # last: it may be a view
+        except OSError as error:
+            raise _unreadable(header.commit_log_offset, error) from None
         return self._end(connection, command, _half_of(header, data, units), header)
 
     def _end(
@@ -133,8 +136,7 @@ class EndTransactionProcessor:
             if state is wanted:
                 return command.reply()
             self.transactions.counters.refused += 1
-            word = "cannot be read yet" if state is None else _WORDS[state]
-            raise RemotingError(ResponseCode.SYSTEM_ERROR, f"the half message at {half.physical_offset} {word}")
+            raise _not_pending(half, state)
         if wanted is State.ROLLED_BACK:
             self.transactions.roll_back(half)
             return command.reply()
@@ -153,7 +155,8 @@ class EndTransactionProcessor:
             raise RemotingError(
                 ResponseCode.TOPIC_NOT_EXIST,
                 f"{no_such_topic(half.topic).remark}: the half message at {half.physical_offset} stays pending until"
-                " the topic is created again (mqadmin updateTopic), or it is rolled back",
+                " the topic is created again (mqadmin updateTopic), it is rolled back, or it expires after"
+                " transactionCheckMax checks",
             )
 
     def _later(self, connection: Connection, command: RemotingCommand, topic: str, result: PutMessageResult) -> None:
@@ -203,9 +206,9 @@ class EndTransactionProcessor:
         if expired:
             result = await self._resume_expired(physical_offset)
         else:
-            halves = self.transactions.halves
-            if halves.state(half.offset) is not State.PENDING:
-                raise _mismatch(f"the half message at {physical_offset} is not pending: it was ended or stored again")
+            state = self.transactions.halves.state(half.offset)
+            if state is not State.PENDING:
+                raise _not_pending(half, state)
             _, result = await self.transactions.store_again(half, 0)
         if not result.ok:
             raise RemotingError(ResponseCode.SYSTEM_ERROR, result.remark or result.status.name)
@@ -213,17 +216,26 @@ class EndTransactionProcessor:
 
     async def _resumable(self, physical_offset: int) -> tuple[Half, bool]:
         """The half at a log offset, valid until the next await, and whether it has expired. Raises SYSTEM_ERROR."""
-        half, expired = _half_or_expired(await self._store.look_message_cold(physical_offset), physical_offset)
-        # A client may have sent a body with the bytes of such a record: the queue does not lead to it.
-        topic = TRANS_CHECK_MAX_TIME_TOPIC if expired else TRANS_HALF_TOPIC
-        units = await self._store.queue_units(topic, QUEUE, half.offset, 1)
-        if not units or units[0][0] != physical_offset:
-            raise _mismatch(f"message {half.offset} of {topic} is not at the commit log offset {physical_offset}")
-        return _half_or_expired(await self._store.look_message_cold(physical_offset), physical_offset)
+        try:
+            half, expired = _half_or_expired(await self._store.look_message_cold(physical_offset), physical_offset)
+            # A client may have sent a body with the bytes of such a record: the queue does not lead to it.
+            topic = TRANS_CHECK_MAX_TIME_TOPIC if expired else TRANS_HALF_TOPIC
+            units = await self._store.queue_units(topic, QUEUE, half.offset, 1)
+            if not units or units[0][0] != physical_offset:
+                raise _mismatch(f"message {half.offset} of {topic} is not at the commit log offset {physical_offset}")
+            return _half_or_expired(await self._store.look_message_cold(physical_offset), physical_offset)
+        except OSError as error:
+            raise _unreadable(physical_offset, error) from None
 
     async def _resume_expired(self, physical_offset: int) -> PutMessageResult:
         async with self._resumed.lock:  # two at a time would make two halves
-            found = await self._resumed.find(physical_offset)
+            try:
+                found = await self._resumed.find(physical_offset)
+            except OSError as error:
+                raise _mismatch(
+                    f"whether the message at {physical_offset} has been resumed is not known, because a half message"
+                    f" behind it cannot be read: {error}"
+                ) from None
             if found >= 0:
                 raise _mismatch(f"the message at {physical_offset} has been resumed already, as half message {found}")
             half, _ = await self._resumable(physical_offset)
@@ -270,6 +282,15 @@ def _half_of(header: EndTransactionRequestHeader, data: Any, units: Sequence[tup
             f"the half message {half.offset} is at the commit log offset {units[0][0]}, not {header.commit_log_offset}"
         )
     return half
+
+
+def _not_pending(half: Half, state: State | None) -> RemotingError:
+    word = "cannot be read yet" if state is None else _WORDS[state]
+    return _mismatch(f"the half message at {half.physical_offset} {word}")
+
+
+def _unreadable(physical_offset: int, error: OSError) -> RemotingError:
+    return _mismatch(f"the message at {physical_offset} cannot be read: {error}")
 
 
 def _mismatch(text: str) -> RemotingError:

@@ -66,6 +66,7 @@ async def test_a_half_whose_topic_was_deleted(life: Life) -> None:
         refused = await life.end(ended)
     assert refused.code == ResponseCode.TOPIC_NOT_EXIST
     assert "the topic T does not exist on this broker: the half message at" in (refused.remark or "")
+    assert "expires after transactionCheckMax checks" in (refused.remark or "")
     assert [entry["topic"] for entry in logs if entry["event"] == "half_message_without_topic"] == ["T"]
     assert life.broker.context.store.max_offset("T", 0) == 0
     assert life.pending == 2

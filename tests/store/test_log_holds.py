@@ -51,6 +51,7 @@ async def test_an_expired_file_stays_as_long_as_it_has_a_pending_message() -> No
         (note,) = log_hold_notes(store)
         assert note.code == "log_files_held"
         assert note.text.startswith(f"{len(store.files.files) - 1} expired files")
+        assert note.text.endswith("pending or whose end is not durable yet")
 
         reader.offset = 150
         while await store._clean.look():

@@ -11,6 +11,8 @@ its halves wait where they are.
 """
 
 import time
+from collections.abc import Iterable
+from itertools import takewhile
 from typing import Any, Final
 
 import structlog
@@ -47,7 +49,8 @@ _SPARSE: Final = 4
 _READ_ATTEMPTS: Final = 8
 """After so many failed attempts, one in each round, a half counts as unreadable."""
 _MOST_ERRORS: Final = 64
-"""A round ends after so many failed reads of halves that could be read before, and of those that could not."""
+"""So many failed reads end a round's look at the halves that could be read before, at the others, or at the table."""
+_OPEN: Final = (State.PENDING, State.COMMITTING)
 _HOPELESS: Final = (PutMessageStatus.MESSAGE_ILLEGAL, PutMessageStatus.PROPERTIES_SIZE_EXCEEDED)
 
 
@@ -118,35 +121,38 @@ class TransactionalMessageCheckService:
         """
         async with self._round:
             halves = self._transactions.halves
-            first, end = halves.advance(), halves.end
-            self._unsent = {offset: over for offset, over in self._unsent.items() if offset >= first}
-            self._forget_deleted()
-            again = list(self._failed)
-            self._errors = 0
+            halves.advance()
+            end = halves.end
+            self._forget()
+            failed = list(self._failed)
             oldest = _Oldest()
-            offset = halves.next_pending(first, end)
-            began = time.perf_counter()
-            while offset >= 0 and self._errors < _MOST_ERRORS:
-                if offset not in self._failed:
-                    oldest.add(await self._check_one(offset))
-                if time.perf_counter() - began > _SLICE:
-                    await trio.lowlevel.checkpoint()
-                    began = time.perf_counter()
-                offset = halves.next_pending(offset + 1, end)
-            errors, ended_early = self._errors, offset >= 0
-            for offset in again[:_MOST_ERRORS]:  # one that fails again becomes the last one for the next round
-                oldest.add(await self._check_one(offset))
+            complete = await self._look_at(takewhile(lambda offset: offset < end, halves.all_pending()), oldest)
+            errors = self._errors
+            await self._look_at(failed, oldest, failed=True)
             self._transactions.oldest_ms = oldest.since
-            if ended_early:
+            if not complete:
                 raise OSError(f"{errors} half messages could not be read")
             await self._make_dense()
 
-    def _forget_deleted(self) -> None:
-        """What is known of halves that could not be read ends with the halves, or with their log files."""
+    async def _look_at(self, offsets: Iterable[int], oldest: _Oldest, *, failed: bool = False) -> bool:
+        """Look at halves; at those of ``_failed`` only if ``failed``. False if it ended after too many failed reads."""
+        self._errors = 0
+        began = time.perf_counter()
+        for offset in offsets:
+            if self._errors >= _MOST_ERRORS:
+                return False
+            if failed or offset not in self._failed:
+                oldest.add(await self._check_one(offset))
+            if time.perf_counter() - began > _SLICE:
+                await trio.lowlevel.checkpoint()
+                began = time.perf_counter()
+        return True
+
+    def _forget(self) -> None:
+        """What is known of halves ends with the halves, that of unreadable ones also with their log files."""
         halves, begins = self._transactions.halves, self._store.min_offset(TRANS_HALF_TOPIC, QUEUE)
-        self._failed = {
-            offset: attempts for offset, attempts in self._failed.items() if halves.state(offset) is State.PENDING
-        }
+        self._failed = {offset: attempts for offset, attempts in self._failed.items() if self._is_pending(offset)}
+        self._unsent = {offset: over for offset, over in self._unsent.items() if halves.state(offset) in _OPEN}
         for offset in [offset for offset in halves.unreadable if offset < begins]:
             self._lose(offset)
 
@@ -177,15 +183,25 @@ class TransactionalMessageCheckService:
         data = self._store.look_message(units[0][0]) if units else None
         return _decoded(data, offset) if data else None
 
+    def _is_pending(self, offset: int) -> bool:
+        return self._transactions.halves.state(offset) is State.PENDING
+
     async def _find(self, offset: int) -> Half | None:
         """The pending half at an offset; None if it was ended meanwhile, is lost, or not given by the device.
 
-        The last two are noted.
+        The last two are noted. The half is pending until the caller's next await.
         """
+        # Since the round began it may have been ended, or stored again: then another record stands for it.
+        if not self._is_pending(offset):
+            self._failed.pop(offset, None)
+            return None
         try:
             half = self._look(offset) or await self._read(offset)
         except OSError as error:
-            # Behind the others: a round tries the first ones of these again.
+            if not self._is_pending(offset):  # it was ended while the device was waited for
+                self._failed.pop(offset, None)
+                return None
+            # Behind the others: a round may try only the first ones of these again.
             attempts = self._failed.pop(offset, 0) + 1
             self._failed[offset] = attempts
             self._errors += 1
@@ -201,7 +217,7 @@ class TransactionalMessageCheckService:
         """The same from the device; None if it has been ended meanwhile, or if it is lost, which is noted."""
         units = await self._store.queue_units(TRANS_HALF_TOPIC, QUEUE, offset, 1)
         data = await self._store.look_message_cold(units[0][0]) if units else b""
-        if self._transactions.halves.state(offset) is not State.PENDING:
+        if not self._is_pending(offset):
             return None
         half = _decoded(data, offset) if len(data) else None
         if half is None and offset < self._store.max_offset(TRANS_HALF_TOPIC, QUEUE):
@@ -209,8 +225,7 @@ class TransactionalMessageCheckService:
         return half
 
     def _lose(self, offset: int) -> None:
-        self._transactions.lose(offset)
-        if self._log_budget.allows():
+        if self._transactions.lose(offset) and self._log_budget.allows():
             deleted = offset < self._store.min_offset(TRANS_HALF_TOPIC, QUEUE)
             _log.error("half_message_lost", offset=offset, why="its log file was deleted" if deleted else "damaged")
 
@@ -250,7 +265,7 @@ class TransactionalMessageCheckService:
             )
         else:
             return
-        if transactions.halves.state(result.queue_offset) is not State.PENDING:
+        if not self._is_pending(result.queue_offset):
             return  # it has been ended while it was stored again
         if not self._ask(half, body, message, result, times) and result.queue_offset != half.offset:
             await self._uncount(result.queue_offset, times)
@@ -312,9 +327,12 @@ class TransactionalMessageCheckService:
         halves = self._transactions.halves
         end = halves.end
         offset = halves.next_pending(halves.first, end)
+        self._errors = 0
         # The length of the table from the first pending half on: those before it need no entry once they are done.
         while offset >= 0 and max(_SPARSE_AT, halves.pending * _SPARSE) <= halves.end - offset:
-            half = await self._find(offset)
+            if self._errors >= _MOST_ERRORS:
+                return
+            half = await self._find(offset) if offset not in self._failed else None  # this round has tried those
             if half is not None:
                 if not self._is_due(half):
                     return

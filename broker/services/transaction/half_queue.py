@@ -47,7 +47,8 @@ class HalfQueue:
     """The states of the halves from ``first`` on, and where those are that were stored again.
 
     ``pending`` is the number of halves that are not ended. One that is committed counts until its record is stored.
-    ``unreadable``: the halves that this start could not read. They do not count, and are not done before the next one.
+    ``unreadable``: the records that this start could not read and that are not done. They do not count. One is done
+    when the half whose first record it is has ended, or its log file is deleted; any other one waits for a start.
     """
 
     def __init__(self, first: int = 0, end: int = 0) -> None:
@@ -139,6 +140,7 @@ class HalfQueue:
         at = offset - self._base
         if at >= self._done:
             self._states[at] |= _DONE
+            self.unreadable.discard(offset)
 
     def ended(self, offset: int) -> None:
         """A half that was ended durably before this start. Ignored if it is not in the table."""
@@ -147,17 +149,23 @@ class HalfQueue:
             self._states[at] = State.ENDED | _DONE
             self.pending -= 1
 
-    def lose(self, offset: int) -> None:
-        """A half cannot be read any more, and never will. Nothing says which entry of _latest leads to it."""
+    def lose(self, offset: int) -> bool:
+        """A record cannot be read any more, and never will. False if no half is lost with it.
+
+        Then the half was ended, or another record stands for it. Nothing says which entry of _latest leads to a record.
+        """
+        if offset < self.first:  # it has no entry
+            return False
         if offset in self.unreadable:
             self.unreadable.remove(offset)
             self._states[offset - self._base] = State.ENDED | _DONE
-            return
+            return offset not in self._latest
         self.ended(offset)
         self._stale += 1
         if self._stale >= max(_STALE_AT, len(self._latest) // 2):
             self._stale = 0
             self._latest = {origin: last for origin, last in self._latest.items() if not self._is_ended(last)}
+        return True
 
     def _is_ended(self, offset: int) -> bool:
         at = offset - self._base

@@ -32,6 +32,7 @@ _DENSE: Final = 4
 """Units of the half queue are read together if at least one in so many is needed."""
 _UNREADABLE_SECONDS: Final = 1.0
 _MOVING: Final = "the half message is being stored again"
+_NOT_PENDING: Final = "the half message is not pending"
 
 
 class TransactionStore(Protocol):
@@ -290,6 +291,17 @@ class TransactionalMessageService:
 
     # -- halves stored again, and expired ones
 
+    def _refusal(self, half: Half) -> PutMessageResult | None:
+        """Why a half cannot be stored again or expire now; None if it can."""
+        # A round of checks and an administrator may want it at the same time: two copies would be two halves, and a
+        # copy would be pending after the half has expired.
+        if half.origin in self._moving:
+            return PutMessageResult(PutMessageStatus.SERVICE_NOT_AVAILABLE, remark=_MOVING)
+        # It was ended since it was read, or another record stands for it: it would be pending, or end, a second time.
+        if self.halves.state(half.offset) is not State.PENDING:
+            return PutMessageResult(PutMessageStatus.SERVICE_NOT_AVAILABLE, remark=_NOT_PENDING)
+        return None
+
     async def store_again(self, half: Half, times: int) -> tuple[MessageInner, PutMessageResult]:
         """Store a pending half again, after ``times`` checks; it stays pending, at the offset in the result.
 
@@ -297,9 +309,9 @@ class TransactionalMessageService:
         """
         message = self.messages.again(half, times)
         offset, origin = half.offset, half.origin
-        # A round of checks and an administrator may want it at the same time: two copies would be two halves.
-        if origin in self._moving:
-            return message, PutMessageResult(PutMessageStatus.SERVICE_NOT_AVAILABLE, remark=_MOVING)
+        refusal = self._refusal(half)
+        if refusal is not None:
+            return message, refusal
         self._moving.add(origin)
 
         def stored(result: PutMessageResult) -> None:
@@ -325,9 +337,9 @@ class TransactionalMessageService:
     async def expire(self, half: Half) -> PutMessageResult:
         """Move a pending half to TRANS_CHECK_MAX_TIME_TOPIC. Nothing changes if the result is not ok."""
         origin = half.origin
-        # The copy would be pending after this end of the half.
-        if origin in self._moving:
-            return PutMessageResult(PutMessageStatus.SERVICE_NOT_AVAILABLE, remark=_MOVING)
+        refusal = self._refusal(half)
+        if refusal is not None:
+            return refusal
         self.halves.set(half.offset, State.COMMITTING)  # no end is accepted meanwhile
         self.settled.putting(origin, self._store.max_phy_offset)
 
@@ -362,10 +374,11 @@ class TransactionalMessageService:
             await done.wait()
         return outcome[0]
 
-    def lose(self, offset: int) -> None:
-        """A half cannot be read any more: its log file was deleted, or its record is damaged."""
-        self.counters.lost += 1
-        self.halves.lose(offset)
+    def lose(self, offset: int) -> bool:
+        """A record cannot be read any more: its log file was deleted, or it is damaged. False if no half is lost."""
+        lost = self.halves.lose(offset)
+        self.counters.lost += lost
+        return lost
 
     # -- what is durable
 

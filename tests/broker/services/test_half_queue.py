@@ -167,6 +167,37 @@ def test_halves_that_are_lost_leave_nothing_behind(monkeypatch: pytest.MonkeyPat
     assert queue.latest(39, 39) in (39, 79)
 
 
+def test_a_first_record_that_was_unreadable_is_done_with_its_half(monkeypatch: pytest.MonkeyPatch) -> None:
+    # guards the table's front: a record that was done stayed unreadable, and was then sought before the first entry
+    monkeypatch.setattr(half_queue, "_KEPT", 2)
+    monkeypatch.setattr(half_queue, "_TRIM_AT", 1)
+    queue = HalfQueue(0, 10)
+    queue.hide(0)
+    queue.stands_for(0, 1)
+    for offset in range(1, 9):
+        queue.set(offset, State.COMMITTED)
+    for offset in range(9):
+        queue.done(offset)
+    queue.forget(0)
+    assert queue.unreadable == set()
+    assert (queue.advance(), queue.pending) == (9, 1)
+    assert queue.table[0] > 1, "the front is freed"
+    assert not queue.lose(0)
+    assert not queue.lose(1)
+    assert (queue.state(9), queue.pending) == (State.PENDING, 1)
+
+
+def test_an_unreadable_record_that_another_one_stands_for_is_no_lost_half() -> None:
+    queue = HalfQueue(0, 3)
+    queue.hide(0)
+    queue.hide(1)
+    queue.stands_for(0, 2)
+    assert not queue.lose(0)
+    assert queue.lose(1)
+    assert (queue.unreadable, queue.pending, queue.advance()) == (set(), 1, 2)
+    assert queue.end_of(0, 0) is State.PENDING, "its last record"
+
+
 class Store:
     """Takes or refuses puts; ``later`` answers them when ``answer`` is called."""
 
