@@ -443,11 +443,12 @@ async def test_a_power_cut_at_any_call_of_a_start_with_another_precision(
             alive = True
         except PowerCut:
             pass
-        again = await recovered(disk.power_cut(loss), records, last, slots=2048)
+        left = disk.power_cut(loss)
+        again = await recovered(left, records, last, slots=2048)
         await add(again, Records(again.next_offset), [9] * (10 + extra - again.next_offset))
         assert await all_waiting(again) == list(range(10 + extra)), cut_at
         assert again.wheel.count == 10 + extra
-        third = await recovered(again.disk.copy_after_cut(loss), records, last, slots=2048)  # type: ignore[attr-defined]
+        third = await recovered(left.copy_after_cut(loss), records, last, slots=2048)
         await add(third, Records(third.next_offset), [9] * (10 + extra - third.next_offset))
         assert await all_waiting(third) == list(range(10 + extra)), cut_at
     assert cut_at > 25
