@@ -310,7 +310,9 @@ def test_topics_with_their_clusters_and_groups(servers: Servers, name: str) -> N
     assert name in said(servers, "topicList")
     rows = [line.split() for line in said(servers, "statsAll", "-t", name).splitlines()]
     assert any(row[:2] == [name, name] for row in rows)
-    assert name not in said(servers, "statsAll", "-t", name, "-a") or servers.peer == "trimq"
+    quiet = servers.create_topic(f"{name}_quiet", 1)  # of the other one, Apache's broker takes samples at its own times
+    assert quiet in said(servers, "statsAll", "-t", quiet)
+    assert quiet not in said(servers, "statsAll", "-t", quiet, "-a")
     assert f'"topic":"{name}"' in said(servers, "deleteTopic", "-t", name, "-c", "DefaultCluster", "--json").replace(
         " ", ""
     )

@@ -12,6 +12,7 @@ from typing import Any
 CREATE_TOPIC = 17
 UPDATE_OFFSET = 15
 CREATE_GROUP = 200
+PRODUCERS = 204
 DELETE_TOPIC = 215
 QUERY_OFFSET = 14
 ROUTE = 105
@@ -73,6 +74,11 @@ def ask(address: str, code: int, ext: dict[str, str] | None = None, body: bytes 
     if reply.code != 0:
         raise RefusedError(reply)
     return reply
+
+
+def has_producer(address: str, group: str) -> bool:
+    """Whether the broker has had a heartbeat of a producer of the group."""
+    return call(address, PRODUCERS, {"producerGroup": group}).code == 0
 
 
 def accepts(address: str) -> bool:
