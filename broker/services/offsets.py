@@ -78,8 +78,10 @@ class ConsumerOffsetManager(PersistentTable):
     def pieces(self) -> Iterator[bytes]:
         """The content of consumerOffset.json; also the body of GET_ALL_CONSUMER_OFFSET (43)."""
         table = self.offset_table
+        # The broker's own offsets are copied: two that were committed together must not be written from two moments,
+        # while the commits of clients may change between the pieces.
         if self._own:
-            table = table | {key: offsets for key, offsets in self._own.items() if offsets or key in table}
+            table = table | {key: dict(offsets) for key, offsets in self._own.items() if offsets or key in table}
         state: dict[str, Any] = {"dataVersion": self.data_version, "offsetTable": table}
         if self.pull_offset_table:
             state["pullOffsetTable"] = self.pull_offset_table

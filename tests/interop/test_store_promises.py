@@ -17,8 +17,8 @@ import pytest
 
 from tests.interop.harness import probe
 from tests.interop.harness.drivers import JavaClient, Producer, Record, bodies, message, unique
-from tests.interop.harness.log_image import LogImage
 from tests.interop.harness.log_image import Record as Stored
+from tests.interop.harness.log_image import live_image
 from tests.interop.harness.servers import Cluster, Peer, broker_on_store
 from tests.interop.harness.waiting import wait_until
 from tests.interop.test_timers import TIMER_CHECK_POINT
@@ -53,7 +53,7 @@ class Promises:
     far: dict[str, str] = field(default_factory=dict)
 
     def records(self, topic: str) -> list[Stored]:
-        return LogImage(self.store, LOG_FILE).of(topic)
+        return live_image(self.store, LOG_FILE).of(topic)
 
     def delivered(self) -> Counter[str]:
         return Counter(record.body.decode() for record in self.records(self.topic))

@@ -23,7 +23,7 @@ from typing import Literal
 import pytest
 
 from tests.interop.harness import probe, wire
-from tests.interop.harness.log_image import LogImage, Record, split
+from tests.interop.harness.log_image import LogImage, Record, live_image, split
 from tests.interop.harness.processes import ended_afterwards
 from tests.interop.harness.servers import Broker, Peer
 from tests.interop.harness.waiting import wait_until
@@ -79,6 +79,9 @@ class Story:
 
     def look(self) -> LogImage:
         return LogImage(self.store, LOG_FILE)
+
+    def look_now(self) -> LogImage:
+        return live_image(self.store, LOG_FILE)
 
 
 def java_hash(text: str) -> int:
@@ -217,10 +220,10 @@ def write(broker: Broker, v4: Wire, v6: Wire, story: Story, label: str, ending: 
     if broker.peer == "trimq":
         story.retrying = OVERLONG_GROUP
     retry = RETRY + story.retrying
-    back = len(story.look().of(retry))
+    back = len(story.look_now().of(retry))
     v4.send_back(sent[0], story.retrying, 1)
     v6.send_back(sent[1], story.retrying, 1)
-    wait_until(lambda: len(story.look().of(retry)) >= back + 2, "retried messages")
+    wait_until(lambda: len(story.look_now().of(retry)) >= back + 2, "retried messages")
     for queue in range(QUEUES):
         story.offsets[queue] = v4.offsets(SHORT, queue)[1] - queue
         v4.pull(SHORT, queue, 0, 1, GROUP)  # creates the group
@@ -267,7 +270,7 @@ def check_state(broker: Broker, story: Story) -> None:
         assert probe.committed_offset(broker.address, GROUP, SHORT, queue) == offset
     keys = {sent.key for sent in story.due}
     wait_until(
-        lambda: keys <= {record.properties["UNIQ_KEY"] for record in story.look().of(SHORT)},
+        lambda: keys <= {record.properties["UNIQ_KEY"] for record in story.look_now().of(SHORT)},
         "messages whose delay has passed",
     )
 
@@ -295,7 +298,7 @@ def test_every_byte_survives_the_turns(chain: str, tmp_path: Path) -> None:
                 check_served(v4, story.image)
                 check_state(broker, story)
             write(broker, v4, v6, story, f"turn{number}", ending)
-            check_served(v6, story.look())
+            check_served(v6, story.look_now())
     assert story.image is not None
     check_richness(story.image)
     configuration = tmp_path / f"turn-{len(CHAINS[chain]) - 1}-{CHAINS[chain][-1][0]}" / "broker.conf"

@@ -1,5 +1,6 @@
 """Log files with pending messages are kept, until the disk is so full that files are deleted forcibly."""
 
+import errno
 from collections.abc import Iterator
 from typing import Any
 
@@ -98,6 +99,56 @@ async def test_a_full_disk_deletes_pending_messages_and_says_how_many() -> None:
         # What is gone does not hold the files behind it: the lowest pending message is one that still exists.
         rig.disk.capacity = 1 << 40
         assert await QueuedMessages("", store, reader.positions).lowest() == (await drain(store))[0].commit_log_offset
+
+
+class BadPage:
+    """A service whose messages cannot be found while ``bad``."""
+
+    name = "half messages"
+    bad = True
+
+    async def lowest(self) -> int | None:
+        return self._read()
+
+    async def count(self, _start: int, _end: int) -> int:
+        return self._read() or 0
+
+    def _read(self) -> int | None:
+        if self.bad:
+            raise OSError(errno.EIO, "bad sector")
+        return None
+
+
+async def test_a_page_that_cannot_be_read_holds_the_log_until_the_disk_is_full() -> None:
+    rig = Rig()
+    async with opened(rig.disk, rig.settings(delete_file_batch_max=1), rig.clock) as store:
+        await fill(store, 150)
+        rig.age(store, 100, count=3)
+        page = BadPage()
+        store.hold_log(page)
+        Reader(store)
+        store._clean._manual_rounds = 20
+        with capture_logs() as logs:
+            assert await store._clean.look() == 0
+            assert await store._clean.look() == 0
+        assert [(one["event"], one["what"]) for one in logs] == [("pending_messages_not_found", "half messages")]
+        assert store.log_holds.files_held == 3
+
+        capacity, rig.disk.capacity = rig.disk.capacity, rig.disk.used() * 100 // 86
+        with capture_logs() as logs:
+            assert await store._clean.look() == 1
+        events = {one["event"]: one for one in logs}
+        assert events["pending_messages_not_counted"]["what"] == "half messages"
+        assert events["pending_messages_deleted"]["what"] == "delayed messages", "those that can be counted are"
+        assert store.log_holds.deleted["half messages"] == 0
+
+        page.bad, rig.disk.capacity = False, capacity
+        reader_lowest = (await drain(store))[0].commit_log_offset
+        assert await store.log_holds.lowest() == reader_lowest
+        page.bad = True
+        with capture_logs() as logs:
+            assert await store.log_holds.lowest() == 0
+        assert [one["event"] for one in logs] == ["pending_messages_not_found"], "a new error is reported again"
 
 
 async def test_without_pending_messages_nothing_is_held() -> None:

@@ -6,7 +6,7 @@ that could not be stored is tried again with the next ones, so no end is skipped
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import structlog
 import trio
@@ -22,6 +22,9 @@ from trimq.remoting.runtime.clock import Clock
 from trimq.remoting.runtime.log_budget import LogBudget
 
 _log = structlog.get_logger("broker.transaction")
+
+_MOST_RECORDS: Final = 4096
+"""Op records that are remembered one by one while they name halves that are not done: later ones count as one."""
 
 
 class OpStore(Protocol):
@@ -52,7 +55,7 @@ class _Written(NamedTuple):
 
 
 class _OpRecord(NamedTuple):
-    """An op record in its queue, and the highest half in it."""
+    """An op record in its queue, and the highest half in it, or in those before it that count as one with it."""
 
     offset: int
     highest: int
@@ -61,7 +64,7 @@ class _OpRecord(NamedTuple):
 class OpQueue:
     """Ends that are not in an op record yet, those whose op record is not durable yet, and the op queue's progress.
 
-    ``first`` is the first op record that names a half which is not done.
+    ``first`` is the first op record that names a half which is not done, or an earlier one.
     """
 
     def __init__(
@@ -98,7 +101,9 @@ class OpQueue:
     def start_at(self, first: int, end: int, records: list[tuple[int, int]]) -> None:
         """Set by the start: the op queue's part from ``first`` on, with the highest half in each of its records."""
         self.first, self.end = first, end
-        self._records = deque(_OpRecord(*each) for each in records)
+        self._records.clear()
+        for each in records:
+            self._remember(_OpRecord(*each))
 
     def rebuild(self, end: int) -> None:
         """Set by the start: the op queue is damaged, so the caller adds all ends again.
@@ -160,7 +165,7 @@ class OpQueue:
         self._putting = False
         self._idle.set()
         if result.ok:
-            self._records.append(_OpRecord(result.queue_offset, highest))
+            self._remember(_OpRecord(result.queue_offset, highest))
             self._written.append(_Written(result.physical_offset + result.size, result.queue_offset + 1, ends))
             if self._rebuilt_at is None:
                 self._rebuilt_at = result.queue_offset
@@ -172,6 +177,13 @@ class OpQueue:
         self._size += sum(map(_length, ends))
         if self._log_budget.allows():
             _log.warning("op_record_not_stored", status=result.status.name, reason=result.remark, waiting=self.waiting)
+
+    def _remember(self, record: _OpRecord) -> None:
+        # One half that is not done, or cannot be read, keeps all later records here: memory stays bounded, and a start
+        # may read some more of them.
+        if len(self._records) >= _MOST_RECORDS:
+            record = _OpRecord(record.offset, max(record.highest, self._records.pop().highest))
+        self._records.append(record)
 
     def settle(self, flushed: int) -> Iterator[None]:
         """The log is durable up to ``flushed``: the ends in durable op records are done. A step for each op record."""

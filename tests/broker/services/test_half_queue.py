@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from trimq.broker.services.transaction import half_queue
+from trimq.broker.services.transaction import ops as ops_module
 from trimq.broker.services.transaction.half_queue import HalfQueue, State
 from trimq.broker.services.transaction.held_halves import HeldHalves
 from trimq.broker.services.transaction.messages import HalfMessages
@@ -283,6 +284,29 @@ def test_an_end_is_done_once_its_record_is_durable(tmp_path: object) -> None:
         assert halves.advance() == first
         assert ops.advance(first) == op
     assert (done, ops.end) == ([0, 1, 2], 2)
+
+
+def test_memory_is_bounded_while_one_half_is_not_done(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Half 0 is pending, so the op records of all others are needed by a start. No record may be passed too early.
+    monkeypatch.setattr(ops_module, "_MOST_RECORDS", 3)
+    store = Store()
+    ops, halves = make_ops(tmp_path, store, end=9)
+    for offset in (1, 2, 3, 8, 4, 5, 6, 7):
+        add(ops, halves, offset)
+        ops.write()
+    assert len(list(ops.settle(850))) == 8
+    assert len(ops._records) == 3
+    assert ops.advance(halves.advance()) == 0
+    assert ops.advance(8) == 2, "the third record stands for half 8 and those after it"
+    assert ops.advance(9) == 8
+
+
+def test_a_start_remembers_a_bounded_number_of_op_records(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ops_module, "_MOST_RECORDS", 3)
+    ops, _ = make_ops(tmp_path, Store())
+    ops.start_at(10, 15, [(10, 3), (11, 4), (12, 50), (13, 6), (14, 5)])
+    assert len(ops._records) == 3
+    assert [ops.advance(half) for half in (3, 4, 5, 50, 51)] == [10, 11, 12, 12, 15]
 
 
 def test_a_stop_may_settle_between_the_steps_of_a_look(tmp_path: object) -> None:

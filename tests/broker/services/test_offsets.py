@@ -78,6 +78,27 @@ async def test_commits_are_written_at_the_interval() -> None:
         nursery.cancel_scope.cancel()
 
 
+async def test_two_own_offsets_are_written_from_one_moment() -> None:
+    # The transactions' offsets in the half queue and the op queue belong together. The writer lets other tasks run
+    # between the pieces of a large file.
+    manager = await loaded(SimDisk())
+    manager.commit_own("OWN", "HALF", 0, 1)
+    for number in range(400):
+        manager.commit("client", f"group{number}", "T", 0, 1)
+    manager.commit_own("OWN", "OP", 0, 1)
+    manager.commit("client", "last", "T", 0, 1)
+    pieces = []
+    for piece in manager.pieces():
+        pieces.append(piece)
+        if b"HALF@OWN" in piece:
+            manager.commit_own("OWN", "HALF", 0, 2)
+            manager.commit_own("OWN", "OP", 0, 2)
+            manager.commit("client", "last", "T", 0, 2)
+    table = json.loads(b"".join(pieces))["offsetTable"]
+    assert (table["HALF@OWN"], table["OP@OWN"]) == ({"0": 1}, {"0": 1})
+    assert table["T@last"] == {"0": 2}, "the pieces were made one by one"
+
+
 async def test_the_version_goes_up_with_every_500th_commit() -> None:
     offsets = await loaded(SimDisk())
     for n in range(1000):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import struct
+import time
 from collections import defaultdict
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
+
+from tests.interop.harness.waiting import POLL_INTERVAL, wait_until
 
 V1 = 0xDAA320A7
 V2 = 0xDAA320AB
@@ -122,3 +125,18 @@ class LogImage:
 
     def of(self, topic: str) -> list[Record]:
         return [record for record in self.records if record.topic == topic]
+
+
+def live_image(store: Path, file_size: int) -> LogImage:
+    """The log while a broker writes to it. A record or a file that is half written is waited for."""
+
+    def look() -> LogImage | None:
+        try:
+            image = LogImage(store, file_size)
+            time.sleep(POLL_INTERVAL)  # a record that was being copied at the first look is complete at the second one
+            again = LogImage(store, file_size)
+        except (ValueError, IndexError, FileNotFoundError, struct.error):
+            return None
+        return image if again.start == image.start and again.data.startswith(image.data) else None
+
+    return wait_until(look, "the same log twice")
