@@ -147,7 +147,12 @@ class ConsumerFilterManager(PersistentTable):
 
     def _fields(self, entry: ConsumerFilterData) -> dict[str, Any]:
         fields: dict[str, Any] = msgspec.to_builtins(entry)
-        return fields | {"dead": entry.is_dead} | self._more[entry.topic, entry.consumer_group]
+        return fields | {"dead": entry.is_dead} | self._more_of(entry.topic, entry.consumer_group)
+
+    def _more_of(self, topic: str, group: str) -> dict[str, Any]:
+        # There are none for a new entry, nor for one that was removed while the file is written. Apache's broker ignores
+        # a file in which one entry has no bits.
+        return self._more.get((topic, group)) or {_BLOOM: bloom_filter_data(group, topic)}
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Drop expressions that have been dead for filterDataCleanTimeSpan, and write the file, every 10 s, forever."""
@@ -249,7 +254,7 @@ class ConsumerFilterManager(PersistentTable):
         """Put an expression in the place of the older one. Returns why not: there is no space for it; else ""."""
         topic, text = subscription.topic, subscription.sub_string
         # The bits, also those that another broker has computed, are of the names: they hold for the new expression too.
-        more = self._more.get((topic, group)) or {_BLOOM: bloom_filter_data(group, topic)}
+        more = self._more_of(topic, group)
         old = self.get(topic, group)
         if old is not None:
             self._remove(old)

@@ -17,6 +17,7 @@ from trimq.broker.services import consumer_filters
 from trimq.broker.services.consumer_filters import MOST_NEW, ConsumerFilterData, ConsumerFilterManager
 from trimq.broker.services.consumers import GroupChange
 from trimq.broker.services.state_file import StateFileError, replace_file
+from trimq.protocol.bloom_filter import bloom_filter_data
 from trimq.protocol.body import SubscriptionData
 from trimq.remoting.runtime.clock import ManualClock
 
@@ -218,6 +219,21 @@ async def test_the_file_that_we_write() -> None:
     entry = again.filters.get("T", "G")
     assert entry is not None
     assert entry.dead_time == now + 1000
+
+
+async def test_an_expression_may_be_removed_while_the_file_is_written() -> None:
+    """The writer lets other tasks run between the pieces of a large file: a heartbeat may be one of them."""
+    world = World()
+    topics = [f"T{number}" for number in range(500)]
+    world.filters.register("G", [sql(topic, "a = 1") for topic in topics])
+    pieces = world.filters.pieces()
+    text = next(pieces) + next(pieces) + next(pieces)
+    assert b'"T0"' in text
+    assert b'"T499"' not in text
+    world.filters.register("G", [sql(topic, "a = 1") for topic in topics[:-1]] + [sql("T499", "a =", 2)])
+    assert world.filters.get("T499", "G") is None
+    written = json.loads(text + b"".join(pieces))["filterDataByTopic"]
+    assert written["T499"]["groupFilterData"]["G"]["bloomFilterData"] == bloom_filter_data("G", "T499")
 
 
 @pytest.mark.parametrize("bits", [None, {"bitNum": 224, "bitPos": [1, 2, 200]}])
