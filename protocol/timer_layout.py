@@ -59,7 +59,10 @@ class Slot(NamedTuple):
 
 
 class TimerUnit(NamedTuple):
-    """A unit of the timer log. ``previous`` is NO_POSITION for the first one of a slot; ``time`` is the slot's time."""
+    """A unit of the timer log. ``previous`` is NO_POSITION for the first one of a slot.
+
+    ``time`` is TIMER_OUT_MS of the message, to the ms, or when it rolls: its slot is the one that ``time`` is in.
+    """
 
     previous: int
     magic: int

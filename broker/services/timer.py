@@ -2,8 +2,9 @@
 
 One task moves messages between the timer's queue, the wheel and their real topics: it takes new messages of the queue
 into the wheel, and delivers the slots whose time has come. A slot ends one precision after its time, so no message
-comes before its TIMER_OUT_MS, nor before the time that was asked for. After a start the overdue slots are delivered
-before anything enters the wheel; a message that does not fit into the wheel stays in the queue until it does.
+comes before its TIMER_OUT_MS, nor before the time that was asked for, unless the precision has become finer since.
+After a start the overdue slots are delivered before anything enters the wheel; a message that does not fit into the
+wheel stays in the queue until it does.
 Another task writes checkpoints (store/timer/timer_store.py).
 
 Unlike RocketMQ, a message whose put fails is put again until the store takes it, without those of its slot that are

@@ -478,7 +478,7 @@ async def test_a_power_cut_while_a_wheel_that_was_lost_is_written(loss: Loss) ->
 async def test_what_was_delivered_with_a_finer_precision_does_not_come_again(
     times: list[int], left: dict[int, list[int]]
 ) -> None:
-    """The read time is in the middle of a slot of the new precision. The units fit its slots, or are written again."""
+    """The read time is in the middle of a slot of the new precision, whose slots the units would fit, or not."""
     records, disk = Records(), SimDisk()
     store = await recovered(disk, records, 100)
     await add(store, records, times)
@@ -488,6 +488,21 @@ async def test_what_was_delivered_with_a_finer_precision_does_not_come_again(
         again = await recovered(disk, records, 1000, now=NOW + 10_000)
         assert await waiting(again) == left
         disk = disk.copy_after_cut(Loss.ALL)
+
+
+async def test_what_was_delivered_is_in_no_log_of_another_precision() -> None:
+    """The wheel is lost before the precision changes and once more after that; the read time is rounded down then."""
+    records, disk = Records(), SimDisk()
+    store = await recovered(disk, records, 100)
+    await add(store, records, [3, 15])
+    await save(store)
+    change_checkpoint(disk, read_time=NOW + 500)
+    for _ in range(2):
+        disk.delete(WHEEL)
+        again = await recovered(disk, records, 1000, now=NOW + 10_000)
+        assert await waiting(again) == {1: [1]}
+        await save(again)
+        assert again.checkpoint.read_time == NOW
 
 
 async def test_a_finer_precision_whose_wheel_is_too_small_for_all() -> None:

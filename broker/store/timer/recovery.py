@@ -6,11 +6,11 @@ there later. Where wheel or log cannot be used the other one serves, and in the 
 beginning; what was delivered according to the checkpoint is left out then. RocketMQ (TimerMessageStore.recover) checks
 the last unit only, and keeps units behind its checkpoint.
 
-A wheel of another precision (timerPrecisionMs) is deleted, and made from the timer log like one that is missing. Where
-the units do not fit into the slots of this precision, they are written again into a file of their own. The new
-checkpoint is written when they are on disk and the old wheel is gone, and then the old units are deleted; the new
-wheel follows with the next checkpoint, at the end of the start. So a power cut leaves the old units or the new ones to
-start with, and never a wheel that belongs to the others.
+Where the wheel is one of another precision (timerPrecisionMs), or the units do not fit its slots, it is deleted, and
+the pending units are written again into a file of their own; the old wheel says which they are. The new checkpoint is
+written when they are on disk and the old wheel is gone, and then the old units are deleted; the new wheel follows with
+the next checkpoint, at the end of the start. So a power cut leaves the old units or the new ones to start with, and
+never a wheel that belongs to the others.
 """
 
 from collections.abc import Awaitable, Callable
@@ -21,7 +21,7 @@ import trio
 
 from trimq.broker.store.disk.durable_files import read_whole
 from trimq.broker.store.timer.timer_store import TimerStore
-from trimq.broker.store.timer.wheel import OTHER_PRECISION
+from trimq.broker.store.timer.wheel import OTHER_PRECISION, TimerWheel
 from trimq.protocol import record
 from trimq.protocol.timer_layout import (
     NO_POSITION,
@@ -158,9 +158,13 @@ class TimerRecovery:
             if self._log.starts:
                 self._note(f"the wheel was made again from the timer log: {problem}")
             replay_from = self._log.begin
+        before = None
         if problem == OTHER_PRECISION:
-            await timers.disk.run(self._wheel.discard)
-        fits = await self._replay(replay_from, end)
+            before = await timers.disk.run(self._wheel.with_other_precision, checkpoint.read_time)
+        # Another precision, or its wheel is gone too. Units that happen to fit are written again as well: of the slot
+        # of the read time, which was rounded down, some are delivered.
+        is_other = problem == OTHER_PRECISION or (bool(problem) and timers.read_time < checkpoint.read_time)
+        fits = not is_other and await self._replay(replay_from, end)
         if not fits:
             await timers.disk.run(self._wheel.discard)
         if end < self._log.files_end:
@@ -171,7 +175,7 @@ class TimerRecovery:
             await timers.disk.run(self._log.truncate, end)
         self._log.wrote(end)
         if not fits:
-            await self._convert(end)
+            await self._convert(end, before)
         await self._fill_floor()
         timers.changed = bool(timers.notes)
         # Where something was repaired, or the precision is another one, a slot may have other messages.
@@ -286,32 +290,43 @@ class TimerRecovery:
                 self._wheel.put(time, at, -1 if unit.deletes else 1)
         return True
 
-    async def _convert(self, end: int) -> None:
+    async def _convert(self, end: int, before: TimerWheel | None) -> None:
         """Write the pending units of [begin, end) again, for the slots of this wheel, which is empty and has no file.
 
-        It is another precision, or a unit is damaged.
+        It is another precision, and ``before`` is the wheel with the old one; or a unit is damaged.
         """
         timers, log = self._timers, self._log
-        self._note("the pending timers were written again, because they did not fit the slots")
         position = log.begin
-        # In a file of their own: the files before it can be deleted.
-        log.wrote(log.files_end)
-        begin = log.end
+        begin = log.files_end
         while position < end:
             units, position = await log.units_from(position, end)
-            pending = [unit for _, unit in units if unit.time >= timers.checkpoint.read_time]
+            pending = [unit for at, unit in units if self._is_pending(at, unit, before)]
+            if not pending:
+                continue
+            if log.end < begin:  # In a file of their own: the files before it can be deleted.
+                log.wrote(begin)
             # From the read time on, where the whole window fits into the wheel.
             added = [
                 timers.timer(unit.time, timers.read_time, unit.offset, unit.size, unit.topic_hash, unit.magic)
                 for unit in pending
             ]
             await timers.add(added, timers.next_offset)
+        if log.end <= begin:
+            return
+        self._note("the pending timers were written again, because they did not fit the slots")
         await timers.disk.run(log.sync)
         self._keep_in_queue()
         checkpoint = timers.next_checkpoint(self._now_ms)
         await timers.disk.run(timers.write_checkpoint, checkpoint, timers.next_notes(begin))
         timers.checkpoint = checkpoint
         await timers.disk.run(log.delete_before, begin)
+
+    def _is_pending(self, at: int, unit: TimerUnit, before: TimerWheel | None) -> bool:
+        if before is not None and before.holds(unit.time, at):
+            return True
+        # The old wheel may not have the units behind the checkpoint's position.
+        checkpoint = self._timers.checkpoint
+        return unit.time >= checkpoint.read_time and (before is None or at >= checkpoint.log_position)
 
     async def _fill_floor(self) -> None:
         """The floor of the pending units, from the first unit of each slot."""

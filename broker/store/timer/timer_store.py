@@ -43,7 +43,10 @@ _UNITS_OF_COUNT: Final = 10_000
 
 
 class NewTimer(NamedTuple):
-    """A message of the timer's queue that waits for the slot ``time``."""
+    """A message of the timer's queue that waits until ``time``.
+
+    That is its TIMER_OUT_MS, unless it rolls. Only the wheel rounds it to a slot, so that each precision has its own.
+    """
 
     time: int
     magic: int
@@ -170,12 +173,11 @@ class TimerStore:
     def timer(self, due: int, now: int, offset: int, size: int, topic_hash: int, magic: int) -> NewTimer:
         """The timer of a message that is due at ``due``, which may have to roll. ``now`` is a time of the wheel."""
         time, rolls = place_in_window(due, now, self.window, self.precision)
-        # Rounded down, as RocketMQ's wheel does: only a message of another precision is between two slots.
-        time -= time % self.precision
-        while now < time < self.free_until() and self.wheel.is_taken(time):
+        slot = time - time % self.precision  # a message of another precision is between two slots
+        while now < slot < self.free_until() and self.wheel.is_taken(slot):
             # Earlier, and then again: the slot that has the place may be due a whole turn of the wheel later.
             rolls = True
-            time -= (time - now) // self.precision // 2 * self.precision or self.precision
+            time = slot = slot - ((slot - now) // self.precision // 2 * self.precision or self.precision)
         return NewTimer(time, magic | MAGIC_ROLL if rolls else magic, now, offset, size, topic_hash)
 
     async def add(self, timers: Sequence[NewTimer], next_offset: int) -> None:
@@ -191,14 +193,16 @@ class TimerStore:
             return None
         positions = self.log.place(len(timers))
         last: dict[int, int] = {}
+        """The position of the last unit by the number of its slot."""
         units = []
         for timer, position in zip(timers, positions, strict=True):
-            previous = last.get(timer.time)
-            if previous is None:
-                slot = self.wheel.find(timer.time)
-                previous = NO_POSITION if slot is None else slot.last
-            last[timer.time] = position
             time, magic, write_time, offset, size, topic_hash = timer
+            number = time // self.precision
+            previous = last.get(number)
+            if previous is None:
+                slot = self.wheel.find(time)
+                previous = NO_POSITION if slot is None else slot.last
+            last[number] = position
             units.append(pack_unit(TimerUnit(previous, magic, write_time, time, offset, size, topic_hash)))
         await self.disk.run(self.log.write, self.log.pieces(positions, units))
         return PlacedTimers(timers, positions)
@@ -263,12 +267,12 @@ class TimerStore:
             self.floor.passed(time)
 
     def keep_read_time_before(self, now: int) -> None:
-        """Messages may come for slots from ``now`` on: the wall clock was set back there, or one is late.
+        """Messages may come for slots from that of ``now`` on: the wall clock was set back there, or one is late.
 
         That is allowed because the slots before the read time are empty, also on disk.
         """
         if self.read_time > now:
-            self.move_read_time(now)
+            self.move_read_time(now - now % self.precision)
 
     @property
     def is_empty(self) -> bool:
@@ -293,9 +297,7 @@ class TimerStore:
         while position < self.log.end:
             units, position = await self.log.units_from(position, self.log.end)
             for at, unit in units:
-                # The time alone does not say it: the read time may have gone back.
-                slot = self.wheel.find(unit.time) if unit.time >= self.read_time else None
-                if slot is None or not slot.first <= at <= slot.last:
+                if unit.time < self.read_time or not self.wheel.holds(unit.time, at):
                     continue
                 if until is not None and unit.offset >= until:
                     return
@@ -310,13 +312,14 @@ class TimerStore:
         marks: Counter[tuple[int, int]] = Counter()
         async for unit in self._pending_units():
             if unit.deletes:
-                marks[unit.time, unit.topic_hash] += 1
+                marks[unit.time // self.precision, unit.topic_hash] += 1
         found = 0
         async for unit in self._pending_units(until=end):
             if unit.deletes:
                 continue
-            if marks and (cancelled := marks[unit.time, unit.topic_hash]):
-                marks[unit.time, unit.topic_hash] = cancelled - 1
+            key = unit.time // self.precision, unit.topic_hash
+            if marks and (cancelled := marks[key]):
+                marks[key] = cancelled - 1
             else:
                 found += unit.offset >= start
         return found

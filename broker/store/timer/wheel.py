@@ -14,7 +14,7 @@ from typing import Final
 
 from trimq.broker.store.disk.disk import Disk
 from trimq.broker.store.disk.durable_files import delete_durably
-from trimq.protocol.timer_layout import EMPTY_SLOT, SLOT, SLOT_SIZE, SLOTS, Slot
+from trimq.protocol.timer_layout import EMPTY_SLOT, PRECISIONS, SLOT, SLOT_SIZE, SLOTS, Slot
 
 _PAGE: Final = 4096
 _SLOTS_OF_PAGE: Final = _PAGE // SLOT_SIZE
@@ -30,7 +30,7 @@ _NO_SLOT: Final = (0, 0, 0, 0, 0)
 
 
 class TimerWheel:
-    """The slots. Times are multiples of ``precision``; one wheel covers ``slots`` of them."""
+    """The slots, each ``precision`` ms long; one wheel covers ``slots`` of them. A time means the slot it is in."""
 
     def __init__(self, disk: Disk, path: str, precision: int, slots: int = SLOTS) -> None:
         self._disk = disk
@@ -51,7 +51,17 @@ class TimerWheel:
     def find(self, time: int) -> Slot | None:
         """The slot of a time; None if it is empty."""
         number, first, last, count, _ = self._read(time)
-        return Slot(time, first, last, count) if number and number == time // self.precision else None
+        found = number and number == time // self.precision
+        return Slot(number * self.precision, first, last, count) if found else None
+
+    def holds(self, time: int, position: int) -> bool:
+        """Whether the unit at ``position``, which is due at ``time``, is pending.
+
+        The time alone does not say it: the read time may have gone back. The units of a slot that was delivered before
+        are in the log before the first one that the slot has now.
+        """
+        slot = self.find(time)
+        return slot is not None and slot.first <= position <= slot.last
 
     def is_taken(self, time: int) -> bool:
         """Whether the place of a time holds a slot of another turn: there is one if the wall clock was set back far."""
@@ -186,6 +196,15 @@ class TimerWheel:
         if page != _ZEROS:
             self._pages[number] = page
         return ""
+
+    def with_other_precision(self, read_time: int) -> "TimerWheel | None":
+        """The wheel that the file has, if it was written with another precision. Blocks."""
+        for precision in PRECISIONS:
+            if precision != self.precision:
+                wheel = TimerWheel(self._disk, self.path, precision, self.slots)
+                if not wheel.load(read_time - read_time % precision):
+                    return wheel
+        return None
 
     def discard(self) -> None:
         """Empty all slots and delete the file, so that a start makes the wheel from the timer log. Blocks."""
