@@ -23,6 +23,11 @@ class RecallHandle(NamedTuple):
     deliver_ms: int
     unique_key: str
 
+    @property
+    def out_ms(self) -> int:
+        """TIMER_OUT_MS of the message."""
+        return self.deliver_ms - 1
+
 
 def encode_handle(topic: str, broker_name: str, out_ms: int, unique_key: str) -> str:
     """The handle of a message with this TIMER_OUT_MS."""

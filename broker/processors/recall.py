@@ -27,6 +27,7 @@ from trimq.protocol.property_names import (
     PROPERTY_TAGS,
     PROPERTY_TIMER_DEL_UNIQKEY,
     PROPERTY_TIMER_DELIVER_MS,
+    PROPERTY_TIMER_OUT_MS,
     PROPERTY_UNIQ_KEY,
 )
 from trimq.protocol.property_text import encode_properties
@@ -150,6 +151,8 @@ class RecallMessageProcessor:
         if header.producer_group:
             properties[PROPERTY_PGROUP] = header.producer_group
         topic, queue_id = self._checks.place(properties, handle.topic, 0)
+        # Exactly that of the message, which another precision may have: the two stay in one slot then.
+        properties[PROPERTY_TIMER_OUT_MS] = str(handle.out_ms)
         try:
             text = encode_properties(properties).encode()
         except ValueError as error:

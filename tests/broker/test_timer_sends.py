@@ -269,6 +269,26 @@ async def test_recalls_across_a_restart(life: Life) -> None:
         assert await all_there(client) == []
 
 
+async def test_a_recall_while_the_precision_is_another_one(tmp_path: Path) -> None:
+    """The delete mark has the time of the message, and finds it in whatever slot."""
+    life = Life(tmp_path / "store", RECALLS | {"timerPrecisionMs": 100})
+    async with life.running() as client:
+        ext = await timed(client, b"recalled", 10_900)
+        await timed(client, b"kept", 10_900)
+        await life.advance(2)
+    life.changes = RECALLS | {"timerPrecisionMs": 1000}
+    async with life.running() as client:
+        assert (await recalled(client, ext["recallHandle"])).code == ResponseCode.SUCCESS
+        await life.advance(2)
+        outs = [one.properties["TIMER_OUT_MS"] for one in await all_there(client, TIMER)]
+        assert outs == [str(NOW + 10_800)] * 3
+    life.changes = RECALLS | {"timerPrecisionMs": 100}
+    async with life.running() as client:
+        for _ in range(80):
+            await life.advance(0.1)
+        assert [one.body for one in await all_there(client)] == [b"kept"]
+
+
 async def test_recalls_are_off_by_default(client: WireClient) -> None:
     reply = await recalled(client, encode_handle("Orders", "broker-a", NOW, "U"))
     assert reply.code == ResponseCode.NO_PERMISSION
