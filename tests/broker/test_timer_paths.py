@@ -161,7 +161,7 @@ async def delivered(side: Side) -> None:
     store, schedule = side.broker.context.store, side.broker.context.schedule
     timers = store.timers
     assert timers is not None
-    with trio.fail_after(20):
+    with trio.fail_after(50):
         while not timers.is_empty or schedule.delivered < store.max_offset(SCHEDULE_TOPIC, 0):
             await trio.lowlevel.checkpoint()
     await until_dispatched(store)
