@@ -207,9 +207,9 @@ UNSUPPORTED: Final = _table(
         authenticationStrategy authenticationWhitelist initAuthenticationUser
         innerClientAuthenticationCredentials authorizationEnabled authorizationProvider
         authorizationMetadataProvider authorizationStrategy authorizationWhitelist migrateAuthFromV1Enabled
-        useTLS tlsMode
         """,
     ),
+    ("TLS is not implemented yet", "useTLS tlsMode"),
     (
         _METRICS,
         """

@@ -70,7 +70,7 @@ async def test_broker_leaves_the_routes_when_it_stops(tmp_path: Path) -> None:
 
 
 async def _wait_for_brokers(names: WireClient, wanted: set[str]) -> None:
-    with trio.fail_after(10):
+    with trio.fail_after(50):
         while True:
             reply = await names.ask(RequestCode.GET_BROKER_CLUSTER_INFO)
             if set(json.loads(bytes(reply.body))["brokerAddrTable"]) == wanted:
@@ -98,7 +98,7 @@ async def test_the_store_knows_from_where_on_groups_have_yet_to_read(
     await client.heartbeat("c1", consumers=[consumer("G", "One")])
     assert (await client.pull("One", maxMsgNums=1)).code == ResponseCode.SUCCESS
     store = broker.context.store
-    with trio.fail_after(10):
+    with trio.fail_after(50):
         while not store.write_path.allocator.recycling.unread_from():
             await trio.lowlevel.checkpoint()
     ((second, _, _),) = await store.queue_units("One", 0, 1, 1)
@@ -123,7 +123,7 @@ async def test_pending_messages_are_held_before_the_halves_are_read(
 
 async def test_store_that_is_open_already(tmp_path: Path) -> None:
     async with running_broker(tmp_path):
-        with trio.fail_after(10), pytest.RaisesGroup(StartError, flatten_subgroups=True):
+        with trio.fail_after(50), pytest.RaisesGroup(StartError, flatten_subgroups=True):
             async with running_broker(tmp_path):
                 pass
 
@@ -228,7 +228,7 @@ async def test_what_goes_wrong_with_a_name_server_is_in_the_brokers_own_log(tmp_
     async with trio.open_nursery() as nursery:
         [listener] = await nursery.start(partial(trio.serve_tcp, host="127.0.0.1"), nonsense, 0)
         port = listener.socket.getsockname()[1]
-        with capture_logs() as logs, trio.fail_after(20):
+        with capture_logs() as logs, trio.fail_after(50):
             async with running_broker(tmp_path, namesrvAddr=f"127.0.0.1:{port}"):
                 while "broken_frame" not in [log["event"] for log in logs]:  # noqa: ASYNC110 - a log line sets no event
                     await trio.sleep(0.01)

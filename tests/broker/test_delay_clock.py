@@ -114,7 +114,7 @@ async def there(client: WireClient, topic: str, offset: int = 0, **more: Any) ->
 
 
 async def comes(client: WireClient, topic: str, offset: int, **more: Any) -> StoredMessage:
-    with trio.fail_after(10):
+    with trio.fail_after(50):
         while not (found := await there(client, topic, offset, **more)):
             pass
     return found[0]

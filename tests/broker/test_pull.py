@@ -239,7 +239,7 @@ async def test_a_group_that_is_forbidden_while_its_pull_is_held(broker: BrokerCo
     await fill(client, count=1)
     await client.heartbeat("c1", consumers=[consumer("G", "Orders")])
     opaque = await client.post(RequestCode.PULL_MESSAGE, pull_ext("Orders", 1, sysFlag=2, subscription=None))
-    with trio.fail_after(5):
+    with trio.fail_after(50):
         while broker.context.long_polling.held != 1:
             await trio.lowlevel.checkpoint()
     ext = {"group": "G", "topic": "Orders", "readable": "false"}

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from tests.broker.test_send_native import EXAMPLES, OTHER, TOPIC, Side, make_topic, of_message, of_reply, send_frame
 from tests.broker.wire_client import WireClient
+from tests.store.stores import until_dispatched
 from trimq.broker.processors.send.send_native import GroupedSends
 from trimq.broker.testing import running_broker
 from trimq.protocol.codes import RequestCode
@@ -160,11 +161,10 @@ async def delivered(side: Side) -> None:
     store, schedule = side.broker.context.store, side.broker.context.schedule
     timers = store.timers
     assert timers is not None
-    with trio.fail_after(20):
+    with trio.fail_after(50):
         while not timers.is_empty or schedule.delivered < store.max_offset(SCHEDULE_TOPIC, 0):
             await trio.lowlevel.checkpoint()
-        while store.dispatched_offset < store.max_phy_offset:
-            await trio.lowlevel.checkpoint()
+    await until_dispatched(store)
 
 
 @pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])

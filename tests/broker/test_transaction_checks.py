@@ -81,7 +81,7 @@ async def test_the_answer_ends_the_half(tmp_path: Path, changes: dict[str, str])
         await life.stored(HALF, [0])
         await life.advance(7)
         states = {b"commit": COMMIT, b"rollback": ROLLBACK, b"unknown": UNKNOWN}
-        with trio.fail_after(10):
+        with trio.fail_after(50):
             checks = await life.round()
         while len(checks) < 3:  # with the pool, a check goes out once the half stored again can be read
             checks.append(await life.client.asked_for(CHECK))

@@ -10,6 +10,7 @@ import trio
 import trio.testing
 
 from tests.broker.wire_client import WireClient
+from tests.store.stores import until_dispatched
 from trimq.broker.controller import BrokerController
 from trimq.broker.services.transaction.service import Counters, TransactionalMessageService
 from trimq.broker.store.disk.real_disk import RealDisk
@@ -158,10 +159,7 @@ class Life:
         """All messages of a topic."""
         await self.settled()
         store = self.broker.context.store
-        with trio.fail_after(10):
-            # The transient store pool commits by real time.
-            while store.dispatched_offset < store.appended_offset:  # noqa: ASYNC110 - there is no event for it
-                await trio.sleep(0.01)
+        await until_dispatched(store)
         found: list[StoredMessage] = []
         for queue_id in queues:
             offset = store.min_offset(topic, queue_id)

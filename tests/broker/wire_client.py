@@ -87,7 +87,7 @@ class WireClient:
         await self.stream.send_all(frame.encode(command))
         return opaque
 
-    async def reply(self, opaque: int, timeout: float = 10) -> RemotingCommand:
+    async def reply(self, opaque: int, timeout: float = 50) -> RemotingCommand:
         """Wait for the reply to a request sent earlier."""
         with trio.fail_after(timeout):
             async with self._arrived:
@@ -102,7 +102,7 @@ class WireClient:
         """Send a request and return its reply."""
         return await self.reply(await self.post(code, ext, body, **more))
 
-    async def asked_for(self, code: int, timeout: float = 10) -> RemotingCommand:
+    async def asked_for(self, code: int, timeout: float = 50) -> RemotingCommand:
         """Wait for the broker's next request with this code."""
         with trio.fail_after(timeout):
             async with self._arrived:
@@ -118,7 +118,7 @@ class WireClient:
         """Answer a request of the broker."""
         await self.stream.send_all(frame.encode(request.reply(code, remark, body=body)))
 
-    async def until_closed(self, timeout: float = 10) -> None:
+    async def until_closed(self, timeout: float = 50) -> None:
         """Wait for the broker to close the connection."""
         with trio.fail_after(timeout):
             async with self._arrived:

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from tests.client.scripted import pull_header, records, scripted_broker
 from tests.client.servers import Servers
 from tests.client.test_mqadmin import said
+from tests.interop.harness.waiting import wait_until
 from trimq.client import (
     Batch,
     ClientOptions,
@@ -278,7 +279,7 @@ async def test_a_broadcasting_consumer_passes_over_what_fails(tmp_path: Path) ->
         async with Consumer(
             "g", "T", namesrv=broker.address, start="first", model="broadcasting", offsets_file=file
         ) as one:
-            with anyio.fail_after(20):
+            with anyio.fail_after(50):
                 await (await anext(one)).nack()
                 assert (await anext(one)).queue_offset == 1
         assert broker.counts[RequestCode.CONSUMER_SEND_MSG_BACK] == 0
@@ -305,8 +306,12 @@ def test_topics_with_their_clusters_and_groups(servers: Servers, name: str) -> N
         producer.send(Message(name, b"x"))
     with sync.Consumer(name, name, namesrv=servers.namesrv, start="first") as consumer:
         next(iter(consumer)).ack()
-    lines = said(servers, "topicList", "-c").splitlines()
-    assert ["DefaultCluster", name, name] in [line.split() for line in lines]
+    wait_until(  # a consumer commits its offsets without an answer
+        lambda: (
+            ["DefaultCluster", name, name] in [line.split() for line in said(servers, "topicList", "-c").splitlines()]
+        ),
+        "the topic's group",
+    )
     assert name in said(servers, "topicList")
     rows = [line.split() for line in said(servers, "statsAll", "-t", name).splitlines()]
     assert any(row[:2] == [name, name] for row in rows)

@@ -18,7 +18,7 @@ from tests.interop.test_timers import check_time
 from tests.interop.test_transactions import OUTCOMES, check_delivered, committed, half, wait_until_resolved
 from trimq.client import sync
 from trimq.protocol.codes import RequestCode
-from trimq.protocol.message_trace import EndTransactionTrace, PubTrace
+from trimq.protocol.message_trace import EndTransactionTrace, MessageTrace, PubTrace
 
 DEFAULTS = {
     "transactionTimeOut": "6000",
@@ -74,10 +74,14 @@ def test_transactions_and_timers(peer: Peer, tmp_path: Path, latest_java: JavaCl
             wait_until_resolved(cluster)
             got, checks, later_got = consumer.so_far(), producer.checks(), timers.so_far()
             with sync.Admin(cluster.namesrv) as admin:
-                traces = [view.trace for view in admin.message_traces(sent["commit-"]["msgId"]).views]
+
+                def traces() -> set[type[MessageTrace]]:
+                    return {type(view.trace) for view in admin.message_traces(sent["commit-"]["msgId"]).views}
+
+                # Java clients report after up to 5 s, and a broker builds its index after its answer.
+                wait_until(lambda: traces() == {PubTrace, EndTransactionTrace}, "the traces of a transaction")
     assert {check["body"] for check in checks} == unknown
     for check in checks:
         assert 6_000 <= check["at"] - check["born"] < 75_000
     check_delivered(cluster, got, committed(specs))
     assert bodies(later_got) == ["soon"]
-    assert {type(trace) for trace in traces} == {PubTrace, EndTransactionTrace}

@@ -7,7 +7,6 @@ passed; halves without an outcome are checked and end as their producer says; wh
 from __future__ import annotations
 
 import struct
-import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -210,9 +209,7 @@ def keep(cluster: Cluster, java: JavaClient, promises: Promises, turn: int, *, o
 
 def promise(cluster: Cluster, java: JavaClient, promises: Promises, turn: int) -> None:
     """Send what this turn keeps itself, and what it leaves to the next one."""
-    begin = time.monotonic()
     with java.producer(cluster, promises.group, transactional=True, undecided=True) as producer:
         timed(cluster, turn, promises, producer)
         transactions(turn, promises, producer)
         wait_until(lambda: soon(turn) <= set(promises.delivered()), "the messages for this turn")
-    assert time.monotonic() - begin < 90

@@ -11,8 +11,9 @@ import pytest
 from tests.interop.harness.drivers import JavaClient, Record, message, mqadmin, unique
 from tests.interop.harness.servers import Cluster, running_cluster
 from tests.interop.harness.waiting import wait_until
-from trimq.client import Message, sync
+from trimq.client import Message, lifecycle, sync
 from trimq.client.admin.traces import TraceViews
+from trimq.client.trace import dispatcher
 from trimq.protocol.message_trace import (
     EndState,
     EndTransactionTrace,
@@ -154,7 +155,12 @@ def test_the_sdk_reads_recalls(traced: Cluster, latest_java: JavaClient) -> None
     assert recall[1:] == ("DefaultRegion", producers, topic, sent["msgId"], True)
 
 
-def test_apaches_mqadmin_reads_what_the_sdk_reports(traced: Cluster, tmp_path: Path) -> None:
+def test_apaches_mqadmin_reads_what_the_sdk_reports(
+    traced: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Closing waits until the traces are stored, however busy the machine is.
+    monkeypatch.setattr(dispatcher, "FLUSH_TIMEOUT", 60.0)
+    monkeypatch.setattr(lifecycle, "CLOSE_TIMEOUT", 60.0)
     topic, group, producers = traced.create_topic(unique("Traced"), queues=1), unique("G"), unique("PG")
     with sync.Producer(producers, namesrv=traced.namesrv, enable_msg_trace=True) as producer:
         sent = producer.send(Message(topic, b"1 book", tags="T", keys=["k1", "k2"]))
@@ -166,6 +172,8 @@ def test_apaches_mqadmin_reads_what_the_sdk_reports(traced: Cluster, tmp_path: P
             with delivered.process():
                 if not number:
                     raise ValueError("not today")
+    for receipt in (sent, *together):
+        traces_of(traced, receipt.message_id, 3)  # mqadmin reads once
     with ExitStack() as stack:
         admin = stack.enter_context(mqadmin(traced, tmp_path))
         first = table(admin.run("queryMsgTraceById", "-i", sent.message_id))

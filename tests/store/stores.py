@@ -117,6 +117,17 @@ async def fill(store: MessageStore, count: int, *, topic: str = TOPIC, queue_id:
         )
 
 
+async def until_dispatched(store: MessageStore) -> None:
+    """Wait until all messages can be read.
+
+    Under SYNC_FLUSH a message that does not wait for the disk is acknowledged before; the transient store pool commits
+    by real time.
+    """
+    with trio.fail_after(30):
+        while store.dispatched_offset < store.appended_offset:  # noqa: ASYNC110 - there is no event for it
+            await trio.sleep(0.001)
+
+
 async def drain(store: MessageStore, topic: str = TOPIC, queue_id: int = 0) -> list[StoredMessage]:
     """All messages of a queue, as a consumer gets them. Checks that their offsets are those requested."""
     offset = store.min_offset(topic, queue_id)

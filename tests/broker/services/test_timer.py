@@ -1093,7 +1093,9 @@ async def test_records_that_come_from_the_device() -> None:
             file.in_memory_from = file.size
         rig.disk.cold = True
         await rig.advance(2)
-        await trio.sleep(1)
+        with trio.fail_after(50):
+            while rig.service.puts.delivered < 40:  # noqa: ASYNC110 - reads in threads, and a counter
+                await trio.sleep(0.01)
         rig.disk.cold = False
         assert len(await rig.bodies()) == 40
         assert rig.service.puts.cancelled == 1

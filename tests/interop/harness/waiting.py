@@ -11,7 +11,7 @@ T = TypeVar("T")
 POLL_INTERVAL = 0.05
 
 
-def wait_until(condition: Callable[[], T], what: str, timeout: float = 30.0) -> T:
+def wait_until(condition: Callable[[], T | None], what: str, timeout: float = 30.0) -> T:
     """Return the first true value of a condition. Raises TimeoutError with ``what`` and the last value."""
     deadline = time.monotonic() + timeout
     while True:
