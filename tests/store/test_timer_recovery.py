@@ -490,6 +490,18 @@ async def test_what_was_delivered_with_a_finer_precision_does_not_come_again(
         disk = disk.copy_after_cut(Loss.ALL)
 
 
+@pytest.mark.parametrize(("first", "last"), [(2, 5), (1, 5), (0, 4), (99, 99)])
+async def test_a_damaged_slot_of_another_precision(first: int, last: int) -> None:
+    """Which units are pending is not learned from a wheel that does not fit them. The slot had 0, 2 and 5."""
+    records = Records()
+    disk = await filled(records)
+    number = NOW // 1000 + 3
+    places = timer_store(disk).log.place(7) + [999 * UNIT_SIZE] * 93
+    write(disk, WHEEL, (number % 256) * 32, SLOT.pack(number, places[first], places[last], 3, 0))
+    again = await recovered(disk, records, 500)
+    assert await all_waiting(again) == list(range(7))
+
+
 async def test_what_was_delivered_is_in_no_log_of_another_precision() -> None:
     """The wheel is lost before the precision changes and once more after that; the read time is rounded down then."""
     records, disk = Records(), SimDisk()

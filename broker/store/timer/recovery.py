@@ -160,7 +160,7 @@ class TimerRecovery:
             replay_from = self._log.begin
         before = None
         if problem == OTHER_PRECISION:
-            before = await timers.disk.run(self._wheel.with_other_precision, checkpoint.read_time)
+            before = await self._wheel_before(checkpoint.read_time)
         # Another precision, or its wheel is gone too. Units that happen to fit are written again as well: of the slot
         # of the read time, which was rounded down, some are delivered.
         is_other = problem == OTHER_PRECISION or (bool(problem) and timers.read_time < checkpoint.read_time)
@@ -289,6 +289,22 @@ class TimerRecovery:
                     return False
                 self._wheel.put(time, at, -1 if unit.deletes else 1)
         return True
+
+    async def _wheel_before(self, read_time: int) -> TimerWheel | None:
+        """The wheel with the old precision; None if a slot does not begin and end with units of its own."""
+        wheel = await self._timers.disk.run(self._wheel.with_other_precision, read_time)
+        if wheel is None:
+            return None
+        for number, slot in enumerate(wheel.all_slots()):
+            if not number % _SLOTS_OF_SLICE:
+                await trio.lowlevel.checkpoint()
+            for position in (slot.first, slot.last):
+                unit = await self._log.unit(position)
+                if unit is None or unit.time // wheel.precision * wheel.precision != slot.time:
+                    return None
+                if (unit.previous == NO_POSITION) != (position == slot.first):
+                    return None
+        return wheel
 
     async def _convert(self, end: int, before: TimerWheel | None) -> None:
         """Write the pending units of [begin, end) again, for the slots of this wheel, which is empty and has no file.
