@@ -178,6 +178,22 @@ async def test_a_late_message_in_the_wheel_brings_nothing_back() -> None:
     assert await delivered_on_time(rig, due) == Counter(due.keys())
 
 
+async def test_a_clock_that_was_set_back_brings_nothing_back() -> None:
+    """The read time has gone back too: later messages are delivered, and only the old wheel says so."""
+    rig = Rig(timerPrecisionMs=1000)
+    due = {b"%d" % at: out_time(NOW + at, 1000) for at in (5_000, 6_000, 30_000)}
+    async with rig.running():
+        for at in (5_000, 6_000, 30_000):
+            await rig.send(b"%d" % at, at)
+        await rig.advance(7.5)
+        assert await rig.bodies() == [b"5000", b"6000"]
+        rig.clock.set_wall_ms(NOW + 2_000)
+        await rig.advance(1.5)
+        assert rig.timers.read_time == NOW + 3_000
+    use(rig, 200)
+    assert await delivered_on_time(rig, due) == Counter(due.keys())
+
+
 async def test_a_late_message_of_a_finer_precision() -> None:
     """The read time goes back to the slot that it is in."""
     rig = Rig(timerPrecisionMs=100, timerStopEnqueue=True)
