@@ -333,6 +333,11 @@ class TimerStore:
         """The offset in the timer's queue from which on a start would read it."""
         return min(self.next_offset, self.checkpoint.queue_offset) if self.exists else self.next_offset
 
+    @property
+    def is_read_again(self) -> bool:
+        """Whether the queue is read again because wheel and log were lost, and not yet as far as before."""
+        return self.next_offset < self.found_until
+
     def recovered(self) -> None:
         """Recovery is at its end: this is what the checkpoint on disk leads to."""
         self._checkpoint_floor = self.floor.offset
@@ -390,7 +395,7 @@ class TimerStore:
 
     def next_notes(self, log_begin: int = 0) -> TimerNotes:
         """The notes of what is in memory now."""
-        found = (self.found_until, self.found_read_time) if self.next_offset < self.found_until else (0, 0)
+        found = (self.found_until, self.found_read_time) if self.is_read_again else (0, 0)
         return TimerNotes(log_begin, *found, tuple(self.rests.values()))
 
     async def _sync_log(self) -> bool:

@@ -16,7 +16,6 @@ from trimq.broker.services.pending_timers import PendingTimers
 from trimq.broker.store.types import PutMessageResult, PutMessageStatus
 from trimq.protocol.timer_layout import SLOTS, fits
 from trimq.protocol.timer_message import delete_key
-from trimq.protocol.timer_notes import NO_NOTES, decode_notes
 from trimq.protocol.topic_rules import TIMER_TOPIC
 
 HOUR = 3600
@@ -268,52 +267,6 @@ async def test_overdue_slots_come_before_messages_that_need_their_places() -> No
         assert await rig.bodies() == [b"overdue"]
         await rig.advance(20)
         assert await rig.bodies() == [b"overdue", b"new"]
-
-
-async def test_a_wheel_that_was_lost_with_its_log() -> None:
-    """The queue is read again; what was delivered according to the checkpoint does not come again."""
-    rig = Rig()
-    async with rig.running():
-        for number in range(10):
-            await rig.send(b"%d" % number, 2_000 + number * 10_000)
-        await rig.advance(35)
-        assert len(await rig.bodies()) == 4
-    for name in rig.disk.list("/store/timerlog"):
-        rig.disk.delete(f"/store/timerlog/{name}")
-    async with rig.running():
-        await rig.advance(30)
-        assert len(await rig.bodies()) == 7
-        await rig.advance(60)
-        assert sorted(await rig.bodies()) == [b"%d" % number for number in range(10)]
-
-
-@pytest.mark.parametrize("lost", [1, 2])
-@pytest.mark.parametrize("ending", [None, *Loss])
-async def test_ends_while_the_queue_is_read_again(ending: Loss | None, lost: int) -> None:
-    """What was delivered according to the checkpoint before does not come again at any of the next starts."""
-    rig = Rig()
-    async with rig.running():
-        for number in range(6):
-            await rig.send(b"%d" % number, 2_000)
-        await rig.advance(3)
-        assert len(await rig.bodies()) == 6
-        await rig.send(b"later", 600_000)
-        await rig.advance(2)
-    rig.configuration.apply("timerStopEnqueue", "true", "test")
-    for life in range(3):
-        if life < lost:
-            for name in rig.disk.list("/store/timerlog"):
-                rig.disk.delete(f"/store/timerlog/{name}")
-        async with rig.running(ending=ending):
-            await rig.advance(2)
-            assert rig.timers.next_offset == 0
-    rig.configuration.apply("timerStopEnqueue", "false", "test")
-    for _ in range(2):
-        async with rig.running():
-            await rig.advance(2)
-            assert len(await rig.bodies()) == 6
-            assert rig.timers.wheel.count == 1
-    assert decode_notes(rig.disk.content("/store/config/timercheck")) == NO_NOTES
 
 
 @pytest.mark.parametrize("damage", [None, "gone", "unreadable", "older"])

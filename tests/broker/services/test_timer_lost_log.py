@@ -1,0 +1,83 @@
+"""Starts without the timer log: the queue is read again, and stops and crashes may come before that is done."""
+
+import pytest
+
+from tests.broker.services.timer_rig import Rig
+from tests.store.simdisk import Loss
+from trimq.protocol.timer_notes import NO_NOTES, decode_notes
+from trimq.protocol.topic_rules import TIMER_TOPIC
+
+pytestmark = pytest.mark.usefixtures("autojump_clock")
+
+
+def without_log(rig: Rig) -> None:
+    for name in rig.disk.list("/store/timerlog"):
+        rig.disk.delete(f"/store/timerlog/{name}")
+
+
+async def test_a_wheel_that_was_lost_with_its_log() -> None:
+    """The queue is read again; what was delivered according to the checkpoint does not come again."""
+    rig = Rig()
+    async with rig.running():
+        for number in range(10):
+            await rig.send(b"%d" % number, 2_000 + number * 10_000)
+        await rig.advance(35)
+        assert len(await rig.bodies()) == 4
+    without_log(rig)
+    async with rig.running():
+        await rig.advance(30)
+        assert len(await rig.bodies()) == 7
+        await rig.advance(60)
+        assert sorted(await rig.bodies()) == [b"%d" % number for number in range(10)]
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+@pytest.mark.parametrize("ending", [None, *Loss])
+async def test_ends_while_the_queue_is_read_again(ending: Loss | None, lost: int) -> None:
+    """What was delivered according to the checkpoint before does not come again at any of the next starts."""
+    rig = Rig()
+    async with rig.running():
+        for number in range(6):
+            await rig.send(b"%d" % number, 2_000)
+        await rig.advance(3)
+        assert len(await rig.bodies()) == 6
+        await rig.send(b"later", 600_000)
+        await rig.advance(2)
+    rig.configuration.apply("timerStopEnqueue", "true", "test")
+    for life in range(3):
+        if life < lost:
+            without_log(rig)
+        async with rig.running(ending=ending):
+            await rig.advance(2)
+            assert rig.timers.next_offset == 0
+    rig.configuration.apply("timerStopEnqueue", "false", "test")
+    for _ in range(2):
+        async with rig.running():
+            await rig.advance(2)
+            assert len(await rig.bodies()) == 6
+            assert rig.timers.wheel.count == 1
+    assert decode_notes(rig.disk.content("/store/config/timercheck")) == NO_NOTES
+
+
+@pytest.mark.parametrize("stops", [0, 1, 2])
+async def test_what_has_rolled_comes_once(stops: int) -> None:
+    """The message and its copies are in the queue. Also if stops come before they are read."""
+    rig = Rig(timerRollWindowSlot="10")
+    async with rig.running():
+        await rig.send(b"far", 60_000)
+        for _ in range(30):
+            await rig.advance(1)
+        assert rig.store.max_offset(TIMER_TOPIC, 0) == 3
+    without_log(rig)
+    rig.configuration.apply("timerStopEnqueue", "true", "test")
+    for _ in range(stops):
+        async with rig.running():
+            await rig.advance(2)
+            assert rig.timers.next_offset == 0
+    rig.configuration.apply("timerStopEnqueue", "false", "test")
+    async with rig.running():
+        await rig.advance(1)
+        assert rig.timers.wheel.count == 1
+        for _ in range(60):
+            await rig.advance(1)
+        assert await rig.bodies() == [b"far"]
