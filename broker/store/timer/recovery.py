@@ -85,6 +85,7 @@ class TimerRecovery:
         # A time in the future is that of a clock that was ahead.
         timers.move_read_time(min(timers.read_time, self._now))
         timers.recovered()
+        timers.changed = bool(timers.notes)
         if timers.notes:
             _log.warning("timer_recovered", notes=timers.notes, next_offset=timers.next_offset)
 
@@ -173,7 +174,6 @@ class TimerRecovery:
         if not fits:
             await self._convert(end)
         await self._fill_floor()
-        timers.changed = bool(timers.notes)
         # Where something was repaired, or the precision is another one, a slot may have other messages.
         if not timers.notes:
             timers.rests = {rest.time: rest for rest in self._notes.rests if self._wheel.find(rest.time) is not None}

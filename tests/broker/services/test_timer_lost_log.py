@@ -1,9 +1,13 @@
 """Starts without the timer log: the queue is read again, and stops and crashes may come before that is done."""
 
+from pathlib import Path
+
 import pytest
 
-from tests.broker.services.timer_rig import Rig
+from tests.broker.services.timer_rig import SMALL, Rig
 from tests.store.simdisk import Loss
+from trimq.broker.testing import configuration
+from trimq.protocol.timer_layout import decode_checkpoint
 from trimq.protocol.timer_notes import NO_NOTES, decode_notes
 from trimq.protocol.topic_rules import TIMER_TOPIC
 
@@ -81,3 +85,26 @@ async def test_what_has_rolled_comes_once(stops: int) -> None:
         for _ in range(60):
             await rig.advance(1)
         assert await rig.bodies() == [b"far"]
+
+
+@pytest.mark.parametrize("enabled", ["true", "false"])
+async def test_a_checkpoint_at_the_end_of_the_start_leads_to_the_queue(enabled: str) -> None:
+    """RocketMQ, where there is no log, goes on at its queue offset: what is before that would be lost there."""
+    rig = Rig()
+    async with rig.running():
+        for number in range(3):
+            await rig.send(b"%d" % number, 2_000 if number == 0 else 600_000)
+        await rig.advance(3)
+        await rig.advance(2)
+    without_log(rig)
+    rig.configuration = configuration(Path("/store"), SMALL | {"timerWheelEnable": enabled})
+    async with rig.store_alone():
+        data = rig.disk.content("/store/config/timercheck")
+    checkpoint, notes = decode_checkpoint(data), decode_notes(data)
+    assert (checkpoint.log_position, checkpoint.queue_offset, checkpoint.master_queue_offset) == (0, 0, 0)
+    assert (notes.log_begin, notes.found_until) == (0, 3)
+    rig.configuration = configuration(Path("/store"), SMALL)
+    async with rig.running():
+        for _ in range(70):
+            await rig.advance(10)
+        assert await rig.bodies() == [b"0", b"1", b"2"]
