@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 
 import structlog
 import trio
+from msgspec.structs import replace
 
 from trimq.broker.store.disk.durable_files import read_whole
 from trimq.broker.store.timer.timer_store import TimerStore
@@ -194,14 +195,17 @@ class TimerRecovery:
                 if offset is None or offset >= checkpoint.queue_offset:
                     return known
                 follows = position == self._log.next_position(known)
-                if not follows and position // self._log.file_size != known // self._log.file_size:
+                elsewhere = position // self._log.file_size != known // self._log.file_size
+                if not follows and elsewhere and not await self._log.went_on(known):
                     return known  # of ``_convert``, in a file of its own
                 if not follows or (last is not None and unit.offset <= last.offset):
                     await self._read_again_behind(last, checkpoint)
                     return known
                 known, last = position + UNIT_SIZE, unit
-            if not units:
-                return known
+            if not units:  # nothing follows, unless it is in the next file
+                if not await self._log.went_on(known):
+                    return known
+                at = max(at, known - known % self._log.file_size + self._log.file_size)
         return known
 
     async def _read_again_behind(self, last: TimerUnit | None, checkpoint: TimerCheckpoint) -> None:
@@ -210,8 +214,13 @@ class TimerRecovery:
         offset = None if last is None else await self._queue_offset(last)
         begin = self._state.min_offset if offset is None else offset + 1
         if begin < checkpoint.queue_offset:
-            self._timers.next_offset = begin
+            timers = self._timers
+            timers.next_offset = begin
             self._note(f"units behind the checkpoint do not follow each other: the queue is read from {begin} on")
+            # At once: the units that say so are erased before there is another checkpoint.
+            timers.checkpoint = replace(checkpoint, queue_offset=begin, master_queue_offset=begin)
+            notes = replace(self._notes, rests=())
+            await timers.disk.run(timers.write_checkpoint, timers.checkpoint, notes)
 
     async def _end_with_records(self, end: int, checkpoint: TimerCheckpoint) -> int:
         """``end`` without units whose records are gone. Then the queue is read from behind the last that is there."""
