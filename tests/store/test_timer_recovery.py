@@ -411,7 +411,7 @@ async def test_a_checkpoint_that_is_gone(content: bytes | None) -> None:
         write_durably(disk, CHECK, content)
     store = await recovered(disk, records)
     assert store.is_empty
-    assert (store.next_offset, store.found_until, store.read_time) == (0, 0, NOW)
+    assert (store.next_offset, store.found_read_time, store.read_time) == (0, 0, NOW)
     assert store.notes
     await add(store, Records(), [3, 4])
     await save(store)

@@ -137,6 +137,8 @@ class TimerRecovery:
         timers.read_time = self._now
         if checkpoint is not None:
             timers.exists = True
+        else:  # nothing is known to be delivered, but copies of what was rolled are in the queue
+            timers.found_until = self._state.max_offset
         timers.exists = timers.exists or bool(timers.notes)
 
     # -- a log that the checkpoint belongs to

@@ -1,5 +1,6 @@
 """Starts without the timer log: the queue is read again, and stops and crashes may come before that is done."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -63,8 +64,13 @@ async def test_ends_while_the_queue_is_read_again(ending: Loss | None, lost: int
     assert decode_notes(rig.disk.content("/store/config/timercheck")) == NO_NOTES
 
 
+def without_checkpoint(rig: Rig) -> None:
+    rig.disk.delete("/store/config/timercheck")
+
+
+@pytest.mark.parametrize("lose", [without_log, without_checkpoint])
 @pytest.mark.parametrize("stops", [0, 1, 2])
-async def test_what_has_rolled_comes_once(stops: int) -> None:
+async def test_what_has_rolled_comes_once(stops: int, lose: Callable[[Rig], None]) -> None:
     """The message and its copies are in the queue. Also if stops come before they are read."""
     rig = Rig(timerRollWindowSlot="10")
     async with rig.running():
@@ -72,7 +78,7 @@ async def test_what_has_rolled_comes_once(stops: int) -> None:
         for _ in range(30):
             await rig.advance(1)
         assert rig.store.max_offset(TIMER_TOPIC, 0) == 3
-    without_log(rig)
+    lose(rig)
     rig.configuration.apply("timerStopEnqueue", "true", "test")
     for _ in range(stops):
         async with rig.running():
