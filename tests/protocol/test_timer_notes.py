@@ -20,10 +20,10 @@ from trimq.protocol.timer_notes import (
 LONG = st.integers(0, (1 << 63) - 1)
 RESTS = st.builds(SlotRest, LONG, LONG, st.lists(LONG, max_size=60).map(tuple))
 CHECKPOINT = TimerCheckpoint(*range(1, 8))
-NOTES = TimerNotes(52, 7, 1000, (SlotRest(1000, 900, (100, 300)), SlotRest(2000, 500, ())))
+NOTES = TimerNotes(52, 7, 1000, 900, (SlotRest(1000, 900, (100, 300)), SlotRest(2000, 500, ())))
 
 
-@given(st.tuples(*[LONG] * 7), st.builds(TimerNotes, LONG, LONG, LONG, st.lists(RESTS, max_size=6).map(tuple)))
+@given(st.tuples(*[LONG] * 7), st.builds(TimerNotes, LONG, LONG, LONG, LONG, st.lists(RESTS, max_size=6).map(tuple)))
 def test_notes_are_encoded_and_decoded(numbers: tuple[int, ...], notes: TimerNotes) -> None:
     checkpoint = TimerCheckpoint(*numbers)
     data = encode_with_notes(checkpoint, notes)

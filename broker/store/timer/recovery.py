@@ -124,7 +124,9 @@ class TimerRecovery:
         """Start with an empty wheel, and read the timer's queue from its beginning."""
         timers = self._timers
         if checkpoint is not None:
-            timers.found_until, timers.found_read_time = checkpoint.queue_offset, checkpoint.read_time
+            late_since = self._notes.late_since or checkpoint.read_time
+            timers.found_until = checkpoint.queue_offset
+            timers.found_read_time = min(checkpoint.read_time, late_since)
             if self._notes.found_until:  # it was lost once more, before the queue was read as far as that
                 timers.found_until, timers.found_read_time = self._notes.found_until, self._notes.found_read_time
             # Before there is a new log, to whose units the checkpoint's position does not belong.
@@ -150,6 +152,7 @@ class TimerRecovery:
         timers.found_until, timers.found_read_time = self._notes.found_until, self._notes.found_read_time
         await timers.disk.run(self._log.delete_before, self._notes.log_begin)
         timers.read_time = checkpoint.read_time - checkpoint.read_time % precision
+        timers.late_since, timers.late_until = self._notes.late_since, timers.read_time
         timers.next_offset = checkpoint.queue_offset
         replay_from = checkpoint.log_position
         end = await self._known_end(checkpoint)
