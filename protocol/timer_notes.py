@@ -120,7 +120,7 @@ def encode_with_notes(checkpoint: TimerCheckpoint, notes: TimerNotes) -> bytes:
 
 
 def decode_notes(data: bytes) -> TimerNotes:
-    """The notes of a timercheck; none if they belong to another checkpoint."""
+    """The notes of a timercheck; none if they belong to another checkpoint, or have another layout."""
     if len(data) < CHECKPOINT_SIZE:
         return NO_NOTES
     body = data[_CRC_END:CHECKPOINT_SIZE]
@@ -130,8 +130,14 @@ def decode_notes(data: bytes) -> TimerNotes:
     at = _HEAD.size
     rests = []
     for _ in range(number):
+        if at + _REST.size > _BODY_SIZE:
+            return NO_NOTES
         time, until, count = _REST.unpack_from(body, at)
         at += _REST.size
+        if not 0 <= count <= (_BODY_SIZE - at) // _OFFSET_SIZE:
+            return NO_NOTES
         rests.append(SlotRest(time, until, struct.unpack_from(f">{count}q", body, at)))
         at += count * _OFFSET_SIZE
+    if number < 0 or any(body[at:]):
+        return NO_NOTES
     return TimerNotes(log_begin, found_until, found_read_time, late_since, tuple(rests))
