@@ -3,7 +3,8 @@
 Big-endian, behind the 56 bytes of the checkpoint; nothing is written where there is nothing to note::
 
     CRC-32 of the 56 bytes and of all bytes that follow 4 | begin of the timer log 8
-    queue is read again: until this queue offset 8, what was due before this time is delivered 8 | number of rests 4
+    queue is read again: until this queue offset 8, what was due before this time is delivered 8
+    messages wait that are due from this time on, before the read time 8 | number of rests 4
     rest of a slot: time of the slot 8 | offset in the commit log 8 | number 4 | offsets in the commit log 8 each
 
 RocketMQ rewrites its 56 bytes alone, so the checksum says whether the notes belong to this checkpoint.
@@ -23,7 +24,7 @@ from msgspec import Struct
 from trimq.protocol.timer_layout import CHECKPOINT, CHECKPOINT_SIZE, TimerCheckpoint, encode_checkpoint
 
 _CRC: Final = struct.Struct(">I")
-_HEAD: Final = struct.Struct(">qqqi")
+_HEAD: Final = struct.Struct(">qqqqi")
 _REST: Final = struct.Struct(">qqi")
 _OFFSET_SIZE: Final = 8
 _CRC_END: Final = CHECKPOINT.size + _CRC.size
@@ -81,13 +82,15 @@ class TimerNotes(Struct, frozen=True):
     """``log_begin``: units of the timer log before this position do not count: others say the same.
 
     ``found_until`` and ``found_read_time``: wheel and log were lost, and the queue is read from its beginning; messages
-    before this queue offset that were due before this time are delivered. ``rests`` of slots: their other messages are
+    before this queue offset that were due before this time are delivered. ``late_since``: of the messages that were due
+    from this time on, and before the read time, some wait in later slots. ``rests`` of slots: their other messages are
     delivered.
     """
 
     log_begin: int = 0
     found_until: int = 0
     found_read_time: int = 0
+    late_since: int = 0
     rests: tuple[SlotRest, ...] = ()
 
 
@@ -110,26 +113,31 @@ def encode_with_notes(checkpoint: TimerCheckpoint, notes: TimerNotes) -> bytes:
             time, until, left = rest.shortened(most)
             rests += _REST.pack(time, until, len(left)) + struct.pack(f">{len(left)}q", *left)
             number += 1
-    body = (_HEAD.pack(notes.log_begin, notes.found_until, notes.found_read_time, number) + rests).ljust(
-        _BODY_SIZE, b"\0"
-    )
+    head = _HEAD.pack(notes.log_begin, notes.found_until, notes.found_read_time, notes.late_since, number)
+    body = (head + rests).ljust(_BODY_SIZE, b"\0")
     begin = data[: CHECKPOINT.size]
     return begin + _CRC.pack(zlib.crc32(begin + body)) + body
 
 
 def decode_notes(data: bytes) -> TimerNotes:
-    """The notes of a timercheck; none if they belong to another checkpoint."""
+    """The notes of a timercheck; none if they belong to another checkpoint, or have another layout."""
     if len(data) < CHECKPOINT_SIZE:
         return NO_NOTES
     body = data[_CRC_END:CHECKPOINT_SIZE]
     if zlib.crc32(data[: CHECKPOINT.size] + body) != _CRC.unpack_from(data, CHECKPOINT.size)[0]:
         return NO_NOTES
-    log_begin, found_until, found_read_time, number = _HEAD.unpack_from(body)
+    log_begin, found_until, found_read_time, late_since, number = _HEAD.unpack_from(body)
     at = _HEAD.size
     rests = []
     for _ in range(number):
+        if at + _REST.size > _BODY_SIZE:
+            return NO_NOTES
         time, until, count = _REST.unpack_from(body, at)
         at += _REST.size
+        if not 0 <= count <= (_BODY_SIZE - at) // _OFFSET_SIZE:
+            return NO_NOTES
         rests.append(SlotRest(time, until, struct.unpack_from(f">{count}q", body, at)))
         at += count * _OFFSET_SIZE
-    return TimerNotes(log_begin, found_until, found_read_time, tuple(rests))
+    if number < 0 or any(body[at:]):
+        return NO_NOTES
+    return TimerNotes(log_begin, found_until, found_read_time, late_since, tuple(rests))

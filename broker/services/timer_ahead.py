@@ -69,7 +69,10 @@ class TimerAhead:
         self._rolled_until = 0
         """Behind the last rolled copy of the queue."""
         self._rolls: dict[bytes, int] = {}
-        """The rolled copies that are stored since the last checkpoint of the life before, by what was rolled."""
+        """The rolled copies since the last checkpoint of the life before, by what was rolled.
+
+        All of them if the queue is read again because wheel and log were lost.
+        """
         self._rolls_until_ms = 0
 
     # the queue
@@ -118,8 +121,11 @@ class TimerAhead:
     def _found_roll(self, view: memoryview, head: record.RecordHead, properties: dict[str, str]) -> None:
         self._rolled_until = head.queue_offset + 1
         stored_ms = _number(properties.get(PROPERTY_TIMER_DEQUEUE_MS, ""))
-        # The slots before the checkpoint's read time are not delivered again.
-        if stored_ms < self._timers.checkpoint.read_time or len(self._rolls) >= MOST_ROLLS:
+        timers = self._timers
+        # The slots before the checkpoint's read time are not delivered again, unless the queue is read again: then what
+        # was rolled in them comes from there, with its copies.
+        is_past = stored_ms < timers.checkpoint.read_time and not timers.is_read_again
+        if is_past or len(self._rolls) >= MOST_ROLLS:
             return
         key = _roll(view, head, properties, roll_times(properties))
         self._rolls[key] = self._rolls.get(key, 0) + 1

@@ -1,7 +1,8 @@
 """TimerEnqueue: takes new messages of the timer's queue into the wheel, and delivers those that are due already.
 
-With timerStopDequeue those enter the wheel too, in the slots of their times, and the read time goes back to these. One
-that is overdue by more than the wheel is longer than the roll window waits in the queue, with those behind it.
+With timerStopDequeue those enter the wheel too. One whose slot is delivered is late: it gets the next slot that is not,
+and the checkpoint notes that (``TimerStore.late_since``). The read time does not go back for it: RocketMQ reads all
+slots from there on, also those that are delivered.
 
 For each batch the units are written first, then what is due is delivered, then wheel and queue offset move in memory.
 So a disk that takes no units leaves the whole batch in the queue, and none of it is delivered again and again.
@@ -9,7 +10,7 @@ So a disk that takes no units leaves the whole batch in the queue, and none of i
 
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import structlog
 import trio
@@ -163,6 +164,14 @@ class TimerEnqueue:
         self._on_change()
 
 
+class _Place(NamedTuple):
+    """The place in the wheel that a message has, or would have: its topic counts there. ``due`` is its own time."""
+
+    timer: NewTimer
+    topic: str
+    due: int
+
+
 class _Batch:
     """The messages of one read of the queue: those for the wheel, and those that are due already."""
 
@@ -185,19 +194,19 @@ class _Batch:
         self._delivers = delivers
         self.new: list[NewTimer] = []
         self.due = DueTimers()
-        self._due_timers: list[tuple[NewTimer, str]] = []
-        self._late_timers: list[tuple[NewTimer, str]] = []
-        """The places in the wheel that those in ``due`` and ``late_marks`` would have, and their topics."""
+        self._due_places: list[_Place] = []
+        self._late_places: list[_Place] = []
+        """The places that those in ``due`` and ``late_marks`` would have."""
         self.topics: dict[str, int] = {}
         self.late_marks: list[dict[str, str]] = []
-        """Marks whose slots are delivered."""
+        """Marks whose messages are delivered."""
         self.rolled: dict[bytes, int] = {}
         """The numbers of messages whose rolled copies are ahead (see TimerAhead.roll_of)."""
         self.dropped = 0
         """Messages that can never be delivered."""
         self.next_offset = timers.next_offset
         self.is_full = False
-        """The wheel has no place for the next message: an overdue slot has it, or it is overdue by too long itself."""
+        """The wheel still has an overdue slot where the next message has to go."""
 
     def take(self, buffers: Iterable[Any]) -> None:
         """Take the records of a read, as far as the wheel has place for them."""
@@ -241,29 +250,31 @@ class _Batch:
         where = head.physical_offset, head.size
         is_due = due < self._now
         is_late = due < timers.read_time
-        since = min(due - due % timers.precision, self._now)
-        timer = timers.timer(due, since, *where, tags_code(topic), magic)
-        if is_late and deletes and self._delivers:
+        # A slot that is delivered gets no messages any more.
+        time = max(due, timers.read_time)
+        timer = timers.timer(time, min(time - time % timers.precision, self._now), *where, tags_code(topic), magic)
+        place = _Place(timer, topic, due)
+        if is_late and deletes and self._delivers and not timers.may_wait_late(due):
             self.late_marks.append(properties)
-            self._late_timers.append((timer, topic))
+            self._late_places.append(place)
         elif is_due and not deletes and self._delivers:
             self.due.append(*where, magic, NEVER_ENQUEUED, 0)
-            self._due_timers.append((timer, topic))
-        elif self._has_place(timer):  # also a mark that comes between the end of its slot and its delivery
-            self._enter(timer, topic)
+            self._due_places.append(place)
+        # Also a mark that comes between the end of its slot and its delivery, or whose message waits late: in its slot.
+        elif self._has_place(timer):
+            self._enter(place)
         else:
             self.is_full = True
             return
         self.next_offset = head.queue_offset + 1
 
     def _has_place(self, timer: NewTimer) -> bool:
-        timers = self._timers
-        begin = min(timers.read_time, timers.free_from(self._now))
-        return begin <= timer.time < timers.free_until() and not timers.wheel.is_taken(timer.time)
+        return timer.time < self._timers.free_until() and not self._timers.wheel.is_taken(timer.time)
 
-    def _enter(self, timer: NewTimer, topic: str) -> None:
-        # Not in a later slot: what is due before the read time counts as delivered, and a recall looks for its own.
-        self._timers.keep_read_time_before(timer.time)
+    def _enter(self, place: _Place) -> None:
+        timer, topic, due = place
+        if due < self._timers.read_time:
+            self._timers.wait_late(due, timer.time)
         self.new.append(timer)
         self.topics[topic] = self.topics.get(topic, 0) + (-1 if timer.magic & MAGIC_DELETE else 1)
 
@@ -272,10 +283,10 @@ class _Batch:
 
         False if the wheel has no place for one of them: all stay in the queue then.
         """
-        waiting = [self._due_timers[number] for number in numbers] + self._late_timers
-        if not all(self._has_place(timer) for timer, _ in waiting):
+        waiting = [self._due_places[number] for number in numbers] + self._late_places
+        if not all(self._has_place(place.timer) for place in waiting):
             return False
-        for timer, topic in waiting:
-            self._enter(timer, topic)
+        for place in waiting:
+            self._enter(place)
         self.new.sort(key=lambda timer: timer.offset)  # the order of the timer log
         return True

@@ -274,8 +274,9 @@ class MessageStore(InMemoryCalls):
         state = LogState(self.min_phy_offset, self.commit_log.max_offset, *offsets)
         await TimerRecovery(timers, state, self._finder.look_cold, self.clock.wall_ms()).run()
         if timers.notes:
-            # At once: with timers off nothing writes later, and RocketMQ makes a wheel that is not there from the end
-            # of the timer log only. A failure is no reason not to start: the next start repairs the same again.
+            # At once: with timers off nothing writes later. RocketMQ makes a wheel that is not there from the end of
+            # the timer log only, and without a log it goes on at the checkpoint's queue offset. A failure is no reason
+            # not to start: the next start repairs the same again.
             await timers.save(_already_durable, self.clock.wall_ms())
 
     def _start(self, path: WritePath, nursery: trio.Nursery) -> None:

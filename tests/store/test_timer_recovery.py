@@ -195,6 +195,52 @@ async def test_a_damaged_unit_behind_the_checkpoint_costs_no_other_message() -> 
     assert store.next_offset == 7
 
 
+@pytest.mark.parametrize("damage", [b"\xff", b"\0"])
+@pytest.mark.parametrize("known", range(7))
+async def test_a_damaged_unit_at_the_end_of_a_file(known: int, damage: bytes) -> None:
+    """The next one is in another file, as those are of a start that writes the units again; but the log went on."""
+    records = Records()
+    disk = await filled(records, extra=5)
+    change_checkpoint(disk, log_position=known * UNIT_SIZE if known < 5 else FILE + (known - 5) * UNIT_SIZE)
+    change_checkpoint(disk, queue_offset=12, master_queue_offset=12)
+    number = 4 if known < 5 else 9
+    write(disk, f"{ROOT}/timerlog/{number // 5 * FILE:020}", 4 * UNIT_SIZE, damage * UNIT_SIZE)
+    store = await recovered(disk, records)
+    assert await all_waiting(store) == list(range(number))
+    assert store.next_offset == number
+    await add(store, Records(number), [9] * (12 - number))
+    await save(store)
+    last = await recovered(disk.power_cut(Loss.ALL), records)
+    assert await all_waiting(last) == list(range(12))
+
+
+@pytest.mark.parametrize("loss", list(Loss))
+@pytest.mark.parametrize("precision", [1000, 100])
+@pytest.mark.parametrize("damaged", [3, 4])
+async def test_a_power_cut_while_the_units_behind_a_damaged_one_are_cut_off(
+    loss: Loss, precision: int, damaged: int
+) -> None:
+    """Its start has found out that the queue has to be read again; the next one finds no such units any more."""
+    records = Records()
+    filled_disk = await filled(records)
+    change_checkpoint(filled_disk, log_position=2 * UNIT_SIZE)
+    write(filled_disk, FIRST_LOG, damaged * UNIT_SIZE, b"\xff" * UNIT_SIZE)
+    cut_at, alive = 0, False
+    while not alive:
+        cut_at += 1
+        disk = filled_disk.copy()
+        disk.loss, disk.cut_at = loss, disk.calls + cut_at
+        try:
+            await save(await recovered(disk, records, precision))
+            alive = True
+        except PowerCut:
+            pass
+        again = await recovered(disk.power_cut(loss), records, precision)
+        assert again.next_offset == damaged, cut_at
+        assert await all_waiting(again) == list(range(damaged)), cut_at
+    assert cut_at > 10
+
+
 async def test_units_that_do_not_follow_a_unit_whose_record_is_gone() -> None:
     records = Records()
     disk = await filled(records)
@@ -365,7 +411,7 @@ async def test_a_checkpoint_that_is_gone(content: bytes | None) -> None:
         write_durably(disk, CHECK, content)
     store = await recovered(disk, records)
     assert store.is_empty
-    assert (store.next_offset, store.found_until, store.read_time) == (0, 0, NOW)
+    assert (store.next_offset, store.found_read_time, store.read_time) == (0, 0, NOW)
     assert store.notes
     await add(store, Records(), [3, 4])
     await save(store)

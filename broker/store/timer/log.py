@@ -16,6 +16,7 @@ from trimq.broker.store.disk.durable_files import make_durable_directory
 from trimq.broker.store.disk.mapped_file_queue import list_row
 from trimq.protocol.file_names import offset_name
 from trimq.protocol.timer_layout import (
+    BLANK_SIZE,
     UNIT_SIZE,
     TimerUnit,
     fits,
@@ -248,6 +249,11 @@ class TimerLog:
     async def unit(self, position: int) -> TimerUnit | None:
         """The unit at a position; None if there is none."""
         return unpack_unit(await self._read(position, UNIT_SIZE))
+
+    async def went_on(self, position: int) -> bool:
+        """Whether the log went on at a position: a unit was written there, or the file was ended behind it."""
+        blank = position - position % self.file_size + last_unit_at(self.file_size) + UNIT_SIZE
+        return any(await self._read(position, UNIT_SIZE)) or any(await self._read(blank, BLANK_SIZE))
 
     async def _read(self, position: int, length: int) -> bytes:
         """Bytes at a position, fewer at the end of its file; a chain's units are mostly close to each other."""

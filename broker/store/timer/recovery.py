@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 
 import structlog
 import trio
+from msgspec.structs import replace
 
 from trimq.broker.store.disk.durable_files import read_whole
 from trimq.broker.store.timer.timer_store import TimerStore
@@ -85,6 +86,7 @@ class TimerRecovery:
         # A time in the future is that of a clock that was ahead.
         timers.move_read_time(min(timers.read_time, self._now))
         timers.recovered()
+        timers.changed = bool(timers.notes)
         if timers.notes:
             _log.warning("timer_recovered", notes=timers.notes, next_offset=timers.next_offset)
 
@@ -122,7 +124,9 @@ class TimerRecovery:
         """Start with an empty wheel, and read the timer's queue from its beginning."""
         timers = self._timers
         if checkpoint is not None:
-            timers.found_until, timers.found_read_time = checkpoint.queue_offset, checkpoint.read_time
+            late_since = self._notes.late_since or checkpoint.read_time
+            timers.found_until = checkpoint.queue_offset
+            timers.found_read_time = min(checkpoint.read_time, late_since)
             if self._notes.found_until:  # it was lost once more, before the queue was read as far as that
                 timers.found_until, timers.found_read_time = self._notes.found_until, self._notes.found_read_time
             # Before there is a new log, to whose units the checkpoint's position does not belong.
@@ -135,6 +139,8 @@ class TimerRecovery:
         timers.read_time = self._now
         if checkpoint is not None:
             timers.exists = True
+        else:  # nothing is known to be delivered, but copies of what was rolled are in the queue
+            timers.found_until = self._state.max_offset
         timers.exists = timers.exists or bool(timers.notes)
 
     # -- a log that the checkpoint belongs to
@@ -146,6 +152,7 @@ class TimerRecovery:
         timers.found_until, timers.found_read_time = self._notes.found_until, self._notes.found_read_time
         await timers.disk.run(self._log.delete_before, self._notes.log_begin)
         timers.read_time = checkpoint.read_time - checkpoint.read_time % precision
+        timers.late_since, timers.late_until = self._notes.late_since, timers.read_time
         timers.next_offset = checkpoint.queue_offset
         replay_from = checkpoint.log_position
         end = await self._known_end(checkpoint)
@@ -177,7 +184,6 @@ class TimerRecovery:
         if not fits:
             await self._convert(end, before)
         await self._fill_floor()
-        timers.changed = bool(timers.notes)
         # Where something was repaired, or the precision is another one, a slot may have other messages.
         if not timers.notes:
             timers.rests = {rest.time: rest for rest in self._notes.rests if self._wheel.find(rest.time) is not None}
@@ -198,14 +204,17 @@ class TimerRecovery:
                 if offset is None or offset >= checkpoint.queue_offset:
                     return known
                 follows = position == self._log.next_position(known)
-                if not follows and position // self._log.file_size != known // self._log.file_size:
+                elsewhere = position // self._log.file_size != known // self._log.file_size
+                if not follows and elsewhere and not await self._log.went_on(known):
                     return known  # of ``_convert``, in a file of its own
                 if not follows or (last is not None and unit.offset <= last.offset):
                     await self._read_again_behind(last, checkpoint)
                     return known
                 known, last = position + UNIT_SIZE, unit
-            if not units:
-                return known
+            if not units:  # nothing follows, unless it is in the next file
+                if not await self._log.went_on(known):
+                    return known
+                at = max(at, known - known % self._log.file_size + self._log.file_size)
         return known
 
     async def _read_again_behind(self, last: TimerUnit | None, checkpoint: TimerCheckpoint) -> None:
@@ -214,8 +223,13 @@ class TimerRecovery:
         offset = None if last is None else await self._queue_offset(last)
         begin = self._state.min_offset if offset is None else offset + 1
         if begin < checkpoint.queue_offset:
-            self._timers.next_offset = begin
+            timers = self._timers
+            timers.next_offset = begin
             self._note(f"units behind the checkpoint do not follow each other: the queue is read from {begin} on")
+            # At once: the units that say so are erased before there is another checkpoint.
+            timers.checkpoint = replace(checkpoint, queue_offset=begin, master_queue_offset=begin)
+            notes = replace(self._notes, rests=())
+            await timers.disk.run(timers.write_checkpoint, timers.checkpoint, notes)
 
     async def _end_with_records(self, end: int, checkpoint: TimerCheckpoint) -> int:
         """``end`` without units whose records are gone. Then the queue is read from behind the last that is there."""

@@ -155,6 +155,13 @@ class TimerStore:
         """No checkpoint may be written now: a start after it would not reach delete marks that are still needed."""
         self.rests: dict[int, SlotRest] = {}
         """What is left of slots that were delivered in part, by their times."""
+        self.late_since = 0
+        """The earliest time of messages that wait in later slots, because those of their times are delivered; or 0.
+
+        Where the log is lost, what was due before the read time counts as delivered, but not from here on.
+        """
+        self.late_until = 0
+        """The last slot in which one waits."""
         self._checkpoint_floor: int | None = None
         """The lowest log offset that the last checkpoint needs."""
         self._broken = False
@@ -165,10 +172,6 @@ class TimerStore:
     def free_until(self) -> int:
         """The time from which on the wheel has no free slots: there it still holds slots that are not delivered."""
         return self.read_time + (self.wheel.slots - 1) * self.precision
-
-    def free_from(self, now: int) -> int:
-        """The time to which the read time may go back for a message: the whole window from ``now`` on stays free."""
-        return now - (self.wheel.slots - self.window - 2) * self.precision
 
     def timer(self, due: int, now: int, offset: int, size: int, topic_hash: int, magic: int) -> NewTimer:
         """The timer of a message that is due at ``due``, which may have to roll. ``now`` is a time of the wheel."""
@@ -261,18 +264,29 @@ class TimerStore:
     def move_read_time(self, time: int) -> None:
         """No slot before ``time`` has a message any more. Also back, when the wall clock was set back."""
         self.read_time = time
+        if time > self.late_until:
+            self.late_since = 0
         if self.wheel.is_empty:
             self.floor.clear()
         else:
             self.floor.passed(time)
 
     def keep_read_time_before(self, now: int) -> None:
-        """Messages may come for slots from that of ``now`` on: the wall clock was set back there, or one is late.
+        """The wall clock is at ``now``: if it was set back, messages may come for slots from there on.
 
         That is allowed because the slots before the read time are empty, also on disk.
         """
         if self.read_time > now:
             self.move_read_time(now - now % self.precision)
+
+    def wait_late(self, due: int, time: int) -> None:
+        """A message that is due at ``due``, before the read time, waits in the slot ``time``."""
+        self.late_since = min(due, self.late_since or due)
+        self.late_until = max(time, self.late_until)
+
+    def may_wait_late(self, due: int) -> bool:
+        """Whether a message that is due at ``due``, before the read time, may wait in a later slot."""
+        return 0 < self.late_since <= due
 
     @property
     def is_empty(self) -> bool:
@@ -336,6 +350,11 @@ class TimerStore:
         """The offset in the timer's queue from which on a start would read it."""
         return min(self.next_offset, self.checkpoint.queue_offset) if self.exists else self.next_offset
 
+    @property
+    def is_read_again(self) -> bool:
+        """Whether the queue is read again because wheel and log were lost, and not yet as far as before."""
+        return self.next_offset < self.found_until
+
     def recovered(self) -> None:
         """Recovery is at its end: this is what the checkpoint on disk leads to."""
         self._checkpoint_floor = self.floor.offset
@@ -393,8 +412,8 @@ class TimerStore:
 
     def next_notes(self, log_begin: int = 0) -> TimerNotes:
         """The notes of what is in memory now."""
-        found = (self.found_until, self.found_read_time) if self.next_offset < self.found_until else (0, 0)
-        return TimerNotes(log_begin, *found, tuple(self.rests.values()))
+        found = (self.found_until, self.found_read_time) if self.is_read_again else (0, 0)
+        return TimerNotes(log_begin, *found, self.late_since, tuple(self.rests.values()))
 
     async def _sync_log(self) -> bool:
         try:

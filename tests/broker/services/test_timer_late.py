@@ -4,11 +4,13 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.broker.services.apache_timer import read_by_apache
 from tests.broker.services.timer_rig import NOW, Rig
 from tests.store.builders import message
 from trimq.broker.store.types import PutMessageResult, PutMessageStatus
 from trimq.protocol.property_text import join_properties
 from trimq.protocol.timer_layout import out_time
+from trimq.protocol.timer_notes import NO_NOTES, decode_notes
 from trimq.protocol.topic_rules import TIMER_TOPIC
 
 BUSY = PutMessageResult(PutMessageStatus.OS_PAGE_CACHE_BUSY, remark="busy")
@@ -30,26 +32,93 @@ def without_wheel(rig: Rig) -> None:
     rig.disk.delete("/store/timerwheel")
 
 
-@pytest.mark.parametrize("lose", [without_log, without_wheel])
-async def test_a_late_message_that_a_stop_puts_off_outlives_the_files(lose: Callable[[Rig], None]) -> None:
-    """What is due before the read time counts as delivered: that has to be true of a message in the wheel."""
-    rig = Rig(timerStopEnqueue="true")
+async def put_off(rig: Rig, late_by: int) -> None:
+    """One life: a message is found late, and the store refuses it until the stop. Others were delivered before."""
     async with rig.running():
+        await rig.send(b"later", 10_000_000)
+        for number in range(4):
+            await rig.send(b"%d" % number, 5_000 + 1000 * number)
+        await rig.advance(1)
+        switch(rig, timerStopEnqueue="true")
         await rig.send(b"late", 2_000)
-        await rig.send(b"later", 600_000)
-        await rig.advance(10)
+        await rig.advance(late_by)
+        assert await rig.bodies() == [b"0", b"1", b"2", b"3"]
         rig.refuse = {b"late": [BUSY] * 99}
         switch(rig, timerStopEnqueue="false")
         await rig.advance(0.1)
-        assert await rig.bodies() == []
-    assert rig.timers.next_offset == 2
+        assert len(await rig.bodies()) == 4
+    assert rig.timers.next_offset >= 6
     rig.refuse = {}
+
+
+@pytest.mark.parametrize("lose", [without_log, without_wheel])
+@pytest.mark.parametrize("lives", [1, 3])
+async def test_a_late_message_that_a_stop_puts_off_outlives_the_files(lose: Callable[[Rig], None], lives: int) -> None:
+    """What is due before the read time counts as delivered where the log is lost, but for what waits late."""
+    rig = Rig()
+    await put_off(rig, 20)
+    for _ in range(lives - 1):
+        rig.refuse = {b"late": [BUSY] * 99}
+        async with rig.running():
+            await rig.advance(3)
+            assert len(await rig.bodies()) == 4
+        rig.refuse = {}
     lose(rig)
     async with rig.running():
         await rig.advance(1)
-        assert await rig.bodies() == [b"late"]
-        await rig.advance(600)
-        assert await rig.bodies() == [b"late", b"later"]
+        found = await rig.bodies()
+        # The log is lost: what was delivered since its time comes again.
+        again = [b"0", b"1", b"2", b"3"] if lose is without_log else []
+        assert sorted(found) == sorted([b"0", b"1", b"2", b"3", *again, b"late"])
+        await rig.advance(10_000)
+        assert await rig.bodies() == [*found, b"later"]
+
+
+async def test_what_was_late_counts_as_delivered_afterwards() -> None:
+    rig = Rig()
+    await put_off(rig, 20)
+    assert decode_notes(rig.disk.content("/store/config/timercheck")).late_since == out_time(NOW + 3_000, 1000)
+    async with rig.running():
+        await rig.advance(2)
+    assert decode_notes(rig.disk.content("/store/config/timercheck")) == NO_NOTES
+    without_log(rig)
+    async with rig.running():
+        await rig.advance(2)
+        assert await rig.bodies() == [b"0", b"1", b"2", b"3", b"late"]
+
+
+@pytest.mark.parametrize("late_by", [20, 4096 + 500])
+async def test_apaches_broker_delivers_what_waits_and_nothing_else(late_by: int) -> None:
+    """It would read delivered slots again behind an earlier read time, and skips those before half of a wheel ago."""
+    rig = Rig()
+    await put_off(rig, late_by)
+    offsets, queue_offset = read_by_apache(rig)
+    assert queue_offset == rig.timers.next_offset
+    assert sorted(offsets) == await pending_offsets(rig)
+    assert len(offsets) == 2
+
+
+async def test_apaches_broker_delivers_what_waits_while_deliveries_are_stopped() -> None:
+    rig = Rig()
+    async with rig.running():
+        for number in range(4):
+            await rig.send(b"%d" % number, 5_000 + 1000 * number)
+        await rig.advance(1)
+        switch(rig, timerStopEnqueue="true")
+        await rig.send(b"late", 2_000)
+        await rig.advance(20)
+        switch(rig, timerStopDequeue="true", timerStopEnqueue="false")
+        await rig.advance(2)
+        assert (rig.timers.wheel.count, len(await rig.bodies())) == (1, 4)
+    offsets, queue_offset = read_by_apache(rig)
+    assert (len(offsets), queue_offset) == (1, 5)
+
+
+async def pending_offsets(rig: Rig) -> list[int]:
+    """The places of the pending messages in the commit log."""
+    async with rig.store_alone():
+        slots = list(rig.timers.wheel.all_slots())
+        return sorted([offset for slot in slots for offset in (await rig.timers.due(slot)).offsets])
 
 
 async def test_a_recall_of_a_late_message_in_the_wheel() -> None:
@@ -72,37 +141,39 @@ async def test_a_recall_of_a_late_message_in_the_wheel() -> None:
         assert (rig.timers.wheel.count, rig.counts) == (0, {})
 
 
-async def test_the_whole_window_stays_free_for_later_messages() -> None:
-    """A message that is overdue by more waits in the queue; the delivery takes it from there."""
-    rig = Rig(timerStopEnqueue="true", timerRollWindowSlot="1000")
+async def test_a_recall_of_a_late_message_that_was_delivered_meanwhile() -> None:
+    """Another one waits: the mark waits in its slot, where it cancels nothing."""
+    rig = Rig(timerStopEnqueue="true")
     async with rig.running():
-        most = rig.timers.wheel.slots - 1000 - 2
-        await rig.send(b"late", 2_000)
-        await rig.send(b"window", (most + 1 + 999) * 1000)
-        await rig.advance(1 + most)  # its slot is the earliest to which the read time may go back
+        await rig.send(b"M", 3_000)
+        due = out_time(NOW + 3_000, 1000)
+        await rig.advance(10)
+        switch(rig, timerStopEnqueue="false")
+        await rig.advance(1)
+        assert await rig.bodies() == [b"M"]
+        switch(rig, timerStopEnqueue="true")
+        properties = {"TIMER_OUT_MS": str(due - 1000), "REAL_TOPIC": "Orders", "REAL_QID": "0", "UNIQ_KEY": "other"}
+        await rig.store_one(message(b"other", TIMER_TOPIC, properties=join_properties(properties).encode()))
         switch(rig, timerStopDequeue="true", timerStopEnqueue="false")
-        await rig.advance(0.5)
-        assert (rig.timers.wheel.count, rig.service.behind_messages) == (2, 0)
-        await rig.send(b"end", 1000 * 1000)
-        await rig.advance(0.1)
-        assert (rig.timers.wheel.count, rig.service.behind_messages) == (3, 0)
-        switch(rig, timerStopDequeue="false")
         await rig.advance(2)
-        assert await rig.bodies() == [b"late"]
-        await rig.advance(998)
-        await rig.advance(2)
-        assert await rig.bodies() == [b"late", b"window", b"end"]
+        switch(rig, timerStopEnqueue="true")
+        properties = {"TIMER_OUT_MS": str(due), "REAL_TOPIC": "Orders", "REAL_QID": "0", "TIMER_DEL_UNIQKEY": "M"}
+        await rig.store_one(message(b"mark", TIMER_TOPIC, properties=join_properties(properties).encode()))
+        switch(rig, timerStopEnqueue="false", timerStopDequeue="false")
+        await rig.advance(5)
+        assert await rig.bodies() == [b"M", b"other"]
+        assert (rig.timers.wheel.count, rig.counts) == (0, {})
 
 
-async def test_a_message_that_is_overdue_by_too_long_for_the_wheel() -> None:
+async def test_a_message_that_is_overdue_by_a_whole_turn_of_the_wheel() -> None:
     rig = Rig(timerStopEnqueue="true", timerRollWindowSlot="1000")
     async with rig.running():
         await rig.send(b"late", 2_000)
         await rig.send(b"later", 10_000_000)
-        await rig.advance(rig.timers.wheel.slots - 1000)
+        await rig.advance(rig.timers.wheel.slots + 1000)
         switch(rig, timerStopDequeue="true", timerStopEnqueue="false")
         await rig.advance(2)
-        assert (rig.timers.wheel.count, rig.service.behind_messages) == (0, 2)
+        assert (rig.timers.wheel.count, rig.service.behind_messages) == (2, 0)
         switch(rig, timerStopDequeue="false")
         await rig.advance(2)
         assert await rig.bodies() == [b"late"]
@@ -114,12 +185,11 @@ async def test_delivered_messages_do_not_count_as_pending_when_the_read_time_goe
     async with rig.running():
         await rig.send(b"later", 600_000)
         await rig.send(b"delivered", 5_000)
-        await rig.advance(1)
-        switch(rig, timerStopEnqueue="true")
-        await rig.send(b"late", 2_000)
         await rig.advance(10)
         assert await rig.bodies() == [b"delivered"]
-        switch(rig, timerStopDequeue="true", timerStopEnqueue="false")
-        await rig.advance(2)
+        rig.clock.set_wall_ms(NOW + 1000)
+        await rig.send(b"new", 2_000)
+        await rig.advance(1)
+        assert rig.timers.read_time < NOW + 5_000
         assert rig.timers.wheel.count == 2
         assert await rig.timers.count_between(0, 1 << 60) == 2

@@ -74,7 +74,8 @@ class Rig:
             self.disk = self._after
 
     @asynccontextmanager
-    async def _running(self) -> AsyncIterator[None]:
+    async def store_alone(self) -> AsyncIterator[None]:
+        """The store without the timer's task, as with timerWheelEnable=false."""
         self.store = MessageStore(
             self.configuration.section(MessageStoreConfig),
             disk=self.disk,
@@ -83,6 +84,11 @@ class Rig:
             timer_slots=self.slots,
         )
         async with self.store.opened():
+            yield
+
+    @asynccontextmanager
+    async def _running(self) -> AsyncIterator[None]:
+        async with self.store_alone():
             stats = BrokerStats(self.clock, "C")
             service = TimerMessageService(self.configuration, self.store, self.disk, self.clock, stats, HOST)
             self.service = service
