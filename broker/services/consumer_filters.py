@@ -150,7 +150,7 @@ class ConsumerFilterManager(PersistentTable):
         return fields | {"dead": entry.is_dead} | self._more_of(entry.topic, entry.consumer_group)
 
     def _more_of(self, topic: str, group: str) -> dict[str, Any]:
-        # A new entry has none, nor has one that was removed while the file is written. Apache's broker ignores a file in
+        # Not of a new entry, nor of one that was removed while the file is written. Apache's broker ignores a file in
         # which one entry has no bits.
         return self._more.get((topic, group)) or {_BLOOM: bloom_filter_data(group, topic)}
 

@@ -160,7 +160,7 @@ async def test_what_a_stop_has_delivered_does_not_come_by_way_of_another_precisi
 
 
 async def test_a_late_message_in_the_wheel_brings_nothing_back() -> None:
-    """The read time is that of the late message: later ones are delivered, and only the old wheel says so."""
+    """It waits in the slot of the read time: what was delivered before stays so."""
     rig = Rig(timerPrecisionMs=1000)
     due = {b"%d" % at: out_time(NOW + at, 1000) for at in (2_000, 5_000, 6_000, 30_000)}
     async with rig.running():
@@ -173,7 +173,7 @@ async def test_a_late_message_in_the_wheel_brings_nothing_back() -> None:
         assert await rig.bodies() == [b"5000", b"6000"]
     use(rig, 1000, timerStopDequeue=True)
     async with rig.running():
-        assert (rig.timers.wheel.count, rig.timers.read_time) == (2, due[b"2000"])
+        assert rig.timers.wheel.count == 2
     use(rig, 200)
     assert await delivered_on_time(rig, due) == Counter(due.keys())
 
@@ -195,14 +195,14 @@ async def test_a_clock_that_was_set_back_brings_nothing_back() -> None:
 
 
 async def test_a_late_message_of_a_finer_precision() -> None:
-    """The read time goes back to the slot that it is in."""
+    """It is late by the coarser precision too, and waits in the slot of the read time."""
     rig = Rig(timerPrecisionMs=100, timerStopEnqueue=True)
     async with rig.running():
         await rig.send(b"late", 2_400)
         await rig.advance(5)
     use(rig, 1000, timerStopDequeue=True)
     async with rig.running():
-        assert (rig.timers.wheel.count, rig.timers.read_time) == (1, NOW + 2_000)
+        assert rig.timers.wheel.count == 1
     use(rig, 1000)
     assert await delivered_on_time(rig, {b"late": NOW + 2_300}) == {b"late": 1}
 
