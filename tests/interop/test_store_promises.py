@@ -29,6 +29,11 @@ LOG_FILE = 16 * 1024 * 1024
 OP = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 TIMER = "rmq_sys_wheel_timer"
 FAR = 3600
+WINDOW = 35
+"""The roll window in slots of 100 ms, if messages have to roll."""
+NEXT_MS = 4_000
+RECALLED_MS = 3_000
+"""Less than the window: Apache's broker delivers recalled messages that had to roll and are overdue at its start."""
 
 #: Apache's broker counts a check also when no producer is there to be asked, and stops slowly: no half is given up.
 PROPERTIES = {
@@ -64,12 +69,14 @@ def timed(cluster: Cluster, turn: int, promises: Promises, producer: Producer) -
     In every turn another one of those for after the test is recalled and stays in the timer.
     """
     specs = [message(body, delay_ms=1_200) for body in sorted(soon(turn))]
-    specs += [message(f"next-{turn}-{number}", delay_ms=4_000) for number in range(5)]
-    specs += [message(f"recalled-{turn}", delay_ms=3_000), message(f"far-{turn}", delay_sec=FAR)]
+    specs += [message(f"next-{turn}-{number}", delay_ms=NEXT_MS) for number in range(5)]
+    specs += [message(f"far-{turn}", delay_sec=FAR)]
     sent = dict(zip(bodies(specs), producer.send(promises.topic, specs), strict=True))
     promises.wanted |= {body for body in sent if body.startswith(("soon", "next"))}
     promises.never |= {f"recalled-{turn}", f"far-{turn}"}
-    producer.recall(promises.topic, sent[f"recalled-{turn}"]["recallHandle"])
+    # Alone, so that all of its time is there for the recall.
+    [recalled] = producer.send(promises.topic, [message(f"recalled-{turn}", delay_ms=RECALLED_MS)])
+    producer.recall(promises.topic, recalled["recallHandle"])
     for earlier, handle in promises.far.items():
         # A handle that another broker gave out: the far message stays away as it is, recalled or not.
         assert producer.recall(promises.topic, handle) == sent_key(promises, earlier)
@@ -144,7 +151,7 @@ CHAINS: dict[str, tuple[dict[str, str], list[tuple[Peer, Exit]]]] = {
         [("trimq", "clean"), ("apache", "clean"), ("trimq", "clean")],
     ),
     "killed": (
-        {"timerPrecisionMs": "100", "timerRollWindowSlot": "35"},
+        {"timerPrecisionMs": "100", "timerRollWindowSlot": str(WINDOW)},
         [("apache", "kill"), ("trimq", "kill"), ("apache", "kill")],
     ),
 }

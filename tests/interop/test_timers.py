@@ -43,26 +43,27 @@ def check_time(record: Record, due: int, precision: int) -> None:
 
 def test_every_way_to_give_a_time(cluster: Cluster, java: JavaClient) -> None:
     topic = cluster.create_topic(unique("Timer"), queues=1)
-    begin = now()
-    specs = [
-        timed(java, "third", deliver_ms=begin + 4_500),
-        timed(java, "second", delay_ms=2_500),
-        timed(java, "first", delay_sec=1),
-        timed(java, "past", deliver_ms=begin - 1),
-        message("plain"),
-    ]
     with (
         java.producer(cluster) as producer,
         java.consumer(cluster, unique("G"), {topic: "*"}, orderly=True) as consumer,
     ):
+        begin = now()
+        # They are sent one after the other: the times between them are more than that takes on a busy machine.
+        specs = [
+            timed(java, "third", deliver_ms=begin + 12_000),
+            timed(java, "second", delay_ms=5_500),
+            timed(java, "first", delay_sec=1),
+            timed(java, "past", deliver_ms=begin - 1),
+            message("plain"),
+        ]
         sent = dict(zip(bodies(specs), producer.send(topic, specs), strict=True))
         got = consumer.received(5)
         found = wait_until(lambda: producer.query_key(topic, "second"), "the delivered message by its key")
     assert bodies(got) == ["past", "plain", "first", "second", "third"]
     records = {record["body"]: record for record in got}
-    for body, delay in {"first": 1_000, "second": 2_500}.items():
+    for body, delay in {"first": 1_000, "second": 5_500}.items():
         check_time(records[body], records[body]["born"] + delay, 1_000)
-    check_time(records["third"], begin + 4_500, 1_000)
+    check_time(records["third"], begin + 12_000, 1_000)
     for body, record in records.items():
         assert (record["topic"], record["queue"], record["msgId"]) == (topic, 0, sent[body]["msgId"])
         parked = body in {"first", "second", "third"}
