@@ -2,9 +2,10 @@
 
 Big-endian, behind the 56 bytes of the checkpoint; nothing is written where there is nothing to note::
 
-    CRC-32 of the 56 bytes and of all bytes that follow 4 | begin of the timer log 8
+    CRC-32 of a byte 1 (this layout), the 56 bytes and all bytes that follow 4 | begin of the timer log 8
     queue is read again: until this queue offset 8, what was due before this time is delivered 8
-    messages wait that are due from this time on, before the read time 8 | number of rests 4
+    messages that are due from this time on, before the read time, wait 8 | in slots up to this time 8
+    number of rests 4
     rest of a slot: time of the slot 8 | offset in the commit log 8 | number 4 | offsets in the commit log 8 each
 
 RocketMQ rewrites its 56 bytes alone, so the checksum says whether the notes belong to this checkpoint.
@@ -23,8 +24,9 @@ from msgspec import Struct
 
 from trimq.protocol.timer_layout import CHECKPOINT, CHECKPOINT_SIZE, TimerCheckpoint, encode_checkpoint
 
+_LAYOUT: Final = b"\x01"
 _CRC: Final = struct.Struct(">I")
-_HEAD: Final = struct.Struct(">qqqqi")
+_HEAD: Final = struct.Struct(">qqqqqi")
 _REST: Final = struct.Struct(">qqi")
 _OFFSET_SIZE: Final = 8
 _CRC_END: Final = CHECKPOINT.size + _CRC.size
@@ -83,14 +85,15 @@ class TimerNotes(Struct, frozen=True):
 
     ``found_until`` and ``found_read_time``: wheel and log were lost, and the queue is read from its beginning; messages
     before this queue offset that were due before this time are delivered. ``late_since``: of the messages that were due
-    from this time on, and before the read time, some wait in later slots. ``rests`` of slots: their other messages are
-    delivered.
+    from this time on, and before the read time, some wait in later slots, up to that of ``late_until``. ``rests`` of
+    slots: their other messages are delivered.
     """
 
     log_begin: int = 0
     found_until: int = 0
     found_read_time: int = 0
     late_since: int = 0
+    late_until: int = 0
     rests: tuple[SlotRest, ...] = ()
 
 
@@ -113,10 +116,11 @@ def encode_with_notes(checkpoint: TimerCheckpoint, notes: TimerNotes) -> bytes:
             time, until, left = rest.shortened(most)
             rests += _REST.pack(time, until, len(left)) + struct.pack(f">{len(left)}q", *left)
             number += 1
-    head = _HEAD.pack(notes.log_begin, notes.found_until, notes.found_read_time, notes.late_since, number)
+    found = notes.found_until, notes.found_read_time
+    head = _HEAD.pack(notes.log_begin, *found, notes.late_since, notes.late_until, number)
     body = (head + rests).ljust(_BODY_SIZE, b"\0")
     begin = data[: CHECKPOINT.size]
-    return begin + _CRC.pack(zlib.crc32(begin + body)) + body
+    return begin + _CRC.pack(zlib.crc32(_LAYOUT + begin + body)) + body
 
 
 def decode_notes(data: bytes) -> TimerNotes:
@@ -124,9 +128,9 @@ def decode_notes(data: bytes) -> TimerNotes:
     if len(data) < CHECKPOINT_SIZE:
         return NO_NOTES
     body = data[_CRC_END:CHECKPOINT_SIZE]
-    if zlib.crc32(data[: CHECKPOINT.size] + body) != _CRC.unpack_from(data, CHECKPOINT.size)[0]:
+    if zlib.crc32(_LAYOUT + data[: CHECKPOINT.size] + body) != _CRC.unpack_from(data, CHECKPOINT.size)[0]:
         return NO_NOTES
-    log_begin, found_until, found_read_time, late_since, number = _HEAD.unpack_from(body)
+    log_begin, found_until, found_read_time, late_since, late_until, number = _HEAD.unpack_from(body)
     at = _HEAD.size
     rests = []
     for _ in range(number):
@@ -140,4 +144,4 @@ def decode_notes(data: bytes) -> TimerNotes:
         at += count * _OFFSET_SIZE
     if number < 0 or any(body[at:]):
         return NO_NOTES
-    return TimerNotes(log_begin, found_until, found_read_time, late_since, tuple(rests))
+    return TimerNotes(log_begin, found_until, found_read_time, late_since, late_until, tuple(rests))

@@ -250,11 +250,12 @@ class _Batch:
         where = head.physical_offset, head.size
         is_due = due < self._now
         is_late = due < timers.read_time
-        # A slot that is delivered gets no messages any more.
-        time = max(due, timers.read_time)
+        # A slot that is delivered gets no messages any more. A late mark has to be where its message is.
+        is_with_late = is_late and deletes and timers.may_wait_late(due)
+        time = max(due, timers.read_time, timers.late_until if is_with_late else 0)
         timer = timers.timer(time, min(time - time % timers.precision, self._now), *where, tags_code(topic), magic)
         place = _Place(timer, topic, due)
-        if is_late and deletes and self._delivers and not timers.may_wait_late(due):
+        if is_late and deletes and self._delivers and not is_with_late:
             self.late_marks.append(properties)
             self._late_places.append(place)
         elif is_due and not deletes and self._delivers:

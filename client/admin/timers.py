@@ -43,7 +43,8 @@ class TimerAdmin(AdminBase):
         """The timed messages of a topic that are not delivered yet, the next one first.
 
         Reads the whole timer topic of each broker, by pulls; at most ``max_messages`` are kept, those that are due
-        first. Raises TopicNotFoundError, and UsageError for a broker whose timer is off.
+        first. Those that wait although their slots are delivered already, because the broker refuses puts, are not
+        among them. Raises TopicNotFoundError, and UsageError for a broker whose timer is off.
 
         >>> async def example(admin: "Admin") -> list[str]:
         ...     return [timer.message.message_id for timer in await admin.pending_timers("Orders")]

@@ -152,7 +152,8 @@ class TimerRecovery:
         timers.found_until, timers.found_read_time = self._notes.found_until, self._notes.found_read_time
         await timers.disk.run(self._log.delete_before, self._notes.log_begin)
         timers.read_time = checkpoint.read_time - checkpoint.read_time % precision
-        timers.late_since, timers.late_until = self._notes.late_since, timers.read_time
+        timers.late_since = self._notes.late_since
+        timers.late_until = max(timers.read_time, self._notes.late_until)
         timers.next_offset = checkpoint.queue_offset
         replay_from = checkpoint.log_position
         end = await self._known_end(checkpoint)

@@ -161,7 +161,7 @@ class TimerStore:
         Where the log is lost, what was due before the read time counts as delivered, but not from here on.
         """
         self.late_until = 0
-        """The last slot in which one waits."""
+        """The last slot in which one waits, or before; 0 if none does."""
         self._checkpoint_floor: int | None = None
         """The lowest log offset that the last checkpoint needs."""
         self._broken = False
@@ -265,7 +265,7 @@ class TimerStore:
         """No slot before ``time`` has a message any more. Also back, when the wall clock was set back."""
         self.read_time = time
         if time > self.late_until:
-            self.late_since = 0
+            self.late_since = self.late_until = 0
         if self.wheel.is_empty:
             self.floor.clear()
         else:
@@ -413,7 +413,8 @@ class TimerStore:
     def next_notes(self, log_begin: int = 0) -> TimerNotes:
         """The notes of what is in memory now."""
         found = (self.found_until, self.found_read_time) if self.is_read_again else (0, 0)
-        return TimerNotes(log_begin, *found, self.late_since, tuple(self.rests.values()))
+        late_until = self.late_until if self.late_since else 0
+        return TimerNotes(log_begin, *found, self.late_since, late_until, tuple(self.rests.values()))
 
     async def _sync_log(self) -> bool:
         try:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.broker.services.apache_timer import read_by_apache
-from tests.broker.services.timer_rig import NOW, Rig
+from tests.broker.services.timer_rig import NOW, Rig, use
 from tests.store.builders import message
 from trimq.broker.store.types import PutMessageResult, PutMessageStatus
 from trimq.protocol.property_text import join_properties
@@ -85,6 +85,68 @@ async def test_what_was_late_counts_as_delivered_afterwards() -> None:
     async with rig.running():
         await rig.advance(2)
         assert await rig.bodies() == [b"0", b"1", b"2", b"3", b"late"]
+
+
+@pytest.mark.parametrize("back", [0, 10])
+async def test_a_late_message_outlives_the_log_after_the_clock_was_set_back(back: int) -> None:
+    """Its slot is later than the read time of the checkpoint then: it waits until that slot is delivered."""
+    rig = Rig()
+    await put_off(rig, 20)
+    rig.clock.set_wall_ms(rig.clock.wall_ms() - back * 1000)
+    rig.refuse = {b"late": [BUSY] * 99}
+    for seconds in (1, 2):
+        async with rig.running():
+            await rig.advance(seconds)
+    rig.refuse = {}
+    without_log(rig)
+    async with rig.running():
+        await rig.advance(60)
+        assert b"late" in await rig.bodies()
+
+
+async def late_in_two_precisions(rig: Rig) -> None:
+    """Lives with 100, 1000 and 100 ms: the late message's slot is behind the read time, which was rounded down."""
+    async with rig.running():
+        switch(rig, timerStopEnqueue="true")
+        await rig.send(b"late", 2_000)
+        await rig.advance(10.35)
+        await rig.send(b"later", 100_000)
+        switch(rig, timerStopDequeue="true", timerStopEnqueue="false")
+        await rig.advance(1)
+        assert min(slot.time for slot in rig.timers.wheel.all_slots()) % 1000
+    use(rig, 1000, timerStopDequeue=True)
+    async with rig.running():
+        await rig.advance(1)
+    use(rig, 100)
+
+
+async def test_a_late_message_outlives_the_log_after_two_precisions() -> None:
+    rig = Rig(timerPrecisionMs=100)
+    await late_in_two_precisions(rig)
+    rig.refuse = {b"late": [BUSY] * 99}
+    async with rig.running():
+        await rig.advance(1)
+        assert not await rig.bodies()
+    rig.refuse = {}
+    without_log(rig)
+    async with rig.running():
+        await rig.advance(5)
+        assert await rig.bodies() == [b"late"]
+
+
+async def test_a_recall_finds_a_late_message_after_two_precisions() -> None:
+    rig = Rig(timerPrecisionMs=100)
+    due = out_time(NOW + 2_000, 100)
+    await late_in_two_precisions(rig)
+    switch(rig, timerStopDequeue="true")
+    async with rig.running():
+        properties = {"TIMER_OUT_MS": str(due), "REAL_TOPIC": "Orders", "REAL_QID": "0", "TIMER_DEL_UNIQKEY": "late"}
+        await rig.store_one(message(b"mark", TIMER_TOPIC, properties=join_properties(properties).encode()))
+        await rig.advance(1)
+        assert rig.timers.next_offset == 3
+        switch(rig, timerStopDequeue="false")
+        await rig.advance(2)
+        assert not await rig.bodies()
 
 
 @pytest.mark.parametrize("late_by", [20, 4096 + 500])

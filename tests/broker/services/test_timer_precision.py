@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import pytest
 import trio
@@ -12,7 +12,7 @@ import trio.testing
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.broker.services.timer_rig import NOW, SMALL, Rig
+from tests.broker.services.timer_rig import NOW, SMALL, Rig, use
 from tests.store.simdisk import Loss, PowerCut
 from trimq.broker.testing import configuration
 from trimq.protocol.timer_layout import PRECISIONS, out_time
@@ -82,11 +82,6 @@ async def test_a_power_cut_at_any_call_of_a_start_with_another_precision(before:
         if alive:
             break
     assert cut_at > 50
-
-
-def use(rig: Rig, precision: int, **changes: Any) -> None:
-    """From the next life on."""
-    rig.configuration = configuration(Path("/store"), SMALL | {"timerPrecisionMs": precision} | changes)
 
 
 async def delivered_on_time(rig: Rig, due: dict[bytes, int]) -> Counter[bytes]:

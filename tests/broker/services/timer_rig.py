@@ -147,3 +147,8 @@ class Rig:
 
     async def bodies(self, topic: str = "Orders") -> list[bytes]:
         return [one.body for one in await self.delivered(topic)]
+
+
+def use(rig: Rig, precision: int, **changes: Any) -> None:
+    """Another timerPrecisionMs, and other changes, from the next life on."""
+    rig.configuration = configuration(Path("/store"), SMALL | {"timerPrecisionMs": precision} | changes)
