@@ -612,7 +612,7 @@ async def test_units_of_the_same_slot_in_a_checkpoint_of_zeros() -> None:
     """RocketMQ was killed before its first checkpoint."""
     disk, records = SimDisk(), Records(2)
     store = timer_store(disk)
-    store.log.write(store.log.pieces([0], [pack_unit(TimerUnit(-1, 1, NOW, NOW + 3000, 0, SIZE, 0))]))
+    store.log.write(*store.log.pieces([0], [pack_unit(TimerUnit(-1, 1, NOW, NOW + 3000, 0, SIZE, 0))]))
     store.log.sync()
     store.close()
     disk.make_directory(f"{ROOT}/config")

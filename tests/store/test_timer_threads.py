@@ -53,7 +53,8 @@ def _write_one(store: TimerStore, records: Records, slots: int) -> None:
     (position,) = store.log.place(1)
     time = NOW + slots * 1000
     unit = TimerUnit(NO_POSITION, MAGIC_DEFAULT, NOW, time, records.count * SIZE, SIZE, TOPIC_HASH)
-    store.log.write(store.log.pieces([position], [pack_unit(unit)]))
+    for piece in store.log.pieces([position], [pack_unit(unit)]):
+        store.log.write(piece)
     store.log.wrote(position + UNIT_SIZE)
     store.wheel.put(time, position, 1)
     records.count += 1
@@ -100,6 +101,26 @@ async def test_a_file_that_is_made_during_the_sync_of_names_is_in_the_next_sync(
     again = await recovered(disk.copy_after_cut(Loss.ALL), records)
     assert await waiting(again) == {3: [0, 1, 2, 3, 4], 4: [5]}
     assert again.notes == []
+
+
+async def test_a_file_is_made_when_the_one_before_is_durable() -> None:
+    """A start refuses a gap between the files, which a power cut could leave otherwise."""
+    disk: Any = SimDisk()
+    records = Records()
+    store = await recovered(disk, records)
+    create = disk.create
+    found: list[list[str]] = []
+
+    def with_those_before(path: str, size: int) -> int:
+        left = disk.copy_after_cut(Loss.ALL)
+        found.append(left.list("/store/timerlog"))
+        assert all(len(left.content(f"/store/timerlog/{name}")) == FILE for name in found[-1])
+        return create(path, size)  # type: ignore[no-any-return]
+
+    disk.create = with_those_before
+    await add(store, records, [3] * 17)
+    await add(store, records, [4] * 5)
+    assert [len(names) for names in found] == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("method", ["data_sync", "sync_directory"])

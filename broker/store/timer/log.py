@@ -64,7 +64,8 @@ class TimerLog:
         self._lock = threading.Lock()
         """Of ``_open``. No call that may block is made under it."""
         self._unsynced: set[int] = set()
-        self._new_names = False
+        self._named_to = -1
+        """The last file whose name is durable."""
         self._window_at = 0
         self._window = b""
 
@@ -111,13 +112,16 @@ class TimerLog:
         pieces.append(Piece(begin, b"".join(parts)))
         return pieces
 
-    def write(self, pieces: Sequence[Piece]) -> None:
-        """Write pieces; ``end`` stays. Blocks. Raises OSError; the same positions can then be written again."""
-        for position, data in pieces:
-            start = position - position % self.file_size
-            with self._opened(start, create=True) as fd:
-                self._disk.pwrite(fd, data, position - start)
-                self._unsynced.add(start)
+    def has_to_sync(self, piece: Piece) -> bool:
+        """Whether ``sync`` has to come before a piece: a power cut must not leave a gap between the files."""
+        return bool(self.starts) and piece.position >= self.files_end and self.starts[-1] > self._named_to
+
+    def write(self, piece: Piece) -> None:
+        """Write a piece; ``end`` stays. Blocks. Raises OSError; the same positions can then be written again."""
+        start = piece.position - piece.position % self.file_size
+        with self._opened(start, create=True) as fd:
+            self._disk.pwrite(fd, piece.data, piece.position - start)
+            self._unsynced.add(start)
 
     def wrote(self, end: int) -> None:
         """The units up to ``end`` have been written."""
@@ -126,6 +130,7 @@ class TimerLog:
 
     def sync(self) -> None:
         """Make durable what was written. Blocks. Raises OSError: then nothing may be relied on any more."""
+        last = self.starts[-1] if self.starts else -1
         for start in sorted(self._unsynced):
             with self._opened(start) as fd:
                 # Before the sync: a write during it is for the next one.
@@ -135,13 +140,9 @@ class TimerLog:
                 except OSError:
                     self._unsynced.add(start)
                     raise
-        if self._new_names:
-            self._new_names = False
-            try:
-                self._disk.sync_directory(self.directory)
-            except OSError:
-                self._new_names = True
-                raise
+        if last > self._named_to:
+            self._disk.sync_directory(self.directory)
+            self._named_to = last
 
     def _hold(self, start: int) -> _OpenFile | None:
         """The file as it is open, which has to be released; None if it is not."""
@@ -176,7 +177,6 @@ class TimerLog:
             return self._disk.open(path)
         make_durable_directory(self._disk, self.directory)
         fd = self._disk.create(path, self.file_size)
-        self._new_names = True
         self.starts.append(start)
         return fd
 
@@ -202,6 +202,7 @@ class TimerLog:
         """End the log at ``end``: later files are deleted, what follows in the last one is erased. Blocks."""
         while self.starts and self.starts[-1] >= end and (len(self.starts) > 1 or not end):
             self._delete(self.starts.pop())
+            self._named_to = min(self._named_to, self.starts[-1] if self.starts else -1)
         if self.starts and end < self.files_end:
             self._erase(self.starts[-1], end - self.starts[-1])
         self.end = end

@@ -207,7 +207,10 @@ class TimerStore:
                 previous = NO_POSITION if slot is None else slot.last
             last[number] = position
             units.append(pack_unit(TimerUnit(previous, magic, write_time, time, offset, size, topic_hash)))
-        await self.disk.run(self.log.write, self.log.pieces(positions, units))
+        for piece in self.log.pieces(positions, units):
+            if self.log.has_to_sync(piece) and not self._broken:
+                await self._sync_log()
+            await self.disk.run(self.log.write, piece)
         return PlacedTimers(timers, positions)
 
     def enter(self, placed: PlacedTimers | None, next_offset: int) -> None:
