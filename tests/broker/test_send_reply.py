@@ -275,12 +275,22 @@ async def test_no_reply_before_the_broker_accepts_sends(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["asker", "absent"])
-async def test_a_topic_that_a_reply_creates_is_on_disk_before_the_answer(tmp_path: Path, name: str) -> None:
+async def test_a_topic_that_a_reply_creates_is_on_disk_before_the_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     async with (
         running_broker(tmp_path) as broker,
         WireClient.connect(broker.endpoint) as client,
         asking(broker) as asker,
     ):
+        persisted = broker.context.topics.persisted
+        waited: list[str] = []
+
+        async def after_the_write() -> None:
+            await persisted()
+            waited.append((tmp_path / "config/topics.json").read_text())
+
+        monkeypatch.setattr(broker.context.topics, "persisted", after_the_write)
         ext = send_ext("Other_REPLY_TOPIC", PROPERTIES | {"REPLY_TO_CLIENT": name})
         opaque = await client.post(SEND, ext, b"answer")
         if name == "asker":
@@ -288,7 +298,7 @@ async def test_a_topic_that_a_reply_creates_is_on_disk_before_the_answer(tmp_pat
         answer = await client.reply(opaque)
         assert answer.code == (0 if name == "asker" else ResponseCode.SYSTEM_ERROR)
         assert answer.ext_fields()["queueOffset"] == "0"
-        assert "Other_REPLY_TOPIC" in (tmp_path / "config/topics.json").read_text()
+        assert ["Other_REPLY_TOPIC" in text for text in waited] == [True]
 
 
 async def test_a_store_that_takes_nothing_does_not_undo_the_push(broker: BrokerController, client: WireClient) -> None:
