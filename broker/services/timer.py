@@ -343,7 +343,7 @@ class TimerMessageService:
             counts = await due.counts()
             ahead.keep(marks)
             ahead.keep(rolling)
-            timers.delivered(first)
+            timers.delivered(first, has_marks=bool(marks))
             ahead.passed()
             self.metrics.add_hashes({topic_hash: -count for topic_hash, count in counts.items()})
             self._changed()

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 import structlog
 import trio
+from msgspec.structs import replace
 
 from trimq.broker.store.disk.disk import Disk
 from trimq.broker.store.disk.durable_files import make_durable_directory, write_durably
@@ -153,6 +154,8 @@ class TimerStore:
         """There is something that the last checkpoint does not have, other than the read time."""
         self.is_between = False
         """No checkpoint may be written now: a start after it would not reach delete marks that are still needed."""
+        self._marks_passed = False
+        """Slots with delete marks were delivered since the last checkpoint."""
         self.rests: dict[int, SlotRest] = {}
         """What is left of slots that were delivered in part, by their times."""
         self.late_since = 0
@@ -252,11 +255,15 @@ class TimerStore:
                     found.append(unit.offset, unit.size, unit.magic, unit.write_time, unit.topic_hash)
         return found
 
-    def delivered(self, time: int) -> None:
-        """The slot of a time, and all before it, are delivered: the copies are in the commit log."""
+    def delivered(self, time: int, *, has_marks: bool = False) -> None:
+        """The slot of a time, and all before it, are delivered: the copies are in the commit log.
+
+        ``has_marks``: it had delete marks, which are not needed any more.
+        """
         self.wheel.clear(time)
         self.rests.pop(time, None)
         self.changed = True
+        self._marks_passed |= has_marks
         self.move_read_time(time + self.precision)
 
     def delivered_but(self, time: int, due: DueTimers, numbers: Sequence[int]) -> None:
@@ -383,13 +390,14 @@ class TimerStore:
             checkpoint, notes = self.next_checkpoint(now_ms), self.next_notes()
             pages = self.wheel.snapshot()
             self.changed = False
+            before, self._marks_passed = self._marks_passed, False
             needed, floor = self.floor.position, self.floor.offset
             written = False
             try:
                 # The delivered copies first: a slot may be cleared on disk only when they are there.
                 if not await sync_commit_log() or not await self._sync_log():
                     return False
-                await self.disk.run(self._write, checkpoint, notes, pages)
+                await self.disk.run(self._write, checkpoint, notes, pages, before)
                 written = True
             except OSError as error:
                 _log.error("timer_checkpoint_failed", error=str(error))
@@ -398,6 +406,7 @@ class TimerStore:
                 if not written:  # also if the caller is cancelled: the next checkpoint has them
                     self.wheel.take_back(pages)
                     self.changed = True
+                    self._marks_passed |= before
             self.checkpoint, self._checkpoint_floor = checkpoint, floor
             await self._delete_old_files(checkpoint.log_position if needed is None else needed)
             return True
@@ -433,8 +442,16 @@ class TimerStore:
         """True after a failed sync of the timer log."""
         return self._broken
 
-    def _write(self, checkpoint: TimerCheckpoint, notes: TimerNotes, pages: dict[int, bytes]) -> None:
-        """Blocks. The wheel before the checkpoint: its slots may be newer than that, but not older."""
+    def _write(self, checkpoint: TimerCheckpoint, notes: TimerNotes, pages: dict[int, bytes], before: bool) -> None:
+        """Blocks. The wheel before the checkpoint: its slots may be newer than that, but not older.
+
+        ``before``: a delete mark must not vanish from its slot while a start would read the copy of a rolled message
+        that it has cancelled from the queue again. So there is a checkpoint with the new queue offset first. Its
+        position in the log is that of the old wheel: a start enters the units from there on.
+        """
+        if before:
+            position = self.checkpoint.log_position
+            self.write_checkpoint(replace(checkpoint, log_position=position), notes)
         self.wheel.write(pages)
         self.write_checkpoint(checkpoint, notes)
 

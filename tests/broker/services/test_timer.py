@@ -1,6 +1,7 @@
 """The timer's task on a simulated disk: order, restarts, outages, refusals, lost records."""
 
 import errno
+from itertools import count
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import trio
 
 from tests.broker.services.timer_rig import NOW, Rig
 from tests.store.builders import message
-from tests.store.simdisk import Loss
+from tests.store.simdisk import Loss, PowerCut
 from trimq.broker.config import MessageStoreConfig
 from trimq.broker.health import timer_notes
 from trimq.broker.services import timer_ahead, timer_enqueue, timer_put
@@ -379,6 +380,41 @@ async def test_a_recall_that_no_checkpoint_has(ending: Loss, outage: float, with
         assert rig.service.puts.cancelled == 1
         await rig.advance(1)
         assert counted(rig) == 0
+
+
+@pytest.mark.parametrize("loss", list(Loss))
+async def test_a_power_cut_while_the_checkpoint_after_a_recall_is_written(loss: Loss) -> None:
+    """The wheel is written before the checkpoint. It must not forget a mark whose message is in the queue as a copy."""
+    rig = Rig(flushDiskType="SYNC_FLUSH", timerRollWindowSlot="10", timerFlushIntervalMs=500)
+    async with rig.running():
+        await rig.send(b"recalled", 42_000)
+        await rig.send(b"kept", 42_000)
+        for _ in range(32):
+            await rig.advance(1)
+        await recall(rig, b"recalled", NOW + 41_000)
+        await rig.settled()
+        # The messages roll once more, the mark does not.
+        assert [slot.messages for slot in rig.timers.wheel.all_slots()] == [2, -1]
+    rig.clock.advance(60)
+    before, wall = rig.disk, rig.clock.wall_ms()
+    for cut_at in count(1):
+        rig.disk = before.copy()
+        rig.clock.set_wall_ms(wall)
+        rig.disk.loss, rig.disk.cut_at = loss, cut_at
+        is_over = False
+        try:
+            async with rig._running():
+                await rig.advance(2)
+                is_over = True
+        except* PowerCut:
+            pass
+        rig.disk = rig.disk.power_cut(loss)
+        async with rig.running():
+            await rig.advance(60)
+            assert set(await rig.bodies()) == {b"kept"}, cut_at
+        if is_over:
+            break
+    assert cut_at > 30
 
 
 @pytest.mark.parametrize("flush_ms", [500, 30_000])
