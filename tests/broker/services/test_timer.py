@@ -10,13 +10,11 @@ import trio
 from tests.broker.services.timer_rig import NOW, Rig
 from tests.store.builders import message
 from tests.store.simdisk import Loss, PowerCut
-from trimq.broker.config import MessageStoreConfig
 from trimq.broker.health import timer_notes
 from trimq.broker.services import timer_ahead, timer_enqueue, timer_put
 from trimq.broker.services.pending_timers import PendingTimers
 from trimq.broker.store.types import PutMessageResult, PutMessageStatus
 from trimq.protocol.timer_layout import SLOTS, fits
-from trimq.protocol.timer_message import delete_key
 from trimq.protocol.topic_rules import TIMER_TOPIC
 
 HOUR = 3600
@@ -345,15 +343,6 @@ async def test_a_deleted_topic_counts_in_the_sum_as_long_as_its_messages_wait() 
 # -- recalls and crashes
 
 
-async def recall(rig: Rig, body: bytes, out_ms: int) -> None:
-    """Store a delete mark as RecallMessageProcessor does."""
-    after = out_ms + 1 - rig.clock.wall_ms()
-    name = body.decode()
-    with_topic = rig.configuration.section(MessageStoreConfig).append_topic_for_timer_delete_key
-    key = delete_key("Orders", name, with_topic=with_topic)
-    await rig.send(b"mark", after, UNIQ_KEY=name, TIMER_DEL_UNIQKEY=key, TAGS="_RECALL_TAG_")
-
-
 def counted(rig: Rig) -> int:
     """The number of waiting messages according to the counts of topics."""
     return sum(one.count for one in rig.service.metrics.counts.values())
@@ -370,8 +359,8 @@ async def test_a_recall_that_no_checkpoint_has(ending: Loss, outage: float, with
             await rig.send(name, 20_000)
         await rig.advance(2)
         await rig.advance(2)
-        await recall(rig, b"recalled", NOW + 19_000)
-        await recall(rig, b"other", NOW + 18_000)  # not the slot of that message
+        await rig.recall(b"recalled", NOW + 19_000)
+        await rig.recall(b"other", NOW + 18_000)  # not the slot of that message
     rig.clock.advance(outage)
     async with rig.running():
         assert rig.timers.checkpoint.queue_offset == 3
@@ -391,7 +380,7 @@ async def test_a_power_cut_while_the_checkpoint_after_a_recall_is_written(loss: 
         await rig.send(b"kept", 42_000)
         for _ in range(32):
             await rig.advance(1)
-        await recall(rig, b"recalled", NOW + 41_000)
+        await rig.recall(b"recalled", NOW + 41_000)
         await rig.settled()
         # The messages roll once more, the mark does not.
         assert [slot.messages for slot in rig.timers.wheel.all_slots()] == [2, -1]
@@ -431,7 +420,7 @@ async def test_a_recall_of_a_message_that_rolls(
         await rig.send(b"kept", 42_000)
         for _ in range(recalled_after):
             await rig.advance(1)
-        await recall(rig, b"recalled", NOW + 41_000)
+        await rig.recall(b"recalled", NOW + 41_000)
         for _ in range(min(ended_after, 41 - recalled_after)):
             await rig.advance(1)
     rig.clock.advance(60)
@@ -449,7 +438,7 @@ async def test_a_mark_that_is_reached_before_the_rolled_copy(ending: Loss | None
     async with rig.running(ending=Loss.ALL):
         await rig.send(b"recalled", 15_000)
         await rig.advance(5)
-        await recall(rig, b"recalled", NOW + 14_000)  # in the slot in which it is due; the message rolls before that
+        await rig.recall(b"recalled", NOW + 14_000)  # in the slot in which it is due; the message rolls before that
         await rig.advance(2)
         await rig.advance(2)
     rig.clock.advance(60)
@@ -477,7 +466,7 @@ async def test_a_mark_that_comes_between_the_end_of_its_slot_and_the_delivery(*,
         await rig.settled()
         for name in ("timerStopEnqueue", "timerStopDequeue"):
             rig.configuration.apply(name, "true", "test")
-        await recall(rig, b"recalled", NOW + 4_000)
+        await rig.recall(b"recalled", NOW + 4_000)
         await rig.advance(40 * DAY)
         rig.configuration.apply("timerStopEnqueue", "false", "test")
         if not at_once:
@@ -494,7 +483,7 @@ async def test_a_message_and_its_mark_that_are_found_when_both_are_due() -> None
     async with rig.running():
         await rig.send(b"recalled", 5_000)
         await rig.send(b"kept", 5_000)
-        await recall(rig, b"recalled", NOW + 4_000)
+        await rig.recall(b"recalled", NOW + 4_000)
         await rig.advance(10)
         rig.configuration.apply("timerStopEnqueue", "false", "test")
         await rig.advance(1)
@@ -514,7 +503,7 @@ async def test_a_mark_that_comes_while_its_message_rolls(monkeypatch: pytest.Mon
         due = rig.timers.due
 
         async def recall_first(slot: Any) -> Any:
-            await recall(rig, b"recalled", NOW + 14_000)
+            await rig.recall(b"recalled", NOW + 14_000)
             return await due(slot)
 
         with monkeypatch.context() as patched:
@@ -605,7 +594,7 @@ async def test_an_error_between_the_slots_of_a_message_and_its_mark(monkeypatch:
     async with rig.running():
         await rig.send(b"recalled", 15_000)
         await rig.advance(5)
-        await recall(rig, b"recalled", NOW + 14_000)
+        await rig.recall(b"recalled", NOW + 14_000)
         await rig.settled()
         find, failures = rig.timers.due, [None, OSError(errno.EIO, "broken")]
 
@@ -679,7 +668,7 @@ async def test_more_recalls_and_rolls_ahead_than_are_remembered(monkeypatch: pyt
         assert await rig.timers.save(rig.store.flush, rig.clock.wall_ms())
         rig.configuration.apply("timerStopDequeue", "true", "test")
         for number in range(4):
-            await recall(rig, b"%d" % number, NOW + 4_000)
+            await rig.recall(b"%d" % number, NOW + 4_000)
     rig.configuration.apply("timerStopDequeue", "false", "test")
     rig.clock.advance(6)
     async with rig.running(ending=Loss.ALL):
@@ -741,7 +730,7 @@ async def test_a_recall_in_the_same_batch_as_its_overdue_message() -> None:
     async with rig.running():
         await rig.send(b"recalled", 3_000)
         await rig.send(b"kept", 3_000)
-        await recall(rig, b"recalled", NOW + 2_000)
+        await rig.recall(b"recalled", NOW + 2_000)
         await rig.advance(10)
         rig.configuration.apply("timerStopEnqueue", "false", "test")
         await rig.advance(1)

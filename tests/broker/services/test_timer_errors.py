@@ -22,13 +22,6 @@ AWAY = PutMessageResult(PutMessageStatus.SERVICE_NOT_AVAILABLE, remark="away")
 pytestmark = pytest.mark.usefixtures("autojump_clock")
 
 
-async def recall(rig: Rig, body: bytes, out_ms: int) -> None:
-    """Store a delete mark as RecallMessageProcessor does."""
-    name = body.decode()
-    after = out_ms + 1 - rig.clock.wall_ms()
-    await rig.send(b"mark", after, UNIQ_KEY=name, TIMER_DEL_UNIQKEY=name, TAGS="_RECALL_TAG_")
-
-
 async def _send_late(rig: Rig, *bodies: bytes) -> None:
     """Messages that are due before they enter the wheel, with one behind them that is not."""
     rig.configuration.apply("timerStopEnqueue", "true", "test")
@@ -255,7 +248,7 @@ async def test_a_mark_that_cannot_be_read_at_first_cancels_all_the_same() -> Non
         await rig.send(b"recalled", 5_000)
         await rig.send(b"kept", 5_000)
         await rig.settled()
-        await recall(rig, b"recalled", NOW + 4_000)
+        await rig.recall(b"recalled", NOW + 4_000)
         bad.offsets = {(await _offsets(rig))[2]}
         await rig.advance(5)
         assert await rig.bodies() == []
@@ -271,7 +264,7 @@ async def test_a_stop_while_a_mark_cannot_be_read_delivers_nothing() -> None:
         bad = _BadRecords(rig)
         await rig.send(b"recalled", 5_000)
         await rig.settled()
-        await recall(rig, b"recalled", NOW + 4_000)
+        await rig.recall(b"recalled", NOW + 4_000)
         bad.offsets = {(await _offsets(rig))[1]}
         await rig.advance(5)
         with trio.fail_after(60):

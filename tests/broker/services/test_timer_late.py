@@ -6,12 +6,9 @@ import pytest
 
 from tests.broker.services.apache_timer import read_by_apache
 from tests.broker.services.timer_rig import NOW, Rig, use
-from tests.store.builders import message
 from trimq.broker.store.types import PutMessageResult, PutMessageStatus
-from trimq.protocol.property_text import join_properties
 from trimq.protocol.timer_layout import out_time
 from trimq.protocol.timer_notes import NO_NOTES, decode_notes
-from trimq.protocol.topic_rules import TIMER_TOPIC
 
 BUSY = PutMessageResult(PutMessageStatus.OS_PAGE_CACHE_BUSY, remark="busy")
 
@@ -140,8 +137,7 @@ async def test_a_recall_finds_a_late_message_after_two_precisions() -> None:
     await late_in_two_precisions(rig)
     switch(rig, timerStopDequeue="true")
     async with rig.running():
-        properties = {"TIMER_OUT_MS": str(due), "REAL_TOPIC": "Orders", "REAL_QID": "0", "TIMER_DEL_UNIQKEY": "late"}
-        await rig.store_one(message(b"mark", TIMER_TOPIC, properties=join_properties(properties).encode()))
+        await rig.recall(b"late", due)
         await rig.advance(1)
         assert rig.timers.next_offset == 3
         switch(rig, timerStopDequeue="false")
@@ -194,8 +190,7 @@ async def test_a_recall_of_a_late_message_in_the_wheel() -> None:
         await rig.advance(2)
         assert rig.timers.wheel.count == 1
         switch(rig, timerStopEnqueue="true")
-        properties = {"TIMER_OUT_MS": str(due), "REAL_TOPIC": "Orders", "REAL_QID": "0", "TIMER_DEL_UNIQKEY": "M"}
-        await rig.store_one(message(b"mark", TIMER_TOPIC, properties=join_properties(properties).encode()))
+        await rig.recall(b"M", due)
         switch(rig, timerStopEnqueue="false", timerStopDequeue="false")
         await rig.advance(5)
         assert await rig.bodies() == []
@@ -214,13 +209,11 @@ async def test_a_recall_of_a_late_message_that_was_delivered_meanwhile() -> None
         await rig.advance(1)
         assert await rig.bodies() == [b"M"]
         switch(rig, timerStopEnqueue="true")
-        properties = {"TIMER_OUT_MS": str(due - 1000), "REAL_TOPIC": "Orders", "REAL_QID": "0", "UNIQ_KEY": "other"}
-        await rig.store_one(message(b"other", TIMER_TOPIC, properties=join_properties(properties).encode()))
+        await rig.send(b"other", due - 1000 + 1 - rig.clock.wall_ms())
         switch(rig, timerStopDequeue="true", timerStopEnqueue="false")
         await rig.advance(2)
         switch(rig, timerStopEnqueue="true")
-        properties = {"TIMER_OUT_MS": str(due), "REAL_TOPIC": "Orders", "REAL_QID": "0", "TIMER_DEL_UNIQKEY": "M"}
-        await rig.store_one(message(b"mark", TIMER_TOPIC, properties=join_properties(properties).encode()))
+        await rig.recall(b"M", due)
         switch(rig, timerStopEnqueue="false", timerStopDequeue="false")
         await rig.advance(5)
         assert await rig.bodies() == [b"M", b"other"]

@@ -25,6 +25,7 @@ from trimq.protocol.message import StoredMessage
 from trimq.protocol.property_text import join_properties
 from trimq.protocol.record import pack_host
 from trimq.protocol.timer_layout import out_time
+from trimq.protocol.timer_message import delete_key
 from trimq.protocol.topic_rules import TIMER_TOPIC
 from trimq.remoting.runtime.clock import ManualClock
 
@@ -134,6 +135,14 @@ class Rig:
         due = out_time(self.clock.wall_ms() + after_ms, self.timers.precision)
         own = {"TIMER_OUT_MS": str(due), "REAL_TOPIC": topic, "REAL_QID": "0", "UNIQ_KEY": body.decode()}
         await self.store_one(message(body, TIMER_TOPIC, properties=join_properties(own | properties).encode()))
+
+    async def recall(self, body: bytes, out_ms: int) -> None:
+        """Store a delete mark as RecallMessageProcessor does."""
+        name = body.decode()
+        with_topic = self.configuration.section(MessageStoreConfig).append_topic_for_timer_delete_key
+        key = delete_key("Orders", name, with_topic=with_topic)
+        after = out_ms + 1 - self.clock.wall_ms()
+        await self.send(b"mark", after, UNIQ_KEY=name, TIMER_DEL_UNIQKEY=key, TAGS="_RECALL_TAG_")
 
     async def store_one(self, inner: MessageInner) -> None:
         done = trio.Event()
