@@ -20,6 +20,7 @@ from trimq.broker.store_config import (
     MessageStoreConfig,
     parse_delay_levels,
 )
+from trimq.broker.tiered_config import TieredStoreConfig
 from trimq.broker.unsupported_config import HARMLESS, INERT, UNSUPPORTED
 from trimq.protocol import topic_rules
 from trimq.remoting.config.configuration import Configuration, LogConfig, NettyServerConfig, Schema, option
@@ -334,7 +335,7 @@ class BrokerConfig:
 
 SCHEMA = Schema(
     program="mqbroker",
-    sections=(BrokerConfig, MessageStoreConfig, NettyServerConfig, WebConfig, LogConfig),
+    sections=(BrokerConfig, MessageStoreConfig, TieredStoreConfig, NettyServerConfig, WebConfig, LogConfig),
     inert=INERT,
     unsupported=UNSUPPORTED,
     harmless=HARMLESS,

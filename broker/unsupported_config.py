@@ -247,9 +247,9 @@ UNSUPPORTED: Final = _table(
         """,
     ),
     (
-        "the tiered store is not implemented yet",
+        "the tier is not kept in an object store yet",
         """
-        messageStorePlugIn
+        objectStoreEndpoint objectStoreBucket objectStoreAccessKey objectStoreSecretKey
         """,
     ),
     (

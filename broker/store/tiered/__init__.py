@@ -1,0 +1,1 @@
+"""The tiered store: history of the queues on cheaper storage. Layers: driver, container, access."""

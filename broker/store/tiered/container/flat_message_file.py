@@ -1,0 +1,328 @@
+"""A queue in the tier: the stream of its records, the stream of its units, and the offsets they have in the log.
+
+Source: RocketMQ's FlatMessageFile. In the tier a record carries its stream position where the log's offset stands
+elsewhere; readers get the log's offset back from the side file beside each segment of units.
+"""
+
+import struct
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from trimq.broker.store.read.query import store_timestamp_of
+from trimq.broker.store.read.record_look import HEAD_SIZE, is_message, place_of
+from trimq.broker.store.tiered.container.flat_append_file import FlatAppendFile
+from trimq.broker.store.tiered.container.physical_offsets import PhysicalOffsets
+from trimq.broker.store.tiered.driver.factory import FileSegmentFactory
+from trimq.broker.store.tiered.driver.file_segment import Piece
+from trimq.broker.store.tiered.driver.metadata import DefaultMetadataStore
+from trimq.protocol.hashing import crc32
+from trimq.protocol.queue_unit import UNIT, UNIT_SIZE
+from trimq.protocol.record import (
+    AT_BODY_CRC,
+    AT_PHYSICAL_OFFSET,
+    AT_QUEUE_OFFSET,
+    RecordError,
+    decode_head,
+)
+from trimq.protocol.tiered_layout import APACHE_UPLOADED, PHYSICAL, SegmentType, queue_path
+
+_LONG: Final = struct.Struct(">q")
+_U32: Final = struct.Struct(">I")
+_HEAD_READ: Final = 128
+"""Enough bytes of a record for its store time, with IPv6 hosts too."""
+
+
+class TieredMessage(NamedTuple):
+    """A message of a queue: offset in the queue, tags code, the record as clients get it."""
+
+    offset: int
+    tags_code: int
+    record: bytes
+
+
+class Fetched(NamedTuple):
+    """Messages, and the queue offset behind them and behind what was skipped."""
+
+    messages: list[TieredMessage]
+    next_offset: int
+
+
+class Batch(NamedTuple):
+    """Messages of consecutive offsets that are uploaded together. The bytes are those of the tier.
+
+    ``records``: with stream positions counted from the end of the stream; ``units`` and ``physical`` (entries of the
+    side file) belong to them. Times in ms.
+    """
+
+    offset: int
+    records: Sequence[Piece]
+    size: int
+    units: bytes
+    physical: bytes
+    begin_ms: int
+    end_ms: int
+
+
+class FlatMessageFile:
+    """One queue. ``recover`` comes first. Offsets are those of the queue unless they are said to be of a stream."""
+
+    def __init__(
+        self,
+        factory: FileSegmentFactory,
+        metadata: DefaultMetadataStore,
+        broker_name: str,
+        topic: str,
+        queue_id: int,
+        *,
+        check_crc: bool = False,
+    ) -> None:
+        self.topic = topic
+        self.queue_id = queue_id
+        self.topic_id = metadata.topic_id(topic)
+        metadata.add_queue(topic, queue_id)
+        self._metadata = metadata
+        self._check_crc = check_crc
+        self._place = place_of(topic, queue_id)
+        path = queue_path(broker_name, topic, queue_id)
+        self.commit_log = FlatAppendFile(factory, metadata, SegmentType.COMMIT_LOG, path)
+        self.consume_queue = FlatAppendFile(factory, metadata, SegmentType.CONSUME_QUEUE, path)
+        self.physical = PhysicalOffsets(factory, self.consume_queue)
+        self._first_offset = 0
+        """The queue offset of the first record of the stream; units below it lead nowhere any more."""
+        self.is_destroyed = False
+
+    # -- what is there
+
+    @property
+    def is_initialized(self) -> bool:
+        """Whether the queue has a begin in the tier."""
+        return bool(self.consume_queue.segments)
+
+    @property
+    def min_offset(self) -> int:
+        """The first message that can be read."""
+        return max(self.consume_queue.min_offset // UNIT_SIZE, self._first_offset)
+
+    @property
+    def commit_offset(self) -> int:
+        """Behind the last message that can be read."""
+        return self.consume_queue.commit_offset // UNIT_SIZE
+
+    @property
+    def min_store_timestamp(self) -> int:
+        """Store time in ms of the oldest message, as the metadata has it; UNSET_TIME if there is none."""
+        return self.commit_log.min_timestamp
+
+    @property
+    def max_store_timestamp(self) -> int:
+        """The largest store time in ms; UNSET_TIME if there is no message."""
+        return self.commit_log.max_timestamp
+
+    # -- start
+
+    async def recover(self) -> None:
+        """Load both streams and cut what a power cut left of an upload. Raises OSError."""
+        await self.commit_log.recover()
+        await self.consume_queue.recover()
+        if not self.is_initialized:
+            return
+        await self._recover_units()
+        if not self.commit_log.segments:
+            await self.commit_log.init_offset(0)
+        await self.physical.recover()
+        await self._find_first()
+
+    async def _recover_units(self) -> None:
+        """Cut units that are torn or have no record, then records that have no unit."""
+        queue, log = self.consume_queue, self.commit_log
+        last = queue.segments[-1]
+        await queue.cut(last.base_offset + last.commit_position // UNIT_SIZE * UNIT_SIZE)
+        end = log.commit_offset
+        while last.commit_position:
+            position, size, _ = UNIT.unpack(await last.read(last.commit_position - UNIT_SIZE, UNIT_SIZE))
+            if position + size <= end:
+                break
+            await queue.cut(last.commit_offset - UNIT_SIZE)
+        units = next((segment for segment in reversed(queue.segments) if segment.commit_position), None)
+        if units is not None and log.segments:
+            position, size, _ = UNIT.unpack(await units.read(units.commit_position - UNIT_SIZE, UNIT_SIZE))
+            if log.segments[-1].base_offset <= position + size < end:
+                await log.cut(position + size)
+
+    async def _find_first(self) -> None:
+        """Find the queue offset of the first record, below which units lead nowhere."""
+        log = self.commit_log
+        if log.commit_offset <= log.min_offset:
+            self._first_offset = self.commit_offset if log.min_offset else 0
+            return
+        data = await log.read(log.min_offset, _HEAD_READ)
+        if len(data) >= AT_PHYSICAL_OFFSET:
+            self._first_offset = _LONG.unpack_from(data, AT_QUEUE_OFFSET)[0]
+
+    # -- growth
+
+    async def init_offset(self, offset: int) -> None:
+        """Begin the queue in the tier at an offset. Raises OSError."""
+        await self.commit_log.init_offset(0)
+        await self.consume_queue.init_offset(offset * UNIT_SIZE)
+
+    @property
+    def room(self) -> tuple[int, int]:
+        """The bytes of records and the number of units that fit the last segments. 0: a new segment is needed."""
+        log, queue = self.commit_log.room, self.consume_queue.room
+        return (1 << 62 if log is None else log), (1 << 62 if queue is None else queue // UNIT_SIZE)
+
+    async def skip_to(self, offset: int) -> None:
+        """Leave a gap: the messages before ``offset`` were deleted before they were uploaded. Raises OSError."""
+        await self.consume_queue.roll(offset * UNIT_SIZE)
+
+    async def append(self, batch: Batch) -> None:
+        """Append messages. They are durable and can be read when it returns. Raises OSError: then none of them counts.
+
+        The next attempt writes at the same positions again.
+        """
+        log, queue = self.commit_log, self.consume_queue
+        if batch.offset != self.commit_offset:
+            raise ValueError(f"{self.topic}/{self.queue_id} goes on at {self.commit_offset}, not at {batch.offset}")
+        at = await log.append(batch.records, batch.size, batch.begin_ms, batch.end_ms)
+        try:
+            await self.physical.append(batch.physical, len(batch.units) // UNIT_SIZE)
+            await queue.append((batch.units,), len(batch.units), batch.begin_ms, batch.end_ms)
+        except BaseException:
+            log.take_back(at)
+            raise
+
+    # -- reads
+
+    async def read_units(self, offset: int, count: int) -> bytes:
+        """Up to ``count`` units, 20 bytes each; fewer at the end and before a gap. Raises LookupError, OSError."""
+        data = await self.consume_queue.read(offset * UNIT_SIZE, count * UNIT_SIZE)
+        return data[: len(data) // UNIT_SIZE * UNIT_SIZE]
+
+    async def read_messages(self, offset: int, count: int, max_bytes: int) -> Fetched:
+        """Messages from ``offset`` on: at least one if there is one, at most ``count``, together up to ``max_bytes``.
+
+        Damaged records are skipped, and so is a gap. Raises LookupError outside [min_offset, commit_offset), OSError.
+        """
+        if not self.min_offset <= offset < self.commit_offset:
+            raise LookupError(f"{self.topic}/{self.queue_id} has no message {offset} in the tier")
+        count = min(count, self.commit_offset - offset)
+        try:
+            units = list(UNIT.iter_unpack(await self.read_units(offset, count)))
+        except LookupError:
+            return Fetched([], self._behind_gap(offset))
+        total = 0
+        for number, (_, size, _) in enumerate(units):
+            total += size
+            if total > max_bytes and number:
+                del units[number:]
+                break
+        entries = await self.physical.read(offset, len(units))
+        messages: list[TieredMessage] = []
+        for begin, end in _runs(units):
+            start = units[begin][0]
+            data = await self._read_log(start, units[end - 1][0] + units[end - 1][1] - start)
+            for number in range(begin, end):
+                position, size, tags_code = units[number]
+                at = position - start
+                record = self._restore(data[at : at + size], position, size, offset + number, entries[number])
+                if record is not None:
+                    messages.append(TieredMessage(offset + number, tags_code, record))
+        return Fetched(messages, offset + len(units))
+
+    async def _read_log(self, position: int, length: int) -> bytes:
+        try:
+            return await self.commit_log.read(position, length)
+        except LookupError:
+            return b""
+
+    def _behind_gap(self, offset: int) -> int:
+        bases = [segment.base_offset // UNIT_SIZE for segment in self.consume_queue.segments]
+        return min((base for base in bases if base > offset), default=self.commit_offset)
+
+    def _restore(self, data: bytes, position: int, size: int, offset: int, entry: bytes) -> bytes | None:
+        """The record with the log's offset put back; None if it is not the message of its unit."""
+        if len(data) != size or size < HEAD_SIZE or not is_message(data, 0, position, size, offset, self._place):
+            return None
+        if self._check_crc and not _has_body(data):
+            return None
+        physical, its_size, crc = PHYSICAL.unpack(entry)
+        if its_size != size or crc != _U32.unpack_from(data, AT_BODY_CRC)[0] or physical < 0:
+            # RocketMQ's broker has uploaded it: nobody knows its offset in the log any more.
+            physical = APACHE_UPLOADED + position
+        return b"".join((data[:AT_PHYSICAL_OFFSET], _LONG.pack(physical), data[AT_PHYSICAL_OFFSET + 8 :]))
+
+    async def read_record(self, position: int, size: int) -> bytes | None:
+        """The record at a position of the stream; None if it is not there or is another one. Raises OSError."""
+        if size < HEAD_SIZE:
+            return None
+        data = await self._read_log(position, size)
+        if len(data) != size:
+            return None
+        offset = _LONG.unpack_from(data, AT_QUEUE_OFFSET)[0]
+        if not self.min_offset <= offset < self.commit_offset:
+            return None
+        entries = await self.physical.read(offset, 1)
+        return self._restore(data, position, size, offset, entries[0])
+
+    async def read_physical(self, physical: int) -> bytes | None:
+        """The record that had an offset in the log; None if this queue has none. Raises OSError."""
+        offset = await self.physical.find(physical, self.min_offset)
+        if offset is None or not self.min_offset <= offset < self.commit_offset:
+            return None
+        found = await self.read_messages(offset, 1, 1)
+        record = found.messages[0].record if found.messages else None
+        if record is None or _LONG.unpack_from(record, AT_PHYSICAL_OFFSET)[0] != physical:
+            return None
+        return record
+
+    async def store_time(self, offset: int) -> int:
+        """Store time in ms of a message; -1 if there is none. Raises OSError."""
+        if not self.min_offset <= offset < self.commit_offset:
+            return -1
+        try:
+            position, size, _ = UNIT.unpack(await self.read_units(offset, 1))
+            data = await self.commit_log.read(position, min(size, _HEAD_READ))
+        except LookupError:
+            return -1
+        return store_timestamp_of(data, position)
+
+    # -- deletion
+
+    async def destroy_expired(self, before_ms: int) -> int:
+        """Delete whole segments whose messages were all stored before a time. Returns their number. Raises OSError."""
+        deleted = await self.commit_log.destroy_expired(before_ms)
+        if deleted:
+            await self._find_first()
+        gone = await self.consume_queue.destroy_below(self._first_offset * UNIT_SIZE)
+        for base in gone:
+            await self.physical.delete(base)
+        return len(deleted) + len(gone)
+
+    async def destroy(self) -> None:
+        """Delete the queue from the tier. Raises OSError."""
+        self.is_destroyed = True
+        for base in [segment.base_offset for segment in self.consume_queue.segments]:
+            await self.physical.delete(base)
+        await self.consume_queue.destroy()
+        await self.commit_log.destroy()
+        self._metadata.delete_queue(self.topic, self.queue_id)
+
+
+def _runs(units: list[tuple[int, int, int]]) -> list[tuple[int, int]]:
+    """The units in groups whose records follow each other: (begin, end) of each group."""
+    runs: list[tuple[int, int]] = []
+    begin = 0
+    for number in range(1, len(units) + 1):
+        if number == len(units) or units[number][0] != units[number - 1][0] + units[number - 1][1]:
+            runs.append((begin, number))
+            begin = number
+    return runs
+
+
+def _has_body(data: bytes) -> bool:
+    try:
+        head = decode_head(data)
+    except RecordError:
+        return False
+    return crc32(data[head.body_at : head.body_end]) == head.body_crc

@@ -1,0 +1,1 @@
+"""Where segments are kept: providers and the metadata of segments."""
