@@ -9,7 +9,7 @@ import gc
 from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import structlog
 import trio
@@ -52,6 +52,7 @@ from trimq.broker.start_error import StartError
 from trimq.broker.store.disk.disk import Disk
 from trimq.broker.store.disk.real_disk import RealDisk
 from trimq.broker.store.message_store import MessageStore, StoreInUseError, StoreLoadError
+from trimq.broker.tiered_config import TieredStoreConfig
 from trimq.broker.wiring import connect, hold_pending
 from trimq.protocol.codes import RequestCode
 from trimq.protocol.message_id import UniqueIdGenerator
@@ -203,12 +204,7 @@ class BrokerController:
         self.gate.reconfigure()
 
     async def _open_store(self, stack: AsyncExitStack) -> MessageStore:
-        store = MessageStore(
-            self._section(MessageStoreConfig),
-            disk=self.disk,
-            clock=self.clock,
-            accept_missing_log=self._accept_missing_log,
-        )
+        store = self._make_store()
         self.health.checks.append(lambda: store_reasons(store))
         self.health.notes.append(lambda: log_hold_notes(store))
         try:
@@ -218,6 +214,23 @@ class BrokerController:
         except OSError as error:
             raise StartError(f"the store {store.root} cannot be opened: {error}") from error
         return store
+
+    def _make_store(self) -> MessageStore:
+        config, tier = self._section(MessageStoreConfig), self._section(TieredStoreConfig)
+        parts: dict[str, Any] = {
+            "disk": self.disk,
+            "clock": self.clock,
+            "accept_missing_log": self._accept_missing_log,
+        }
+        if not tier.is_enabled:
+            return MessageStore(config, **parts)
+        # Only then: a broker without a tier starts faster and needs less memory.
+        from trimq.broker.store.tiered.access.tiered_message_store import TieredMessageStore  # noqa: PLC0415
+
+        broker = self._section(BrokerConfig)
+        return TieredMessageStore(
+            config, tier, cluster=broker.broker_cluster_name, broker_name=broker.broker_name, **parts
+        )
 
     def _bind(self) -> ClientPorts:
         ports = ClientPorts(self._section(BrokerConfig), self._section(NettyServerConfig))

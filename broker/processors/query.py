@@ -124,10 +124,15 @@ class QueryMessageProcessor:
         record = self._store.look_message(header.offset)
         if record is None:
             return self._view_cold(connection, command, header.offset)
-        return _record_reply(command, record, header.offset)
+        return self._record_reply(command, record, header.offset)
 
     async def _view_cold(self, _connection: Connection, command: RemotingCommand, offset: int) -> Any:
-        return _record_reply(command, await self._store.look_message_cold(offset), offset)
+        return self._record_reply(command, await self._store.look_message_cold(offset), offset)
+
+    def _record_reply(self, command: RemotingCommand, record: Any, offset: int) -> RemotingCommand:
+        if record is None or not len(record):
+            raise RemotingError(ResponseCode.SYSTEM_ERROR, self._store.why_missing(offset))
+        return command.reply(body=bytes(record))
 
 
 def _head(result: QueryMessageResult, opaque: int) -> tuple[bytes, bytes]:
@@ -142,9 +147,3 @@ def _joined(result: QueryMessageResult, opaque: int) -> bytes:
     result.buffers.clear()
     result.release()
     return reply
-
-
-def _record_reply(command: RemotingCommand, record: Any, offset: int) -> RemotingCommand:
-    if record is None or not len(record):
-        raise RemotingError(ResponseCode.SYSTEM_ERROR, f"no message starts at the commit log offset {offset}")
-    return command.reply(body=bytes(record))

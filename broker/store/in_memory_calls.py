@@ -20,6 +20,8 @@ class InMemoryCalls:
     """The queue; None if it does not exist."""
     queue_exists: Callable[[str, int], bool]
     """See ConsumeQueueStore.exists."""
+    low_offset: Callable[[ConsumeQueue], int] | None = None
+    """Returns the first offset of a queue that consumers can read, if that is not its ``min_offset``: with a tier."""
     peek_max_offset: Callable[[str, int], int]
     """As MessageStore.max_offset, without loading the queue."""
     get_message: Callable[[str, int, int, int, int, MessageFilter | None], GetMessageResult | None]

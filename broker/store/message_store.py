@@ -468,6 +468,10 @@ class MessageStore(InMemoryCalls):
         """As ``look_message``, waiting for the device."""
         return await self._finder.look_cold(offset) if offset < self.write_path.durability.readable_offset else b""
 
+    def why_missing(self, offset: int) -> str:
+        """Why there is no message at a log offset, as a text for the client."""
+        return f"no message starts at the commit log offset {offset}"
+
     async def read_log(self, start: int, visit: Visit) -> None:
         """Call ``visit`` with each record from a log offset on. Only before clients are served, see log_reader."""
         await read_log(self.commit_log, start, visit)

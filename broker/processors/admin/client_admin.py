@@ -140,7 +140,7 @@ class ClientAdminProcessor:
         if record is None:
             record = await self._store.look_message_cold(offset)
         if record is None or not len(record):
-            raise RemotingError(ResponseCode.SYSTEM_ERROR, f"no message starts at the commit log offset {offset}")
+            raise RemotingError(ResponseCode.SYSTEM_ERROR, self._store.why_missing(offset))
         return await self._forward(command, header.consumer_group, header.client_id or "", ext, bytes(record))
 
     async def _forward(

@@ -79,6 +79,7 @@ class PullFastPath:
         self._in_memory = store.get_in_memory
         self._ahead = store.get_ahead
         self._count_found = store.count_found
+        self._low_offset = store.low_offset
         self._expected: _Place | None = None
         self._prepared: tuple[_Place, bytes, int, int] | None = None
         """What ``prepare`` has read: the pull it is for, the records, their number, the offset after them."""
@@ -90,7 +91,7 @@ class PullFastPath:
         readers, groups, topics = self._readers, self._groups, self._topics
         offsets, filter_of, in_memory = self._offsets, self._filter_of, self._in_memory
         commit_pull, count_found, ahead = offsets.commit_pull, self._count_found, self._ahead
-        broker_get = self._stats.broker_get
+        broker_get, low_offset = self._stats.broker_get, self._low_offset
 
         def serve(  # noqa: PLR0912 - every pull passes here: each further call costs all of them
             connection: Connection, request: TypedRequest[Any]
@@ -166,7 +167,8 @@ class PullFastPath:
             sizes.times += 1
             broker_get.value += count
             broker_get.times += 1
-            text = reader.template % (queue.next_offset, queue.min_offset, following, request.opaque)
+            low = queue.min_offset if low_offset is None else low_offset(queue)
+            text = reader.template % (queue.next_offset, low, following, request.opaque)
             length = len(text)
             return b"".join([_pack_words(length + 4 + size, length), text, *buffers])
 

@@ -92,7 +92,7 @@ class SendBackProcessor:
         record = self._store.look_message(header.offset)
         if record is None:
             return self._send_back_cold(connection, command, header, group, before)
-        return self._again(connection, command, header, group, _decode(record, header.offset), before)
+        return self._again(connection, command, header, group, self._decode(record, header.offset), before)
 
     async def _send_back_cold(
         self,
@@ -103,7 +103,15 @@ class SendBackProcessor:
         before: Any,
     ) -> Any:
         record = await self._store.look_message_cold(header.offset)
-        return self._again(connection, command, header, group, _decode(record, header.offset), before)
+        return self._again(connection, command, header, group, self._decode(record, header.offset), before)
+
+    def _decode(self, record: Any, offset: int) -> StoredMessage:
+        if record is not None and len(record):
+            try:
+                return decode_message(record)
+            except RecordError:
+                pass
+        raise RemotingError(ResponseCode.SYSTEM_ERROR, self._store.why_missing(offset))
 
     def _again(
         self,
@@ -193,15 +201,6 @@ class SendBackProcessor:
             self._stats.send_back(header.group, header.origin_topic or copy.topic, dead=dead)
             return command.reply()
         return command.reply(refusal_code(result.status), result.remark or result.status.name)
-
-
-def _decode(record: Any, offset: int) -> StoredMessage:
-    if record is not None and len(record):
-        try:
-            return decode_message(record)
-        except RecordError:
-            pass
-    raise RemotingError(ResponseCode.SYSTEM_ERROR, f"no message starts at the commit log offset {offset}")
 
 
 def _random_queue(topic: TopicConfig | None, group: SubscriptionGroupConfig) -> int:

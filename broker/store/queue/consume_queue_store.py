@@ -50,6 +50,8 @@ class ConsumeQueueStore:
         self.dirty: list[ConsumeQueue] = []
         """Queues with units that are not in their files yet."""
         self.on_new_files: Callable[[], None] = lambda: None
+        self.on_growing: Callable[[ConsumeQueue], None] | None = None
+        """Called with a queue at its first unit since its last flush."""
         """Called when ``create_queues`` has put queues into the writer's list."""
         self.units = 0
         self._unloaded: dict[str, dict[int, QueueState]] = {}
@@ -146,6 +148,8 @@ class ConsumeQueueStore:
     def _on_dirty(self, queue: ConsumeQueue) -> None:
         self.dirty.append(queue)
         self._moved.append(queue)
+        if self.on_growing is not None:
+            self.on_growing(queue)
 
     def settle(self) -> int:
         """Bring ``units`` up to date and return it. Costs as much as queues have changed since the last call."""

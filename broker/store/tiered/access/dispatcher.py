@@ -1,0 +1,360 @@
+"""Uploads messages to the tier. Source: RocketMQ's MessageStoreDispatcherImpl.
+
+Only queues with new messages are looked at: a queue says so when it gets its first unit since its last flush. A queue
+is uploaded when its oldest waiting message has waited for tieredStoreGroupCommitTimeout, or when as many messages or
+bytes wait as one group takes. What is not on the device yet, or not confirmed, is not uploaded. Unlike in RocketMQ the
+history from before the tier was switched on is uploaded too, and a message of any size.
+
+An upload that fails is tried again after a pause that grows to half a minute. Nothing is kept in memory meanwhile: the
+messages are read again, and their log files are held (``TieredMessages``).
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Final, Protocol
+
+import structlog
+import trio
+
+from trimq.broker.store.queue.consume_queue import ConsumeQueue
+from trimq.broker.store.queue.consume_queue_store import ConsumeQueueStore
+from trimq.broker.store.tiered.access.batch import BatchBuilder, Indexed, Limits
+from trimq.broker.store.tiered.container.flat_file_store import FlatFileStore
+from trimq.broker.store.tiered.container.flat_message_file import FlatMessageFile
+from trimq.broker.tiered_config import TieredStoreConfig
+from trimq.protocol.message_keys import index_keys_of
+from trimq.protocol.queue_unit import FILLER_SIZE
+
+_log: Final = structlog.get_logger(__name__)
+
+_LOOK: Final = 1.0
+"""Longest time in s between two looks at the queues that wait."""
+_AT_ONCE: Final = 32
+"""Most uploads at the same time, whatever tieredStoreMaxPendingLimit says: each has a group in memory."""
+_FIRST_PAUSE: Final = 0.1
+_LONGEST_PAUSE: Final = 30.0
+_HOUR_MS: Final = 3_600_000
+_GROUPS: Final = 16
+"""So many groups of a queue are uploaded in one turn."""
+_SLICE: Final = 500
+
+
+class KeyIndex(Protocol):
+    """Where keys are put (IndexStoreService)."""
+
+    def put_keys(
+        self, topic: str, topic_id: int, queue_id: int, keys: tuple[str, ...], offset: int, size: int, store_ms: int
+    ) -> None:
+        """Put the keys of one message."""
+        ...
+
+
+class _Pending:
+    """A queue with messages that are not uploaded. ``since``: store time in ms of the oldest, or an earlier time."""
+
+    __slots__ = ("failures", "is_running", "not_before", "queue", "since")
+
+    def __init__(self, queue: ConsumeQueue, since: int) -> None:
+        self.queue = queue
+        self.since = since
+        self.failures = 0
+        self.not_before = 0.0
+        self.is_running = False
+
+
+class MessageStoreDispatcher:
+    """The uploads of a store. ``note`` is called for each queue that gets messages."""
+
+    def __init__(
+        self,
+        config: TieredStoreConfig,
+        queues: ConsumeQueueStore,
+        builder: BatchBuilder,
+        flat_files: FlatFileStore,
+        index: KeyIndex | None,
+        *,
+        excluded: Callable[[str], bool],
+        uploadable: Callable[[], int],
+        wall_ms: Callable[[], int],
+    ) -> None:
+        """``excluded``: whether a topic stays local. ``uploadable``: everything below this log offset is durable."""
+        self.config = config
+        self._queues = queues
+        self._builder = builder
+        self._flat_files = flat_files
+        self._index = index
+        self._excluded = excluded
+        self._uploadable = uploadable
+        self._wall_ms = wall_ms
+        self._pending: dict[tuple[str, int], _Pending] = {}
+        self._scanned = False
+        """Whether the queues that had messages at the start have been looked at."""
+        self._wake = trio.Event()
+        self._stopping = False
+        self._turns = trio.CapacityLimiter(min(config.uploads_at_once, _AT_ONCE))
+        self._next_save = 0.0
+        self.messages = 0
+        self.bytes = 0
+        self.failures = 0
+        self.skipped = 0
+        """Messages that were deleted before they were uploaded."""
+
+    # -- which queues wait
+
+    def note(self, queue: ConsumeQueue) -> None:
+        """A queue has got messages. Called where they are appended."""
+        key = queue.topic, queue.queue_id
+        if key not in self._pending and not self._excluded(queue.topic):
+            self._pending[key] = _Pending(queue, self._wall_ms())
+            self._wake.set()
+
+    async def _scan(self) -> None:
+        """Find the queues that had messages before: a queue that has nothing new is not looked at again."""
+        for number, (topic, ids) in enumerate(self._queues.topics().items()):
+            if number % _SLICE == _SLICE - 1:
+                await trio.lowlevel.checkpoint()
+            if self._excluded(topic):
+                continue
+            for queue_id in ids:
+                flat = self._flat_files.find(topic, queue_id)
+                uploaded = flat.commit_offset if flat is not None else 0
+                if self._queues.peek_next_offset(topic, queue_id) > uploaded:
+                    queue = self._queues.find(topic, queue_id)
+                    if queue is not None:
+                        self._pending.setdefault((topic, queue_id), _Pending(queue, 0))
+        self._scanned = True
+
+    @property
+    def behind(self) -> int:
+        """The number of messages that wait for their upload."""
+        return sum(max(0, waiting.queue.next_offset - self._begin(waiting.queue)) for waiting in self._waiting())
+
+    def _waiting(self) -> Iterator[_Pending]:
+        yield from list(self._pending.values())
+
+    def _begin(self, queue: ConsumeQueue) -> int:
+        """The first offset of a queue that is not uploaded, of those that are still there."""
+        flat = self._flat_files.find(queue.topic, queue.queue_id)
+        return (
+            queue.min_offset if flat is None or not flat.is_initialized else max(flat.commit_offset, queue.min_offset)
+        )
+
+    async def lowest_waiting(self) -> int | None:
+        """The lowest log offset of a message that is not uploaded; None if all are. Raises OSError."""
+        if not self.config.tiered_store_protect_local:
+            return None
+        if not self._scanned:
+            return 0
+        found = []
+        for waiting in self._waiting():
+            units = await self._builder.units(waiting.queue, self._begin(waiting.queue), 1)
+            found += [phy for phy, size, _ in units if size != FILLER_SIZE]
+        return min(found, default=None)
+
+    async def count_waiting(self, start: int, end: int) -> int:
+        """The number of such messages between two log offsets. Raises OSError."""
+        count = 0
+        for waiting in self._waiting():
+            offset = self._begin(waiting.queue)
+            while units := await self._builder.units(waiting.queue, offset, 4096):
+                count += sum(start <= phy < end and size != FILLER_SIZE for phy, size, _ in units)
+                offset += len(units)
+                if units[-1][0] >= end:
+                    break
+        return count
+
+    # -- the loop
+
+    async def run(self) -> None:
+        """Upload until ``stop``; then wait for the uploads under way."""
+        await self._scan()
+        async with trio.open_nursery() as nursery:
+            while not self._stopping:
+                self._wake = trio.Event()
+                if not self._pending:
+                    await self._wake.wait()
+                    continue
+                await self._start_due(nursery, force=False)
+                if trio.current_time() >= self._next_save:
+                    await self._save()
+                with trio.move_on_after(_LOOK):
+                    await self._wake.wait()
+
+    async def upload_all(self) -> None:
+        """Upload all that may be uploaded now, due or not, and save the metadata. For a store without ``run``."""
+        if not self._scanned:
+            await self._scan()
+        async with trio.open_nursery() as nursery:
+            await self._start_due(nursery, force=True)
+        await self._save()
+
+    def stop(self) -> None:
+        """Begin no further upload."""
+        self._stopping = True
+        self._wake.set()
+
+    async def _start_due(self, nursery: trio.Nursery, *, force: bool) -> None:
+        """Start the uploads of the queues that are due, as far as there are turns. ``force``: of all, in turn."""
+        now = self._wall_ms()
+        for number, (key, waiting) in enumerate(list(self._pending.items())):
+            if number % _SLICE == _SLICE - 1:
+                await trio.lowlevel.checkpoint()
+            queue = waiting.queue
+            if waiting.is_running:
+                continue
+            if queue.deleted:
+                self._pending.pop(key, None)
+                continue
+            if self._begin(queue) >= queue.next_offset:
+                # A dirty queue can get units without ``note``: it is looked at until it is flushed.
+                if not queue.dirty:
+                    del self._pending[key]
+                continue
+            if force or (trio.current_time() >= waiting.not_before and self._is_due(waiting, now)):
+                if not force and not self._turns.available_tokens:
+                    return
+                await self._turns.acquire_on_behalf_of(waiting)
+                waiting.is_running = True
+                nursery.start_soon(self._upload, key, waiting, force)
+
+    def _is_due(self, waiting: _Pending, now: int) -> bool:
+        config, queue = self.config, waiting.queue
+        if not config.tiered_store_group_commit or now - waiting.since >= config.tiered_store_group_commit_timeout:
+            return True
+        begin = self._begin(queue)
+        if queue.next_offset - begin >= config.group_commit_count:
+            return True
+        data = self._queues.read(queue, begin, queue.next_offset - begin) if begin < queue.next_offset else b""
+        if not data:
+            return False
+        # Between the first waiting message and the last one there cannot be more bytes of the queue than of the log.
+        first = int.from_bytes(data[:8], "big")
+        if queue.max_phy - first < config.tiered_store_group_commit_size:
+            return False
+        sizes = (int.from_bytes(data[at + 8 : at + 12], "big") for at in range(0, len(data), 20))
+        return sum(size for size in sizes if size != FILLER_SIZE) >= config.tiered_store_group_commit_size
+
+    async def _save(self) -> None:
+        """Write the metadata, whose sizes and times have changed; not more often than its cost allows."""
+        begin = trio.current_time()
+        try:
+            await self._flat_files.metadata.persist()
+        except OSError as error:
+            _log.error("tiered_metadata_not_saved", error=str(error))
+        self._next_save = trio.current_time() + max(1.0, 20 * (trio.current_time() - begin))
+
+    # -- one queue
+
+    async def _upload(self, key: tuple[str, int], waiting: _Pending, force: bool) -> None:
+        """Upload a queue until less than a group waits, or all of it if ``force``; others have turns in between."""
+        try:
+            groups = 0
+            while not self._stopping and await self._upload_group(waiting):
+                groups += 1
+                rest = waiting.queue.next_offset - self._begin(waiting.queue)
+                late = self._wall_ms() - waiting.since >= self.config.tiered_store_group_commit_timeout
+                if not rest or not (force or late or rest >= self.config.group_commit_count):
+                    break
+                if groups >= _GROUPS and not force:
+                    self._wake.set()
+                    break
+            if waiting.failures:
+                _log.info("tiered_upload_resumed", topic=key[0], queue=key[1], failures=waiting.failures)
+            waiting.failures = 0
+        except OSError as error:
+            self.failures += 1
+            waiting.failures += 1
+            waiting.not_before = trio.current_time() + min(_FIRST_PAUSE * 2 ** (waiting.failures - 1), _LONGEST_PAUSE)
+            if waiting.failures == 1:
+                _log.error("tiered_upload_failed", topic=key[0], queue=key[1], error=str(error))
+        finally:
+            waiting.is_running = False
+            self._turns.release_on_behalf_of(waiting)
+            # Behind all others: each queue that is due comes to its turn.
+            if self._pending.get(key) is waiting:
+                self._pending[key] = self._pending.pop(key)
+
+    async def _upload_group(self, waiting: _Pending) -> bool:
+        """Upload the next messages of a queue. Returns False if there is none that may be uploaded. Raises OSError."""
+        queue, config = waiting.queue, self.config
+        flat = self._flat_files.find_or_create(queue.topic, queue.queue_id)
+        if not flat.is_initialized:
+            await flat.init_offset(queue.min_offset)
+        offset = flat.commit_offset
+        if offset < queue.min_offset:
+            await self._skip(flat, queue.min_offset)
+            offset = queue.min_offset
+        if offset >= queue.next_offset:
+            return False
+        await self._roll(flat)
+        room, units = flat.room
+        built = await self._builder.build(
+            queue,
+            offset,
+            flat.commit_log.commit_offset,
+            Limits(
+                min(config.group_commit_count, units),
+                min(config.tiered_store_group_commit_size, room),
+                self._uploadable(),
+            ),
+            keys=self._index is not None,
+        )
+        if built is None or queue.deleted or flat.is_destroyed:
+            return False
+        if built.batch is None:
+            await self._skip(flat, built.skip_to)
+            return True
+        await flat.append(built.batch)
+        count = len(built.batch.units) // 20
+        self.messages += count
+        self.bytes += built.batch.size
+        waiting.since = built.batch.end_ms
+        await self._put_keys(flat, built.indexed)
+        return True
+
+    async def _roll(self, flat: FlatMessageFile) -> None:
+        """Begin new segments where the last ones are full or too old."""
+        config, log = self.config, flat.commit_log
+        last = log.segments[-1]
+        old = last.min_timestamp + config.commit_log_rolling_interval * _HOUR_MS < self._wall_ms()
+        rolls = old and last.commit_position >= config.commit_log_rolling_minimum_size
+        if last.commit_position and (rolls or not log.room):
+            await log.roll()
+        if flat.consume_queue.room is not None and flat.consume_queue.room < 20:
+            await flat.consume_queue.roll()
+
+    async def _skip(self, flat: FlatMessageFile, offset: int) -> None:
+        lost = offset - flat.commit_offset
+        self.skipped += lost
+        _log.warning(
+            "messages_not_in_tier", topic=flat.topic, queue=flat.queue_id, begin=flat.commit_offset, end=offset
+        )
+        await flat.skip_to(offset)
+
+    async def _put_keys(self, flat: FlatMessageFile, messages: list[Indexed]) -> None:
+        if self._index is None:
+            return
+        for number, message in enumerate(messages):
+            keys = tuple(dict.fromkeys(index_keys_of(message.properties)))
+            if keys:
+                self._index.put_keys(
+                    flat.topic, flat.topic_id, flat.queue_id, keys, message.position, message.size, message.store_ms
+                )
+            if number % 64 == 63:
+                await trio.lowlevel.checkpoint()
+
+
+class TieredMessages:
+    """The messages that are not uploaded yet, as LogHolds asks for them: their log files are kept."""
+
+    name = "messages that are not in the tier"
+
+    def __init__(self, dispatcher: MessageStoreDispatcher) -> None:
+        self._dispatcher = dispatcher
+
+    async def lowest(self) -> int | None:
+        """See PendingMessages. Raises OSError."""
+        return await self._dispatcher.lowest_waiting()
+
+    async def count(self, start: int, end: int) -> int:
+        """See PendingMessages. Raises OSError."""
+        return await self._dispatcher.count_waiting(start, end)
