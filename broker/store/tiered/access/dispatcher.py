@@ -9,7 +9,7 @@ An upload that fails is tried again after a pause that grows to half a minute. N
 messages are read again, and their log files are held (``TieredMessages``).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Protocol
 
 import structlog
@@ -41,10 +41,10 @@ _SLICE: Final = 500
 class KeyIndex(Protocol):
     """Where keys are put (IndexStoreService)."""
 
-    def put_keys(
-        self, topic: str, topic_id: int, queue_id: int, keys: tuple[str, ...], offset: int, size: int, store_ms: int
+    async def put(
+        self, topic: str, topic_id: int, queue_id: int, messages: Sequence[tuple[tuple[str, ...], int, int, int]]
     ) -> None:
-        """Put the keys of one message."""
+        """Put the keys of messages: (keys, stream position, size, store time in ms) each. Raises OSError."""
         ...
 
 
@@ -333,14 +333,12 @@ class MessageStoreDispatcher:
     async def _put_keys(self, flat: FlatMessageFile, messages: list[Indexed]) -> None:
         if self._index is None:
             return
-        for number, message in enumerate(messages):
-            keys = tuple(dict.fromkeys(index_keys_of(message.properties)))
-            if keys:
-                self._index.put_keys(
-                    flat.topic, flat.topic_id, flat.queue_id, keys, message.position, message.size, message.store_ms
-                )
-            if number % 64 == 63:
-                await trio.lowlevel.checkpoint()
+        found = [
+            (keys, message.position, message.size, message.store_ms)
+            for message in messages
+            if (keys := index_keys_of(message.properties))
+        ]
+        await self._index.put(flat.topic, flat.topic_id, flat.queue_id, found)
 
 
 class TieredMessages:

@@ -2,13 +2,19 @@
 
 from typing import Final
 
+import structlog
 import trio
 
 from trimq.broker.store.tiered.container.flat_file_store import FlatFileStore
 from trimq.broker.store.tiered.container.flat_message_file import FlatMessageFile
+from trimq.broker.store.tiered.container.index_store_service import IndexStoreService
 from trimq.broker.store.types import GetMessageResult, GetMessageStatus, MessageFilter
 from trimq.broker.tiered_config import TieredStoreConfig
+from trimq.protocol.message_keys import has_key
+from trimq.protocol.property_text import decode_properties
 from trimq.protocol.record import decode_head
+
+_log: Final = structlog.get_logger(__name__)
 
 _SLICE: Final = 16
 
@@ -16,7 +22,10 @@ _SLICE: Final = 16
 class MessageStoreFetcher:
     """Finds messages of the tier for consumers."""
 
-    def __init__(self, config: TieredStoreConfig, flat_files: FlatFileStore) -> None:
+    def __init__(
+        self, config: TieredStoreConfig, flat_files: FlatFileStore, index: IndexStoreService | None = None
+    ) -> None:
+        self._index = index
         self._config = config
         self._flat_files = flat_files
         self.fallbacks = 0
@@ -42,6 +51,37 @@ class MessageStoreFetcher:
         status = GetMessageStatus.FOUND if buffers else GetMessageStatus.NO_MATCHED_MESSAGE
         self.messages += len(buffers)
         return GetMessageResult(status, following, 0, 0, buffers, len(buffers), sum(map(len, buffers)))
+
+    async def query(self, topic: str, key: str, max_num: int, begin: int, end: int) -> list[bytes]:
+        """The newest ``max_num`` messages of a topic with a key that were stored in [begin, end] ms; oldest first.
+
+        What cannot be read is left out.
+        """
+        known = self._flat_files.metadata.topics.get(topic)
+        if self._index is None or known is None or max_num <= 0:
+            return []
+        items = await self._index.query(topic, known.topic_id, key, begin, end)
+        items.sort(key=lambda item: item.store_ms, reverse=True)
+        found: list[tuple[int, int, bytes]] = []
+        for item in items:
+            file = self._flat_files.find(topic, item.queue_id)
+            if file is None:
+                continue
+            try:
+                record = await file.read_record(item.offset, item.size)
+            except OSError as error:
+                _log.error("tiered_read_failed", topic=topic, queue=item.queue_id, error=str(error))
+                continue
+            if record is None:
+                continue
+            head = decode_head(record)
+            properties = decode_properties(str(record[head.properties_at : head.properties_end], "utf-8", "replace"))
+            if begin <= head.store_timestamp <= end and has_key(properties, key):
+                found.append((head.store_timestamp, head.queue_offset, record))
+                if len(found) >= max_num:
+                    break
+        found.sort()
+        return [record for _, _, record in found]
 
     async def offset_by_time(self, file: FlatMessageFile, end: int, timestamp: int, *, upper: bool) -> int:
         """The offset for a time in ms among the messages below ``end``, see MessageFinder.offset_by_time.
