@@ -238,6 +238,8 @@ class TieredMessageStore(MessageStore):
         low = super().min_offset(topic, queue_id)
         if file is None or not file.min_offset < min(low, file.commit_offset) or local > low:
             return local
+        if upper and 0 <= await super().message_store_time(topic, queue_id, low) <= timestamp:
+            return local
         return await self.fetcher.offset_by_time(file, min(low, file.commit_offset), timestamp, upper=upper)
 
     async def _query_cold(self, topic: str, key: str, max_num: int, begin: int, end: int) -> QueryMessageResult:

@@ -248,7 +248,7 @@ class FlatMessageFile:
             return None
         physical, its_size, crc = PHYSICAL.unpack(entry)
         if its_size != size or crc != _U32.unpack_from(data, AT_BODY_CRC)[0] or physical < 0:
-            # RocketMQ's broker has uploaded it: nobody knows its offset in the log any more.
+            # RocketMQ's broker has uploaded it: its offset in the log is not known any more.
             physical = APACHE_UPLOADED + position
         return b"".join((data[:AT_PHYSICAL_OFFSET], _LONG.pack(physical), data[AT_PHYSICAL_OFFSET + 8 :]))
 

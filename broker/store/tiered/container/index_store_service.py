@@ -17,7 +17,7 @@ from trimq.broker.store.tiered.container.flat_append_file import FlatAppendFile
 from trimq.broker.store.tiered.container.index_store_file import Keyed, LocalIndexFile, SlotCache, UploadedIndexFile
 from trimq.broker.store.tiered.driver.metadata import DefaultMetadataStore
 from trimq.broker.tiered_config import TieredStoreConfig
-from trimq.protocol.tiered_index_layout import IndexItem, tiered_key_hash
+from trimq.protocol.tiered_index_layout import HEADER_SIZE, IndexItem, tiered_key_hash
 
 _log: Final = structlog.get_logger(__name__)
 
@@ -53,6 +53,8 @@ class IndexStoreService:
         """By time of creation, in order; the last one takes keys."""
         self._uploaded: list[UploadedIndexFile] = []
         self._cache = SlotCache()
+        self._last_stamp = 0
+        """The newest time of creation that a file has, or has had."""
         self._put_lock = trio.Lock()
         self._upload_lock = trio.Lock()
         self._wake = trio.Event()
@@ -69,6 +71,7 @@ class IndexStoreService:
         """Open what is there. Raises OSError."""
         await self._uploads.recover()
         self._uploaded = [UploadedIndexFile(s, self._cache) for s in self._uploads.segments if s.commit_position]
+        self._last_stamp = max((file.begin_ms for file in self._uploaded), default=0)
         await self._disk.run(make_durable_directory, self._disk, self.directory)
         compacting = f"{self.directory}/{COMPACTING}"
         for name in await self._disk.run(self._disk.list, compacting):
@@ -80,9 +83,19 @@ class IndexStoreService:
             if int(name) in known:
                 await self._disk.run(delete_durably, self._disk, path)
                 continue
-            try:
-                self._local[int(name)] = await self._disk.run(LocalIndexFile.open, self._disk, path, *self._shape)
-            except ValueError as error:
+            await self._open(path)
+
+    async def _open(self, path: str) -> None:
+        stamp = int(path.rpartition("/")[2])
+        self._last_stamp = max(self._last_stamp, stamp)
+        try:
+            self._local[stamp] = await self._disk.run(LocalIndexFile.open, self._disk, path, *self._shape)
+        except ValueError as error:
+            info = await self._disk.run(self._disk.stat, path)
+            if info is not None and info.size < HEADER_SIZE:
+                # A power cut while it was created.
+                await self._disk.run(delete_durably, self._disk, path)
+            else:
                 _log.error("tiered_index_file_not_opened", path=path, error=str(error))
 
     # -- keys
@@ -119,8 +132,7 @@ class IndexStoreService:
         if last is not None:
             last.is_sealed = True
             self._wake.set()
-        taken = max([*self._local, *(file.begin_ms for file in self._uploaded)], default=0)
-        stamp = max(self._wall_ms(), taken + 1)
+        stamp = self._last_stamp = max(self._wall_ms(), self._last_stamp + 1)
         path = f"{self.directory}/{stamp}"
         file = await self._disk.run(LocalIndexFile.create, self._disk, path, *self._shape)
         self._local[stamp] = file
