@@ -184,4 +184,4 @@ def test_both_brokers_continue_the_tier_of_the_other(tmp_path: Path, exit: Exit)
         turn(story, peer, exit, 60)
     tables = story.metadata()
     assert tables["topicSerialNumber"] == 0
-    assert set(tables["topicMetadataTable"]) == {TOPIC}  # type: ignore[arg-type, call-overload]
+    assert set(tables["topicMetadataTable"]) == {TOPIC}  # type: ignore[call-overload]
