@@ -1,9 +1,9 @@
 """Ranges of messages that were read from the tier, kept in memory for the next reads.
 
 A range is read once: all that want a message of it wait for the same fetch. Fetches and memory are divided between
-consumer groups. Each group that waits has its turn, and may have half of the fetches under way. If memory is needed, the
-group that uses most gives it, its least recently used range first: so a group keeps its share, however much another one
-reads. A range counts for the group that used it last. Memory of fetches under way counts too.
+consumer groups. Each group that waits has its turn, and may have half of the fetches under way. If memory is needed,
+the group that uses most gives it, its least recently used range first: a group keeps its share, however much another
+one reads. A range counts for the group that used it last. Memory of fetches under way counts too.
 
 Source: the cache of RocketMQ's MessageStoreFetcherImpl, which has no groups and reads a range again for each reader.
 """
@@ -125,7 +125,7 @@ class ReadAheadCache:
         finally:
             fetch.waiters -= 1
             if not fetch.waiters and not fetch.is_started and item.fetch is fetch:
-                self._finish(item, OSError("nobody waits for it any more"))
+                self._finish(item, OSError("no task waits for it any more"))
         error = fetch.error
         if error is not None:
             # A new one for each waiter: an exception collects the frames of each task that it goes through.
@@ -157,7 +157,7 @@ class ReadAheadCache:
             self._read_ahead(group, queue, following, count)
 
     def _read_ahead(self, name: str, queue: Queue, offset: int, count: int) -> None:
-        """Read a range that nobody waits for yet, if that takes nothing from others."""
+        """Read a range that no task waits for yet, if that takes nothing from others."""
         group = self._group(name)
         if (
             self._nursery is None
@@ -297,7 +297,7 @@ class ReadAheadCache:
         return True
 
     def expire(self) -> None:
-        """Drop the ranges that nobody has used for some time."""
+        """Drop the ranges that no group has used for some time."""
         before = self._clock.monotonic() - self._expire
         for group in list(self._groups.values()):
             while group.ranges:
