@@ -42,8 +42,8 @@ class TieredStoreConfig:
 
     message_store_plug_in: str = option(
         "",
-        f"{PLUG_IN} switches the tiered store on: messages are copied to another storage, from which consumers read "
-        "those that are no longer on the disk of the broker.",
+        f"{PLUG_IN} switches the tiered store on: messages are copied to another storage, from which consumers "
+        "read those that are no longer on the disk of the broker.",
         check=_one_of("", PLUG_IN),
     )
     tiered_storage_level: TieredStorageLevel = option(
@@ -127,7 +127,7 @@ class TieredStoreConfig:
         16 * MIB, "Most bytes of one read from the tier.", unit="bytes", minimum=1
     )
     read_ahead_cache_expire_duration: int = option(
-        15_000, "Messages leave this memory when nobody has read them for this time.", unit="ms", minimum=1
+        15_000, "Messages leave this memory when they were not read for this time.", unit="ms", minimum=1
     )
     read_ahead_cache_size_threshold_rate: str = option(
         "0.3", "Most memory for them, as a share of the memory of the machine or the cgroup.", check=_rate_problem

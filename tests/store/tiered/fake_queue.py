@@ -43,6 +43,7 @@ class FakeQueue:
         self.most_under_way = 0
         self.failing: set[int] = set()
         """Offsets at which reads fail."""
+        self.failing_records: set[int] = set()
         self.gates: dict[int, trio.Event] = {}
         """Reads that begin at these offsets wait."""
         self.time_reads = 0
@@ -92,6 +93,8 @@ class FakeQueue:
 
     async def read_record(self, position: int, size: int) -> bytes | None:
         await trio.lowlevel.checkpoint()
+        if position in self.failing_records:
+            raise OSError("the provider has failed")
         message = self.messages[position] if position < len(self.messages) else None
         return None if message is None or len(message.record) != size else message.record
 

@@ -4,7 +4,8 @@ import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from itertools import pairwise
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import trio
@@ -25,6 +26,7 @@ from trimq.protocol.hashing import crc32
 from trimq.protocol.queue_unit import UNIT
 from trimq.protocol.record import AT_QUEUE_OFFSET, decode_head
 from trimq.protocol.sql92.cost import AT_ONCE
+from trimq.protocol.tiered_index_layout import IndexItem
 from trimq.protocol.tiered_layout import PHYSICAL
 from trimq.remoting.runtime.clock import ManualClock
 
@@ -37,6 +39,7 @@ class FakeFiles:
 
     def __init__(self, *queues: FakeQueue) -> None:
         self.queues = {(queue.topic, queue.queue_id): queue for queue in queues}
+        self.metadata = SimpleNamespace(topics={TOPIC: SimpleNamespace(topic_id=4)})
 
     def find(self, topic: str, queue_id: int) -> FakeQueue | None:
         return self.queues.get((topic, queue_id))
@@ -223,41 +226,34 @@ async def test_many_properties_are_matched_with_pauses() -> None:
         assert max(steps) <= 2 * AT_ONCE
 
 
-class Item(NamedTuple):
-    topic_id: int
-    queue_id: int
-    offset: int
-    size: int
-
-
 class FakeIndex:
-    def __init__(self, items: list[Item]) -> None:
+    def __init__(self, items: list[IndexItem]) -> None:
         self.items = items
-        self.asked: list[int] = []
 
-    async def query(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> list[Item]:
+    async def query(self, topic: str, topic_id: int, key: str, begin: int, end: int) -> list[IndexItem]:
         await trio.lowlevel.checkpoint()
-        self.asked.append(max_count)
-        return self.items[:max_count]
+        assert topic_id == 4
+        return list(self.items)
 
 
 async def test_query_returns_the_newest_that_have_the_key_oldest_first() -> None:
     messages: list[TieredMessage | None] = [
-        TieredMessage(n, 0, record(n, time=10 * n, properties=b"KEYS\x01%s\x02" % (b"a b" if n % 2 else b"c")))
+        TieredMessage(n, 0, record(n, time=100 * n, properties=b"KEYS\x01%s\x02" % (b"a b" if n % 2 else b"c")))
         for n in range(200)
     ]
     queue = FakeQueue(messages)
-    items = [Item(0, 0, n, len(messages[n].record)) for n in reversed(range(200)) if messages[n] is not None]  # type: ignore[union-attr]
-    items = [items[0], *items, Item(0, 3, 5, 100), Item(0, 0, 7, 3)]
-    items[20] = Item(1, 0, 181, items[20].size)
-    index = FakeIndex(items)
-    async with opened(FakeFiles(queue), index) as fetcher:
-        found = await fetcher.query(TOPIC, "a", 3, 0, 10_000)
-        assert [decode_head(data).queue_offset for data in found] == [195, 197, 199]
-        found = await fetcher.query(TOPIC, "b", 64, 0, 1500)
+    sizes = [len(message.record) for message in messages if message is not None]
+    items = [IndexItem(1, 4, 0, n, sizes[n], n // 10 * 1000) for n in range(200)]
+    random.Random(3).shuffle(items)
+    items += [IndexItem(1, 4, 3, 5, 100, 5000), IndexItem(1, 4, 0, 7, 3, 5000)]
+    queue.failing_records = {197}
+    async with opened(FakeFiles(queue), FakeIndex(items)) as fetcher:
+        found = await fetcher.query(TOPIC, "a", 3, 0, 100_000)
+        assert [decode_head(data).queue_offset for data in found] == [193, 195, 199]
+        found = await fetcher.query(TOPIC, "b", 64, 0, 15_000)
         assert [decode_head(data).queue_offset for data in found] == list(range(23, 150, 2))
-        assert len(index.asked) > 2
-        assert await fetcher.query(TOPIC, "d", 3, 0, 10_000) == []
+        assert await fetcher.query(TOPIC, "d", 3, 0, 100_000) == []
+        assert await fetcher.query("none", "a", 3, 0, 100_000) == []
 
 
 # -- over segments in memory

@@ -9,7 +9,7 @@ An upload that fails is tried again after a pause that grows to half a minute. N
 messages are read again, and their log files are held (``TieredMessages``).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Protocol
 
 import structlog
@@ -41,17 +41,17 @@ _SLICE: Final = 500
 class KeyIndex(Protocol):
     """Where keys are put (IndexStoreService)."""
 
-    def put_keys(
-        self, topic: str, topic_id: int, queue_id: int, keys: tuple[str, ...], offset: int, size: int, store_ms: int
+    async def put(
+        self, topic: str, topic_id: int, queue_id: int, messages: Sequence[tuple[tuple[str, ...], int, int, int]]
     ) -> None:
-        """Put the keys of one message."""
+        """Put the keys of messages: (keys, stream position, size, store time in ms) each. Raises OSError."""
         ...
 
 
 class _Pending:
     """A queue with messages that are not uploaded. ``since``: store time in ms of the oldest, or an earlier time."""
 
-    __slots__ = ("failures", "is_running", "not_before", "queue", "since")
+    __slots__ = ("failures", "is_running", "not_before", "queue", "since", "unindexed")
 
     def __init__(self, queue: ConsumeQueue, since: int) -> None:
         self.queue = queue
@@ -59,6 +59,8 @@ class _Pending:
         self.failures = 0
         self.not_before = 0.0
         self.is_running = False
+        self.unindexed: list[Indexed] = []
+        """Messages of the last group, which are uploaded, while their keys are not in the index."""
 
 
 class MessageStoreDispatcher:
@@ -204,7 +206,7 @@ class MessageStoreDispatcher:
             if queue.deleted:
                 self._pending.pop(key, None)
                 continue
-            if self._begin(queue) >= queue.next_offset:
+            if self._begin(queue) >= queue.next_offset and not waiting.unindexed:
                 # A dirty queue can get units without ``note``: it is looked at until it is flushed.
                 if not queue.dirty:
                     del self._pending[key]
@@ -277,6 +279,8 @@ class MessageStoreDispatcher:
         """Upload the next messages of a queue. Returns False if there is none that may be uploaded. Raises OSError."""
         queue, config = waiting.queue, self.config
         flat = self._flat_files.find_or_create(queue.topic, queue.queue_id)
+        if waiting.unindexed:
+            await self._put_keys(flat, waiting)
         if not flat.is_initialized:
             await flat.init_offset(queue.min_offset)
         offset = flat.commit_offset
@@ -308,7 +312,8 @@ class MessageStoreDispatcher:
         self.messages += count
         self.bytes += built.batch.size
         waiting.since = built.batch.end_ms
-        await self._put_keys(flat, built.indexed)
+        waiting.unindexed = built.indexed
+        await self._put_keys(flat, waiting)
         return True
 
     async def _roll(self, flat: FlatMessageFile) -> None:
@@ -330,17 +335,17 @@ class MessageStoreDispatcher:
         )
         await flat.skip_to(offset)
 
-    async def _put_keys(self, flat: FlatMessageFile, messages: list[Indexed]) -> None:
+    async def _put_keys(self, flat: FlatMessageFile, waiting: _Pending) -> None:
+        """Put the keys of the last group into the index. Raises OSError: then they are put at the next attempt."""
         if self._index is None:
             return
-        for number, message in enumerate(messages):
-            keys = tuple(dict.fromkeys(index_keys_of(message.properties)))
-            if keys:
-                self._index.put_keys(
-                    flat.topic, flat.topic_id, flat.queue_id, keys, message.position, message.size, message.store_ms
-                )
-            if number % 64 == 63:
-                await trio.lowlevel.checkpoint()
+        found = [
+            (keys, message.position, message.size, message.store_ms)
+            for message in waiting.unindexed
+            if (keys := index_keys_of(message.properties))
+        ]
+        await self._index.put(flat.topic, flat.topic_id, flat.queue_id, found)
+        waiting.unindexed = []
 
 
 class TieredMessages:

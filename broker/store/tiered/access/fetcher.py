@@ -8,6 +8,7 @@ import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from functools import partial
+from operator import attrgetter
 from typing import Final, Protocol
 
 import structlog
@@ -22,8 +23,9 @@ from trimq.broker.store.tiered.container.flat_file_store import FlatFileStore
 from trimq.broker.store.tiered.container.flat_message_file import FlatMessageFile, TieredMessage
 from trimq.broker.store.types import GetMessageResult, GetMessageStatus, MessageFilter
 from trimq.broker.tiered_config import TieredStoreConfig
-from trimq.protocol.record import AT_SYS_FLAG, store_time_at
+from trimq.protocol.record import AT_QUEUE_OFFSET, AT_SYS_FLAG, store_time_at
 from trimq.protocol.sql92.cost import SLICE, cost
+from trimq.protocol.tiered_index_layout import IndexItem
 from trimq.remoting.runtime.clock import Clock
 from trimq.remoting.runtime.durations import Durations
 
@@ -33,7 +35,8 @@ FEW: Final = 32
 """Messages of a range that is read for a request of one message: such requests rarely follow each other."""
 _AT_ONCE: Final = 8
 """Records that one query reads at the same time."""
-_MOST_CANDIDATES: Final = 4096
+_SECOND_MS: Final = 1000
+_time_of_item: Final = attrgetter("store_ms")
 OPERATIONS: Final = (
     *("get_message", "get_earliest_message_time", "get_time_by_offset", "get_offset_by_time"),
     "query_message",
@@ -44,20 +47,11 @@ _EVALUATED_TAG: Final = SLICE >> 12
 Steps = Generator[None, None, GetMessageResult | None]
 
 
-class IndexItem(Protocol):
-    """An entry of the index: where a record is in the stream of its queue."""
-
-    topic_id: int
-    queue_id: int
-    offset: int
-    size: int
-
-
 class Index(Protocol):
-    """What finds records of the tier by key."""
+    """What finds records of the tier by key: IndexStoreService."""
 
-    async def query(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> list[IndexItem]:
-        """Up to ``max_count`` entries, the newest first. Raises OSError."""
+    async def query(self, topic: str, topic_id: int, key: str, begin: int, end: int) -> list[IndexItem]:
+        """See IndexStoreService."""
         ...
 
 
@@ -244,9 +238,7 @@ class MessageStoreFetcher:
         message = self._in_memory(file, offset)
         if message is None:
             return await file.store_time(offset)
-        record = message.record
-        at = store_time_at(int.from_bytes(record[AT_SYS_FLAG : AT_SYS_FLAG + 4], "big"))
-        return int.from_bytes(record[at : at + 8], "big")
+        return store_time_of(message.record)
 
     async def store_time(self, topic: str, queue_id: int, offset: int) -> int:
         """Store time in ms of a message; -1 if the tier does not have it. Raises OSError."""
@@ -284,48 +276,61 @@ class MessageStoreFetcher:
     # -- by key
 
     async def query(self, topic: str, key: str, max_num: int, begin: int, end: int) -> list[bytes]:
-        """The newest ``max_num`` records with a key that were stored between two times (ms), oldest first.
+        """The newest ``max_num`` messages of a topic with a key that were stored in [begin, end] ms; oldest first.
 
-        Raises OSError.
+        What cannot be read is left out.
         """
         with self._measured("query_message"):
-            if self.index is None or max_num <= 0:
+            known = self._flat_files.metadata.topics.get(topic)
+            if self.index is None or known is None or max_num <= 0:
                 return []
-            wanted = 2 * max_num + 16
-            while True:
-                items = await self.index.query(topic, key, wanted, begin, end)
-                found = await self._records(topic, key, max_num, (begin, end), items)
-                if len(found) >= max_num or len(items) < wanted or wanted >= _MOST_CANDIDATES:
-                    found.reverse()
-                    return found
-                # Many entries of other keys with the same hash: look at more.
-                wanted *= 4
+            items = await self.index.query(topic, known.topic_id, key, begin, end)
+            items.sort(key=_time_of_item, reverse=True)
+            found: list[tuple[int, int, bytes]] = []
+            for first in range(0, len(items), _AT_ONCE):
+                # Times of entries are exact to a second only.
+                if len(found) >= max_num and items[first].store_ms + _SECOND_MS < found[max_num - 1][0]:
+                    break
+                found += [
+                    (store_time_of(record), _queue_offset(record), record)
+                    for record in await self._records(topic, items[first : first + _AT_ONCE])
+                    if is_answer(record, topic, key, begin, end)
+                ]
+                found.sort(reverse=True)
+                del found[max_num:]
+            found.reverse()
+            return [record for _, _, record in found]
 
-    async def _records(
-        self, topic: str, key: str, max_num: int, times: tuple[int, int], items: list[IndexItem]
-    ) -> list[bytes]:
-        """The records of index entries that have the key, in the order of the entries."""
-        # A record may have several entries.
-        single = list({(item.queue_id, item.offset): item for item in items}.values())
+    async def _records(self, topic: str, items: list[IndexItem]) -> list[bytes]:
+        """The records of index entries, read at the same time."""
         found: list[bytes] = []
-        for begin in range(0, len(single), _AT_ONCE):
-            some = single[begin : begin + _AT_ONCE]
-            records: list[bytes | None] = [None] * len(some)
-            try:
-                async with trio.open_nursery() as nursery:
-                    for number, item in enumerate(some):
-                        nursery.start_soon(self._read_item, topic, item, records, number)
-            except* OSError as group:
-                raise OSError(*_first(group).args) from group
-            found += [data for data in records if data is not None and is_answer(data, topic, key, *times)]
-            if len(found) >= max_num:
-                break
-        return found[:max_num]
 
-    async def _read_item(self, topic: str, item: IndexItem, records: list[bytes | None], number: int) -> None:
-        file = self._flat_files.find(topic, item.queue_id)
-        if file is not None and file.topic_id == item.topic_id:
-            records[number] = await file.read_record(item.offset, item.size)
+        async def read(item: IndexItem) -> None:
+            file = self._flat_files.find(topic, item.queue_id)
+            if file is None:
+                return
+            try:
+                record = await file.read_record(item.offset, item.size)
+            except OSError as error:
+                _log.error("tiered_read_failed", topic=topic, queue=item.queue_id, error=str(error))
+                return
+            if record is not None:
+                found.append(record)
+
+        async with trio.open_nursery() as nursery:
+            for item in items:
+                nursery.start_soon(read, item)
+        return found
+
+
+def store_time_of(record: bytes) -> int:
+    """Store time in ms of a whole record."""
+    at = store_time_at(int.from_bytes(record[AT_SYS_FLAG : AT_SYS_FLAG + 4], "big"))
+    return int.from_bytes(record[at : at + 8], "big")
+
+
+def _queue_offset(record: bytes) -> int:
+    return int.from_bytes(record[AT_QUEUE_OFFSET : AT_QUEUE_OFFSET + 8], "big")
 
 
 def refusal(file: FlatMessageFile | None, offset: int) -> GetMessageResult | None:
@@ -342,9 +347,3 @@ def refusal(file: FlatMessageFile | None, offset: int) -> GetMessageResult | Non
     if offset > high:
         return GetMessageResult(GetMessageStatus.OFFSET_OVERFLOW_BADLY, high, low, high)
     return None
-
-
-def _first(group: BaseException) -> BaseException:
-    while isinstance(group, BaseExceptionGroup):
-        group = group.exceptions[0]
-    return group

@@ -4,6 +4,7 @@
 of a message that it has, goes the same way as without a tier. Source: RocketMQ's TieredMessageStore.
 """
 
+import struct
 from collections.abc import AsyncIterator, Container
 from contextlib import asynccontextmanager
 from typing import Any, Final
@@ -19,10 +20,12 @@ from trimq.broker.store.tiered.access.dispatcher import MessageStoreDispatcher, 
 from trimq.broker.store.tiered.access.fetcher import MessageStoreFetcher
 from trimq.broker.store.tiered.container.flat_file_store import FlatFileStore
 from trimq.broker.store.tiered.container.flat_message_file import FlatMessageFile
+from trimq.broker.store.tiered.container.index_store_service import IndexStoreService
 from trimq.broker.store.tiered.driver.factory import FileSegmentFactory
 from trimq.broker.store.tiered.driver.metadata import DefaultMetadataStore
-from trimq.broker.store.types import GetMessageResult, GetMessageStatus, MessageFilter
+from trimq.broker.store.types import GetMessageResult, GetMessageStatus, MessageFilter, QueryMessageResult
 from trimq.broker.tiered_config import TieredStorageLevel, TieredStoreConfig
+from trimq.protocol.record import AT_QUEUE_ID
 from trimq.protocol.tiered_layout import APACHE_UPLOADED
 from trimq.protocol.topic_rules import is_system_topic
 
@@ -32,6 +35,7 @@ _STOP_SECONDS: Final = 5.0
 """How long a stop waits for the uploads under way."""
 _ANY_GROUP: Final = ""
 """Reads of a store do not say for which consumer group they are."""
+_QUEUE: Final = struct.Struct(">i4xq").unpack_from
 _LMQ: Final = "%LMQ%"
 _REVIVE: Final = "rmq_sys_REVIVE_LOG_"
 
@@ -49,23 +53,32 @@ class TieredMessageStore(MessageStore):
         wall_ms = self.clock.wall_ms
         metadata = DefaultMetadataStore(self.disk, self.root, broker_name, wall_ms)
         self.flat_files = FlatFileStore(FileSegmentFactory(tier, self.disk, cluster), metadata, broker_name)
+        self.tier_index: IndexStoreService | None = None
+        if config.message_index_enable:
+            index_file = self.flat_files.index_file()
+            self.tier_index = IndexStoreService(self.disk, self.root, tier, index_file, metadata, wall_ms)
         self.uploads = MessageStoreDispatcher(
             tier,
             self.queues,
             BatchBuilder(self.commit_log, self.queues),
             self.flat_files,
-            None,
+            self.tier_index,
             excluded=self._is_excluded,
             uploadable=self._uploadable,
             wall_ms=wall_ms,
         )
-        self.fetcher = MessageStoreFetcher(tier, self.flat_files, clock=self.clock, memory=memory_limit())
+        self.fetcher = MessageStoreFetcher(
+            tier, self.flat_files, self.tier_index, clock=self.clock, memory=memory_limit()
+        )
         self.queues.on_growing = self.uploads.note
         self.hold_log(TieredMessages(self.uploads))
         self.low_offset = lambda queue: self.min_offset(queue.topic, queue.queue_id)
         self._level = tier.tiered_storage_level
         self.get_message, self._get_local = self._get, self.get_message
         self.get_message_cold, self._get_local_cold = self._get_cold, self.get_message_cold
+        self.query_message = lambda *_: None
+        self.query_in_memory = lambda *_: None
+        self.query_message_cold, self._query_local = self._query_cold, self.query_message_cold
         if self._level is TieredStorageLevel.FORCE:
             # What is in memory may be in the tier too, which comes first then: the fast path of pulls leaves all to it.
             self.get_in_memory = lambda *_: None
@@ -87,11 +100,15 @@ class TieredMessageStore(MessageStore):
         """See MessageStore. The tier is loaded once the store is locked and recovered."""
         async with super().opened():
             await self.flat_files.load()
+            if self.tier_index is not None:
+                await self.tier_index.load()
             async with trio.open_nursery() as nursery:
                 finished = trio.Event()
                 nursery.start_soon(self._run_uploads, finished)
                 nursery.start_soon(self._run_expiry)
                 nursery.start_soon(self.fetcher.run)
+                if self.tier_index is not None:
+                    nursery.start_soon(self.tier_index.run)
                 try:
                     yield self
                 finally:
@@ -110,6 +127,10 @@ class TieredMessageStore(MessageStore):
         self.uploads.stop()
         with trio.move_on_after(_STOP_SECONDS):
             await finished.wait()
+        if self.tier_index is not None:
+            # As RocketMQ's broker does: without local index files it can go on with any number of slots and entries.
+            await self.tier_index.upload_all()
+            self.tier_index.close()
         try:
             await self.flat_files.metadata.persist()
         except OSError as error:
@@ -129,6 +150,8 @@ class TieredMessageStore(MessageStore):
                 count += await file.destroy_expired(self.clock.wall_ms() - self.flat_files.reserved_ms(file.topic))
             except OSError as error:
                 _log.error("tiered_segment_not_deleted", topic=file.topic, queue=file.queue_id, error=str(error))
+        if self.tier_index is not None:
+            count += await self.tier_index.expire()
         if count:
             _log.info("tiered_segments_deleted", count=count)
             await self.flat_files.metadata.persist()
@@ -215,8 +238,26 @@ class TieredMessageStore(MessageStore):
         low = super().min_offset(topic, queue_id)
         if file is None or not file.min_offset < min(low, file.commit_offset) or local > low:
             return local
+        if upper and 0 <= await super().message_store_time(topic, queue_id, low) <= timestamp:
+            return local
         end = min(low, file.commit_offset)
         return await self.fetcher.offset_by_time(topic, queue_id, timestamp, upper=upper, end=end)
+
+    async def _query_cold(self, topic: str, key: str, max_num: int, begin: int, end: int) -> QueryMessageResult:
+        """The messages with a key: those of the local store and, if they are too few, of the tier; oldest first."""
+        result = await self._query_local(topic, key, max_num, begin, end)
+        wanted = min(max_num, self.config.max_msgs_num_batch)
+        if self._level is TieredStorageLevel.DISABLE or result.count >= wanted:
+            return result
+        if self._level is not TieredStorageLevel.FORCE and 0 <= await self.earliest_message_time() <= begin:
+            return result  # all messages of that time are in the local store
+        seen = {_identity(record) for record in result.buffers}
+        older = await self.fetcher.query(topic, key, wanted, begin, end)
+        older = [record for record in older if _identity(record) not in seen][-(wanted - result.count) :]
+        result.buffers = [*older, *result.buffers]
+        result.count += len(older)
+        result.size += sum(map(len, older))
+        return result
 
     # -- by log offset
 
@@ -262,3 +303,9 @@ class TieredMessageStore(MessageStore):
                 if topic not in deleted:
                     deleted.append(topic)
         return deleted
+
+
+def _identity(record: Any) -> tuple[int, int]:
+    """Queue id and offset of a record: two of one topic are the same message if these are equal."""
+    found: tuple[int, int] = _QUEUE(record, AT_QUEUE_ID)
+    return found

@@ -8,6 +8,8 @@ import struct
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+import trio
+
 from trimq.broker.store.read.query import store_timestamp_of
 from trimq.broker.store.read.record_look import HEAD_SIZE, is_message, place_of
 from trimq.broker.store.tiered.container.flat_append_file import FlatAppendFile
@@ -28,6 +30,8 @@ from trimq.protocol.tiered_layout import APACHE_UPLOADED, PHYSICAL, SegmentType,
 
 _LONG: Final = struct.Struct(">q")
 _U32: Final = struct.Struct(">I")
+_SLICE: Final = 64
+"""Records that are restored in one turn of the event loop."""
 _HEAD_READ: Final = 128
 """Enough bytes of a record for its store time, with IPv6 hosts too."""
 
@@ -225,6 +229,8 @@ class FlatMessageFile:
             for number in range(begin, end):
                 position, size, tags_code = units[number]
                 at = position - start
+                if number % _SLICE == _SLICE - 1:
+                    await trio.lowlevel.checkpoint()
                 record = self._restore(data[at : at + size], position, size, offset + number, entries[number])
                 if record is not None:
                     messages.append(TieredMessage(offset + number, tags_code, record))
@@ -248,7 +254,7 @@ class FlatMessageFile:
             return None
         physical, its_size, crc = PHYSICAL.unpack(entry)
         if its_size != size or crc != _U32.unpack_from(data, AT_BODY_CRC)[0] or physical < 0:
-            # RocketMQ's broker has uploaded it: nobody knows its offset in the log any more.
+            # RocketMQ's broker has uploaded it: its offset in the log is not known any more.
             physical = APACHE_UPLOADED + position
         return b"".join((data[:AT_PHYSICAL_OFFSET], _LONG.pack(physical), data[AT_PHYSICAL_OFFSET + 8 :]))
 

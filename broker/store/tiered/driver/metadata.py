@@ -93,7 +93,7 @@ class DefaultMetadataStore:
             self._take(loads(data))
         except (ValueError, TypeError, KeyError, AttributeError, msgspec.ValidationError) as error:
             raise StoreLoadError(
-                f"{self.file} is damaged ({error}): without it nobody knows what the tier holds. Restore it from a copy"
+                f"{self.file} is damaged ({error}), and it lists what the tier holds: restore it from a copy"
             ) from error
 
     def _take(self, tables: dict[str, Any]) -> None:

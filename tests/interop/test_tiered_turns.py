@@ -1,0 +1,187 @@
+"""Apache's broker with its tiered store and TriMQ's take turns on one store and one tier.
+
+Each turn reads all messages sent so far by offset, time and key, then sends more and waits until they are in the tier.
+The level FORCE makes both brokers read from the tier what is there, although the local store has it too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from tests.interop.harness import wire
+from tests.interop.harness.processes import ended_afterwards
+from tests.interop.harness.servers import Broker, Peer
+from tests.interop.harness.waiting import wait_until
+from tests.interop.harness.wire import Sent, Wire, connected
+from trimq.protocol.lenient_json import loads
+from trimq.protocol.record import decode_head
+from trimq.protocol.tiered_layout import APACHE_UPLOADED
+
+Exit = Literal["clean", "kill"]
+
+PLUG_IN = "org.apache.rocketmq.tieredstore.TieredMessageStore"
+POSIX = "org.apache.rocketmq.tieredstore.provider.PosixFileSegment"
+TOPIC, QUEUES = "Tiered", 2
+OPTIONS = {
+    "messageStorePlugIn": PLUG_IN,
+    "tieredBackendServiceProvider": POSIX,
+    "tieredStorageLevel": "FORCE",
+    "tieredStoreCommitLogMaxSize": "65536",
+    "tieredStoreConsumeQueueMaxSize": "1000",
+    "tieredStoreIndexFileMaxHashSlotNum": "1000",
+    "tieredStoreIndexFileMaxIndexNum": "4000",
+    "tieredStoreGroupCommitTimeout": "200",
+    "autoCreateTopicEnable": "true",
+    "timerWheelEnable": "false",
+}
+ONLY = {"apache": {}, "trimq": {"embeddedNamesrvEnable": "false"}}
+_SEARCH_OFFSET = 29
+_keys = itertools.count(1)
+
+
+@dataclass
+class Story:
+    """The store, the tier, and what was sent so far, by queue."""
+
+    directory: Path
+    sent: dict[int, list[Sent]] = field(default_factory=lambda: {queue: [] for queue in range(QUEUES)})
+    turns: int = 0
+
+    @property
+    def tier(self) -> Path:
+        return self.directory / "tier"
+
+    def broker(self, peer: Peer) -> Broker:
+        self.turns += 1
+        properties = {**OPTIONS, **ONLY[peer], "tieredStoreFilePath": str(self.tier)}
+        home = self.directory / f"turn-{self.turns}"
+        return Broker(peer, home, [], self.directory / "store", properties=properties)
+
+    def uploaded(self, queue: int) -> int:
+        """The offset behind the last message of a queue in the tier, from the files alone."""
+        folder = next(iter(self.tier.glob(f"*_DefaultCluster/broker-a/{TOPIC}/{queue}/CONSUME_QUEUE")), None)
+        if folder is None:
+            return -1
+        files = [path for path in folder.iterdir() if re.fullmatch(r"[0-9a-f]{8}\d{20}", path.name)]
+        return max(((int(path.name[8:]) + path.stat().st_size) // 20 for path in files), default=-1)
+
+    def metadata(self) -> dict[str, object]:
+        loaded: dict[str, object] = loads((self.directory / "store/config/tieredStoreMetadata.json").read_bytes())
+        return loaded
+
+
+def records(data: bytes) -> Iterator[bytes]:
+    at = 0
+    while at < len(data):
+        (size,) = struct.unpack_from(">i", data, at)
+        yield data[at : at + size]
+        at += size
+
+
+def read_all(broker: Wire, story: Story) -> list[bytes]:
+    """Read each queue as a consumer does, and compare it with what was sent."""
+    found: list[bytes] = []
+    for queue, sent in story.sent.items():
+        offset = 0
+        got: list[bytes] = []
+        while offset < len(sent):
+            data = broker.pull(TOPIC, queue, offset, 32)
+            assert data is not None, f"queue {queue} has nothing at {offset} of {len(sent)}"
+            for record in records(data):
+                head = decode_head(record)
+                assert head.queue_offset == offset
+                assert record[head.body_at : head.body_end] == sent[offset].body
+                got.append(record)
+                offset += 1
+        assert broker.offsets(TOPIC, queue) == (0, len(sent))
+        found += got
+    return found
+
+
+def look_by_time(broker: Wire, story: Story, found: list[bytes]) -> None:
+    """The offset for each time at which a message was stored is that of the first one then."""
+    times: dict[int, dict[int, int]] = {queue: {} for queue in story.sent}
+    for record in found:
+        head = decode_head(record)
+        times[head.queue_id].setdefault(head.store_timestamp, head.queue_offset)
+    for queue, first in times.items():
+        for time in list(first)[:: max(1, len(first) // 5)]:
+            ext = broker.ask(_SEARCH_OFFSET, {"topic": TOPIC, "queueId": queue, "timestamp": time}).ext
+            assert int(ext["offset"]) == first[time], f"queue {queue} at {time}"
+
+
+def look_by_key(broker: Wire, story: Story) -> None:
+    for sent in story.sent.values():
+        for message in sent[:: max(1, len(sent) // 4)]:
+            bodies = [
+                record[decode_head(record).body_at : decode_head(record).body_end]
+                for record in records(broker.query(TOPIC, message.key))
+            ]
+            assert message.body in bodies, f"the key {message.key} of {message.queue}/{message.offset} is not found"
+
+
+def send_more(broker: Wire, story: Story, peer: Peer, count: int) -> None:
+    for _ in range(count):
+        for queue in story.sent:
+            number = next(_keys)
+            body = f"{peer}-{number}-".encode() + bytes([number % 251]) * (number * 37 % 1500)
+            key = f"KEY{number:08d}"
+            sent = broker.send(TOPIC, queue, body, {"UNIQ_KEY": key, "KEYS": f"word{number} shared", "TAGS": "T"})
+            story.sent[queue].append(sent)
+
+
+def turn(story: Story, peer: Peer, exit: Exit, count: int) -> None:
+    """One turn of a broker on store and tier."""
+    broker = story.broker(peer)
+    with ended_afterwards(broker.process):
+        broker.start()
+        with connected("127.0.0.1", broker.port) as its:
+            found = read_all(its, story)
+            look_by_time(its, story, found)
+            look_by_key(its, story)
+            if peer == "trimq":
+                look_by_id(its, story, found)
+            send_more(its, story, peer, count)
+
+            def is_uploaded() -> bool:
+                return all(story.uploaded(queue) == len(sent) for queue, sent in story.sent.items())
+
+            wait_until(is_uploaded, f"the upload by {peer}", 100)
+            look_by_time(its, story, read_all(its, story))
+        if exit == "clean":
+            assert broker.stop() in (0, 143)
+        else:
+            broker.kill()
+
+
+def look_by_id(broker: Wire, story: Story, found: list[bytes]) -> None:
+    """By the offset in a record, a client gets this record or is refused; never another one."""
+    for record in found[:: max(1, len(found) // 20)]:
+        head = decode_head(record)
+        sent = story.sent[head.queue_id][head.queue_offset]
+        if head.physical_offset >= APACHE_UPLOADED:
+            with pytest.raises(wire.RefusedError, match="uploaded to the tier by RocketMQ's broker"):
+                broker.view(head.physical_offset)
+        else:
+            assert head.physical_offset == sent.phy
+            assert broker.view(head.physical_offset) == record
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("exit", ["clean", "kill"])
+def test_both_brokers_continue_the_tier_of_the_other(tmp_path: Path, exit: Exit) -> None:
+    story = Story(tmp_path)
+    peers: list[Peer] = ["trimq", "apache", "trimq", "apache", "trimq"]
+    for peer in peers:
+        turn(story, peer, exit, 60)
+    tables = story.metadata()
+    assert tables["topicSerialNumber"] == 0
+    assert set(tables["topicMetadataTable"]) == {TOPIC}  # type: ignore[arg-type, call-overload]
