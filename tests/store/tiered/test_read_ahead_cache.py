@@ -307,3 +307,27 @@ class Model:
 @settings(max_examples=40, deadline=None)
 def test_random_readers_get_the_right_messages_within_the_bounds(seed: int) -> None:
     trio.run(Model(seed).run)
+
+
+async def test_more_fetches_of_a_group_wait_for_memory_instead_of_taking_the_share_of_others() -> None:
+    limit = 120_000
+    async with opened(ManualClock(), limit, 20, 1 << 20) as cache:
+        queues = {"a": filled(2000), "b": filled(2000)}
+        kept = {"a": 0, "b": 0}
+        for name, queue in queues.items():
+            while cache.groups.get(name, 0) < limit // 3 - 12_000:
+                kept[name] = (await cache.fetch(name, queue, kept[name], 10)).end
+        hot = filled(200)
+        async with trio.open_nursery() as nursery:
+            for number in range(FETCHES_OF_GROUP):
+                hot.gates[20 * number] = trio.Event()
+                nursery.start_soon(cache.fetch, "hot", hot, 20 * number, 20)
+            await wait_all_tasks_blocked()
+            for name, queue in queues.items():
+                assert all(cache.look(queue, offset) is not None for offset in range(kept[name])), name
+            started = len(hot.under_way)
+            assert started > 0
+            for gate in hot.gates.values():
+                gate.set()
+        assert len(hot.reads) == FETCHES_OF_GROUP
+        assert started < FETCHES_OF_GROUP
