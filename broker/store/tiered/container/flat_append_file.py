@@ -23,6 +23,11 @@ class FlatAppendFile:
         self.path = path
         self.segments: list[FileSegment] = []
         """In the order of their base offsets."""
+        self.confirmed = 0
+        """After ``recover``: bytes of the last segment that were durable before the last stop, as the metadata says.
+
+        What follows may be torn: a power cut leaves any part of a write that was under way.
+        """
         self._factory = factory
         self._metadata = metadata
         self._max_size = factory.max_size(type)
@@ -83,6 +88,7 @@ class FlatAppendFile:
 
     async def _recover_size(self, last: FileSegment) -> None:
         size = await last.size() or 0
+        self.confirmed = min(size, last.commit_position)
         if size != last.commit_position:
             last.commit_position = size
             self._metadata.update_segment(last)

@@ -137,16 +137,23 @@ class FlatMessageFile:
         await self._find_first()
 
     async def _recover_units(self) -> None:
-        """Cut units that are torn or have no record, then records that have no unit."""
+        """Cut units that are torn or have no record, then records that have no unit.
+
+        Records are durable before their units are written, so a unit whose record is there stands for all of it.
+        """
         queue, log = self.consume_queue, self.commit_log
         last = queue.segments[-1]
         await queue.cut(last.base_offset + last.commit_position // UNIT_SIZE * UNIT_SIZE)
-        end = log.commit_offset
-        while last.commit_position:
-            position, size, _ = UNIT.unpack(await last.read(last.commit_position - UNIT_SIZE, UNIT_SIZE))
-            if position + size <= end:
+        at = min(queue.confirmed // UNIT_SIZE * UNIT_SIZE, last.commit_position)
+        while at < last.commit_position:
+            position, size, _ = UNIT.unpack(await last.read(at, UNIT_SIZE))
+            offset = (last.base_offset + at) // UNIT_SIZE
+            data = await self._read_log(position, size) if size >= HEAD_SIZE else b""
+            if len(data) != size or not is_message(data, 0, position, size, offset, self._place):
+                await queue.cut(last.base_offset + at)
                 break
-            await queue.cut(last.commit_offset - UNIT_SIZE)
+            at += UNIT_SIZE
+        end = log.commit_offset
         units = next((segment for segment in reversed(queue.segments) if segment.commit_position), None)
         if units is not None and log.segments:
             position, size, _ = UNIT.unpack(await units.read(units.commit_position - UNIT_SIZE, UNIT_SIZE))
