@@ -224,7 +224,7 @@ class MessageFinder:
                 data = self._in_memory_record(phy)
                 if data is None:
                     data = yield from self._record(phy)
-                if not data or not _has_key(data, topic, key, begin, end):
+                if not data or not is_answer(data, topic, key, begin, end):
                     continue
                 if not (yield from self._is_placed(data, phy)):
                     continue
@@ -375,7 +375,8 @@ def _without_waiting(steps: Reads) -> Any | None:
     return None
 
 
-def _has_key(data: Any, topic: str, key: str, begin: int, end: int) -> bool:
+def is_answer(data: Any, topic: str, key: str, begin: int, end: int) -> bool:
+    """True if a record is of the topic, has the key, was stored between two times (ms), and its body is whole."""
     try:
         head = record.decode_head(data)
     except record.RecordError:

@@ -1,115 +1,349 @@
-"""Reads from the tier. Source: RocketMQ's MessageStoreFetcherImpl."""
+"""Reads from the tier: for consumers, by time, by key. Source: RocketMQ's MessageStoreFetcherImpl.
 
-from typing import Final
+Unlike there, a range without a message that a filter takes is not read again but passed over, and a query by key
+returns only records that have the key.
+"""
+
+import time
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from functools import partial
+from operator import attrgetter
+from typing import Final, Protocol
 
 import structlog
 import trio
 
+from trimq.broker.store.read.query import is_answer
+from trimq.broker.store.read.record_look import place_of, properties_of
+from trimq.broker.store.tiered.access.ranges import Range
+from trimq.broker.store.tiered.access.read_ahead_cache import ReadAheadCache, cache_limit
+from trimq.broker.store.tiered.access.tier_time import first_stored_from
 from trimq.broker.store.tiered.container.flat_file_store import FlatFileStore
-from trimq.broker.store.tiered.container.flat_message_file import FlatMessageFile
-from trimq.broker.store.tiered.container.index_store_service import IndexStoreService
+from trimq.broker.store.tiered.container.flat_message_file import FlatMessageFile, TieredMessage
 from trimq.broker.store.types import GetMessageResult, GetMessageStatus, MessageFilter
 from trimq.broker.tiered_config import TieredStoreConfig
-from trimq.protocol.message_keys import has_key
-from trimq.protocol.property_text import decode_properties
-from trimq.protocol.record import decode_head
+from trimq.protocol.record import AT_QUEUE_OFFSET, AT_SYS_FLAG, store_time_at
+from trimq.protocol.sql92.cost import SLICE, cost
+from trimq.protocol.tiered_index_layout import IndexItem
+from trimq.remoting.runtime.clock import Clock
+from trimq.remoting.runtime.durations import Durations
 
 _log: Final = structlog.get_logger(__name__)
 
-_SLICE: Final = 16
+FEW: Final = 32
+"""Messages of a range that is read for a request of one message: such requests rarely follow each other."""
+_AT_ONCE: Final = 8
+"""Records that one query reads at the same time."""
+_SECOND_MS: Final = 1000
+_time_of_item: Final = attrgetter("store_ms")
+OPERATIONS: Final = (
+    *("get_message", "get_earliest_message_time", "get_time_by_offset", "get_offset_by_time"),
+    "query_message",
+)
+_EVALUATED_TAG: Final = SLICE >> 12
+"""The cost of a message whose tags do not match: 4096 of them are a slice."""
+
+Steps = Generator[None, None, GetMessageResult | None]
+
+
+class Index(Protocol):
+    """What finds records of the tier by key: IndexStoreService."""
+
+    async def query(self, topic: str, topic_id: int, key: str, begin: int, end: int) -> list[IndexItem]:
+        """See IndexStoreService."""
+        ...
 
 
 class MessageStoreFetcher:
-    """Finds messages of the tier for consumers."""
+    """Finds messages of the tier. ``run`` owns the tasks that read ahead."""
 
     def __init__(
-        self, config: TieredStoreConfig, flat_files: FlatFileStore, index: IndexStoreService | None = None
+        self,
+        config: TieredStoreConfig,
+        flat_files: FlatFileStore,
+        index: Index | None = None,
+        *,
+        clock: Clock,
+        memory: int,
     ) -> None:
-        self._index = index
+        """``memory``: bytes that this process may use in all."""
         self._config = config
         self._flat_files = flat_files
+        self.index = index
+        self.cache = ReadAheadCache(
+            clock,
+            cache_limit(memory, config.cache_rate, config.read_ahead_cache_max_bytes),
+            config.read_ahead_cache_expire_duration,
+            max_count=config.read_ahead_message_count_threshold,
+            max_bytes=config.read_ahead_message_size_threshold,
+        )
+        self._is_cached = config.read_ahead_cache_enable
         self.fallbacks = 0
         """Reads that failed and were served by the local store, as far as it could."""
         self.messages = 0
+        """Messages that consumers got."""
+        self.latency = {operation: Durations() for operation in OPERATIONS}
+
+    async def run(self) -> None:
+        """Own the reads, until it is cancelled."""
+        await self.cache.run()
+
+    @contextmanager
+    def _measured(self, operation: str) -> Iterator[None]:
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.latency[operation].add(time.perf_counter() - started)
+
+    # -- for consumers
+
+    def get(
+        self,
+        group: str,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_count: int,
+        max_bytes: int,
+        filter: MessageFilter | None,
+    ) -> GetMessageResult | None:
+        """The messages that a consumer gets at ``offset``; None if they have to be read, or filtered by a task."""
+        started = time.perf_counter()
+        file = self._flat_files.find(topic, queue_id)
+        refused = refusal(file, offset)
+        if refused is not None or file is None:
+            return refused
+        if not self._is_cached:
+            return None
+        self.cache.accesses += 1
+        item = self.cache.get(group, file, offset)
+        if item is None:
+            return None
+        self.cache.hits += 1
+        steps = self._gather(file, group, item, offset, max_count, max_bytes, filter)
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: GetMessageResult = end.value
+            self.latency["get_message"].add(time.perf_counter() - started)
+            return result
+        steps.close()
+        return None
 
     async def get_cold(
-        self, file: FlatMessageFile, offset: int, max_count: int, max_bytes: int, filter: MessageFilter | None
+        self,
+        group: str,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_count: int,
+        max_bytes: int,
+        filter: MessageFilter | None,
     ) -> GetMessageResult:
-        """The messages at an offset in [min_offset, commit_offset) for a consumer. Raises LookupError, OSError."""
+        """As ``get``, reading what is not in memory. OFFSET_FOUND_NULL: the read has failed."""
+        with self._measured("get_message"):
+            file = self._flat_files.find(topic, queue_id)
+            refused = refusal(file, offset)
+            if refused is not None or file is None:
+                return refused or GetMessageResult(GetMessageStatus.NO_MATCHED_LOGIC_QUEUE, offset)
+            try:
+                if self._is_cached:
+                    item = await self.cache.fetch(group, file, offset, self._range_count(max_count))
+                else:
+                    item = await self._read_directly(file, offset, max_count, max_bytes, filter)
+            except (OSError, LookupError) as error:
+                refused = refusal(file, offset)
+                if refused is None:  # else it was deleted meanwhile
+                    _log.error("tiered_read_failed", topic=topic, queue=queue_id, offset=offset, error=str(error))
+                    low, high = file.min_offset, file.commit_offset
+                    refused = GetMessageResult(GetMessageStatus.OFFSET_FOUND_NULL, offset, low, high)
+                return refused
+            steps = self._gather(file, group, item, offset, max_count, max_bytes, filter)
+            try:
+                while True:
+                    next(steps)
+                    await trio.lowlevel.checkpoint()
+            except StopIteration as end:
+                result: GetMessageResult = end.value
+                return result
+
+    def _range_count(self, max_count: int) -> int:
+        return FEW if max_count == 1 else self._config.read_ahead_message_count_threshold
+
+    async def _read_directly(
+        self, file: FlatMessageFile, offset: int, max_count: int, max_bytes: int, filter: MessageFilter | None
+    ) -> Range:
         count = max_count if filter is None else self._config.read_ahead_message_count_threshold
         most = min(max_bytes, self._config.read_ahead_message_size_threshold)
-        fetched = await file.read_messages(offset, count, most)
+        return await self.cache.read_alone(file, offset, max(1, count), max(1, most))
+
+    def _gather(
+        self,
+        file: FlatMessageFile,
+        group: str,
+        item: Range | None,
+        offset: int,
+        max_count: int,
+        max_bytes: int,
+        filter: MessageFilter | None,
+    ) -> Steps:
+        """Take messages of a range and of those behind it that are in memory. Yields where others have to run."""
+        by_properties = filter if filter is not None and filter.needs_properties else None
+        place = place_of(file.topic, file.queue_id)
         buffers: list[bytes] = []
-        following = fetched.next_offset
-        for number, message in enumerate(fetched.messages):
-            if filter is not None and not await _matches(filter, message.tags_code, message.record, number):
-                continue
-            buffers.append(message.record)
-            if len(buffers) >= max_count:
-                following = message.offset + 1
-                break
-        status = GetMessageStatus.FOUND if buffers else GetMessageStatus.NO_MATCHED_MESSAGE
+        at, total, left = offset, 0, SLICE
+        end = offset + self._config.read_ahead_message_count_threshold
+        is_full = False
+        while item is not None and not is_full:
+            messages = item.messages
+            following = item.next_offset
+            for number in range(item.index_of(at), len(messages)):
+                position, tags_code, record = messages[number]
+                if (buffers and (len(buffers) >= max_count or total + len(record) > max_bytes)) or position >= end:
+                    following, is_full = position, True
+                    break
+                if left <= 0:
+                    left = SLICE
+                    yield
+                if filter is not None and not filter.match_tags(tags_code):
+                    left -= _EVALUATED_TAG
+                    continue
+                if by_properties is not None:
+                    properties = properties_of(record, 0, len(record), place)
+                    left -= cost(len(properties), by_properties.terms)
+                    if not by_properties.match_record(properties):
+                        continue
+                buffers.append(record)
+                total += len(record)
+            at = following
+            item = self.cache.get(group, file, at) if not is_full and at < end else None
+        self.cache.advance(group, file, offset, at, self._range_count(max_count))
         self.messages += len(buffers)
-        return GetMessageResult(status, following, 0, 0, buffers, len(buffers), sum(map(len, buffers)))
+        status = GetMessageStatus.FOUND if buffers else GetMessageStatus.NO_MATCHED_MESSAGE
+        return GetMessageResult(status, at, file.min_offset, file.commit_offset, list(buffers), len(buffers), total)
+
+    # -- by time
+
+    def _in_memory(self, file: FlatMessageFile, offset: int) -> TieredMessage | None:
+        item = self.cache.look(file, offset)
+        if item is None:
+            return None
+        index = item.index_of(offset)
+        message = item.messages[index] if index < len(item.messages) else None
+        return message if message is not None and message.offset == offset else None
+
+    async def _time_of(self, file: FlatMessageFile, offset: int) -> int:
+        message = self._in_memory(file, offset)
+        if message is None:
+            return await file.store_time(offset)
+        return store_time_of(message.record)
+
+    async def store_time(self, topic: str, queue_id: int, offset: int) -> int:
+        """Store time in ms of a message; -1 if the tier does not have it. Raises OSError."""
+        with self._measured("get_time_by_offset"):
+            file = self._flat_files.find(topic, queue_id)
+            if file is None or not file.min_offset <= offset < file.commit_offset:
+                return -1
+            return await self._time_of(file, offset)
+
+    async def earliest_store_time(self, topic: str, queue_id: int) -> int:
+        """Store time in ms of the first message of a queue in the tier; -1 if there is none. Raises OSError."""
+        with self._measured("get_earliest_message_time"):
+            file = self._flat_files.find(topic, queue_id)
+            if file is None or file.min_offset >= file.commit_offset:
+                return -1
+            return await self._time_of(file, file.min_offset)
+
+    async def offset_by_time(
+        self, topic: str, queue_id: int, timestamp: int, *, upper: bool, end: int | None = None
+    ) -> int:
+        """The offset for a time in ms, see MessageFinder.offset_by_time: in [min_offset, commit_offset] of the tier.
+
+        ``end``: only the messages below it count. Raises OSError.
+        """
+        with self._measured("get_offset_by_time"):
+            file = self._flat_files.find(topic, queue_id)
+            if file is None:
+                return 0
+            first = file.min_offset
+            last = file.commit_offset if end is None else max(first, min(end, file.commit_offset))
+            later = timestamp + 1 if upper else timestamp
+            found = await first_stored_from(file, first, last, later, partial(self._time_of, file))
+            return max(first, found - 1 if upper else found)
+
+    # -- by key
 
     async def query(self, topic: str, key: str, max_num: int, begin: int, end: int) -> list[bytes]:
         """The newest ``max_num`` messages of a topic with a key that were stored in [begin, end] ms; oldest first.
 
         What cannot be read is left out.
         """
-        known = self._flat_files.metadata.topics.get(topic)
-        if self._index is None or known is None or max_num <= 0:
-            return []
-        items = await self._index.query(topic, known.topic_id, key, begin, end)
-        items.sort(key=lambda item: item.store_ms, reverse=True)
-        found: list[tuple[int, int, bytes]] = []
-        for item in items:
+        with self._measured("query_message"):
+            known = self._flat_files.metadata.topics.get(topic)
+            if self.index is None or known is None or max_num <= 0:
+                return []
+            items = await self.index.query(topic, known.topic_id, key, begin, end)
+            items.sort(key=_time_of_item, reverse=True)
+            found: list[tuple[int, int, bytes]] = []
+            for first in range(0, len(items), _AT_ONCE):
+                # Times of entries are exact to a second only.
+                if len(found) >= max_num and items[first].store_ms + _SECOND_MS < found[max_num - 1][0]:
+                    break
+                found += [
+                    (store_time_of(record), _queue_offset(record), record)
+                    for record in await self._records(topic, items[first : first + _AT_ONCE])
+                    if is_answer(record, topic, key, begin, end)
+                ]
+                found.sort(reverse=True)
+                del found[max_num:]
+            found.reverse()
+            return [record for _, _, record in found]
+
+    async def _records(self, topic: str, items: list[IndexItem]) -> list[bytes]:
+        """The records of index entries, read at the same time."""
+        found: list[bytes] = []
+
+        async def read(item: IndexItem) -> None:
             file = self._flat_files.find(topic, item.queue_id)
             if file is None:
-                continue
+                return
             try:
                 record = await file.read_record(item.offset, item.size)
             except OSError as error:
                 _log.error("tiered_read_failed", topic=topic, queue=item.queue_id, error=str(error))
-                continue
-            if record is None:
-                continue
-            head = decode_head(record)
-            properties = decode_properties(str(record[head.properties_at : head.properties_end], "utf-8", "replace"))
-            if begin <= head.store_timestamp <= end and has_key(properties, key):
-                found.append((head.store_timestamp, head.queue_offset, record))
-                if len(found) >= max_num:
-                    break
-        found.sort()
-        return [record for _, _, record in found]
+                return
+            if record is not None:
+                found.append(record)
 
-    async def offset_by_time(self, file: FlatMessageFile, end: int, timestamp: int, *, upper: bool) -> int:
-        """The offset for a time in ms among the messages below ``end``, see MessageFinder.offset_by_time.
-
-        Raises OSError.
-        """
-        later = timestamp + 1 if upper else timestamp
-        first = low = file.min_offset
-        high = end
-        while low < high:
-            middle = (low + high) // 2
-            at, time = middle, -1
-            while at < high and time < 0:
-                time = await file.store_time(at)
-                at += 1
-            if time < 0 or time >= later:
-                high = middle
-            else:
-                low = at
-        return max(first, low - 1 if upper else low)
+        async with trio.open_nursery() as nursery:
+            for item in items:
+                nursery.start_soon(read, item)
+        return found
 
 
-async def _matches(filter: MessageFilter, tags_code: int, record: bytes, number: int) -> bool:
-    if not filter.match_tags(tags_code):
-        return False
-    if not filter.needs_properties:
-        return True
-    if number % _SLICE == _SLICE - 1:
-        await trio.lowlevel.checkpoint()
-    head = decode_head(record)
-    return filter.match_record(record[head.properties_at : head.properties_end])
+def store_time_of(record: bytes) -> int:
+    """Store time in ms of a whole record."""
+    at = store_time_at(int.from_bytes(record[AT_SYS_FLAG : AT_SYS_FLAG + 4], "big"))
+    return int.from_bytes(record[at : at + 8], "big")
+
+
+def _queue_offset(record: bytes) -> int:
+    return int.from_bytes(record[AT_QUEUE_OFFSET : AT_QUEUE_OFFSET + 8], "big")
+
+
+def refusal(file: FlatMessageFile | None, offset: int) -> GetMessageResult | None:
+    """The answer if the tier has no message at ``offset``; None if it has."""
+    if file is None:
+        return GetMessageResult(GetMessageStatus.NO_MATCHED_LOGIC_QUEUE, offset)
+    low, high = file.min_offset, file.commit_offset
+    if high <= 0:
+        return GetMessageResult(GetMessageStatus.NO_MESSAGE_IN_QUEUE, offset, low, high)
+    if offset < low:
+        return GetMessageResult(GetMessageStatus.OFFSET_TOO_SMALL, low, low, high)
+    if offset == high:
+        return GetMessageResult(GetMessageStatus.OFFSET_OVERFLOW_ONE, high, low, high)
+    if offset > high:
+        return GetMessageResult(GetMessageStatus.OFFSET_OVERFLOW_BADLY, high, low, high)
+    return None

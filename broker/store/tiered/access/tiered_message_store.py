@@ -13,6 +13,7 @@ import structlog
 import trio
 
 from trimq.broker.config import MessageStoreConfig
+from trimq.broker.store.disk.memory import memory_limit
 from trimq.broker.store.message_store import MessageStore
 from trimq.broker.store.tiered.access.batch import BatchBuilder
 from trimq.broker.store.tiered.access.dispatcher import MessageStoreDispatcher, TieredMessages
@@ -32,6 +33,8 @@ _log: Final = structlog.get_logger(__name__)
 
 _STOP_SECONDS: Final = 5.0
 """How long a stop waits for the uploads under way."""
+_ANY_GROUP: Final = ""
+"""Reads of a store do not say for which consumer group they are."""
 _QUEUE: Final = struct.Struct(">i4xq").unpack_from
 _LMQ: Final = "%LMQ%"
 _REVIVE: Final = "rmq_sys_REVIVE_LOG_"
@@ -64,7 +67,9 @@ class TieredMessageStore(MessageStore):
             uploadable=self._uploadable,
             wall_ms=wall_ms,
         )
-        self.fetcher = MessageStoreFetcher(tier, self.flat_files, self.tier_index)
+        self.fetcher = MessageStoreFetcher(
+            tier, self.flat_files, self.tier_index, clock=self.clock, memory=memory_limit()
+        )
         self.queues.on_growing = self.uploads.note
         self.hold_log(TieredMessages(self.uploads))
         self.low_offset = lambda queue: self.min_offset(queue.topic, queue.queue_id)
@@ -101,6 +106,7 @@ class TieredMessageStore(MessageStore):
                 finished = trio.Event()
                 nursery.start_soon(self._run_uploads, finished)
                 nursery.start_soon(self._run_expiry)
+                nursery.start_soon(self.fetcher.run)
                 if self.tier_index is not None:
                     nursery.start_soon(self.tier_index.run)
                 try:
@@ -171,7 +177,8 @@ class TieredMessageStore(MessageStore):
     ) -> GetMessageResult | None:
         file = self._tier_of(topic, queue_id, offset)
         if file is not None:
-            return None
+            found = self.fetcher.get(_ANY_GROUP, topic, queue_id, offset, max_count, max_bytes, filter)
+            return found if found is None else self._with_range(topic, queue_id, offset, found)
         result = self._get_local(topic, queue_id, offset, max_count, max_bytes, filter)
         return result if result is None else self._with_range(topic, queue_id, offset, result)
 
@@ -185,17 +192,10 @@ class TieredMessageStore(MessageStore):
             file = self.flat_files.find(topic, queue_id)
             file = file if file is not None and file.min_offset <= offset < file.commit_offset else None
         if file is not None:
-            try:
-                result = await self.fetcher.get_cold(file, offset, max_count, max_bytes, filter)
-            except (OSError, LookupError) as error:
-                self.fetcher.fallbacks += 1
-                if not self._has_local(topic, queue_id, offset):
-                    _log.error("tiered_read_failed", topic=topic, queue=queue_id, offset=offset, error=str(error))
-                    return self._with_range(
-                        topic, queue_id, offset, GetMessageResult(GetMessageStatus.OFFSET_FOUND_NULL, offset)
-                    )
-            else:
+            result = await self.fetcher.get_cold(_ANY_GROUP, *arguments)
+            if result.status is not GetMessageStatus.OFFSET_FOUND_NULL or not self._has_local(topic, queue_id, offset):
                 return self._with_range(topic, queue_id, offset, result)
+            self.fetcher.fallbacks += 1
         return self._with_range(topic, queue_id, offset, await self._get_local_cold(*arguments))
 
     def _with_range(self, topic: str, queue_id: int, offset: int, result: GetMessageResult) -> GetMessageResult:
@@ -222,7 +222,7 @@ class TieredMessageStore(MessageStore):
         file = self._tier_of(topic, queue_id, offset)
         if file is not None:
             try:
-                return await file.store_time(offset)
+                return await self.fetcher.store_time(topic, queue_id, offset)
             except OSError as error:
                 _log.error("tiered_read_failed", topic=topic, queue=queue_id, offset=offset, error=str(error))
         return await super().message_store_time(topic, queue_id, offset)
@@ -240,7 +240,8 @@ class TieredMessageStore(MessageStore):
             return local
         if upper and 0 <= await super().message_store_time(topic, queue_id, low) <= timestamp:
             return local
-        return await self.fetcher.offset_by_time(file, min(low, file.commit_offset), timestamp, upper=upper)
+        end = min(low, file.commit_offset)
+        return await self.fetcher.offset_by_time(topic, queue_id, timestamp, upper=upper, end=end)
 
     async def _query_cold(self, topic: str, key: str, max_num: int, begin: int, end: int) -> QueryMessageResult:
         """The messages with a key: those of the local store and, if they are too few, of the tier; oldest first."""

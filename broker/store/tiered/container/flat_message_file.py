@@ -8,6 +8,8 @@ import struct
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+import trio
+
 from trimq.broker.store.read.query import store_timestamp_of
 from trimq.broker.store.read.record_look import HEAD_SIZE, is_message, place_of
 from trimq.broker.store.tiered.container.flat_append_file import FlatAppendFile
@@ -28,6 +30,8 @@ from trimq.protocol.tiered_layout import APACHE_UPLOADED, PHYSICAL, SegmentType,
 
 _LONG: Final = struct.Struct(">q")
 _U32: Final = struct.Struct(">I")
+_SLICE: Final = 64
+"""Records that are restored in one turn of the event loop."""
 _HEAD_READ: Final = 128
 """Enough bytes of a record for its store time, with IPv6 hosts too."""
 
@@ -232,6 +236,8 @@ class FlatMessageFile:
             for number in range(begin, end):
                 position, size, tags_code = units[number]
                 at = position - start
+                if number % _SLICE == _SLICE - 1:
+                    await trio.lowlevel.checkpoint()
                 record = self._restore(data[at : at + size], position, size, offset + number, entries[number])
                 if record is not None:
                     messages.append(TieredMessage(offset + number, tags_code, record))
