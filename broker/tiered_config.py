@@ -42,8 +42,8 @@ class TieredStoreConfig:
 
     message_store_plug_in: str = option(
         "",
-        f"{PLUG_IN} switches the tiered store on: messages are copied to another storage, from which consumers "
-        "read those that are no longer on the disk of the broker.",
+        f"With {PLUG_IN} messages are copied to another storage, the tier, from which "
+        "consumers read those that are no longer on the disk of the broker.",
         check=_one_of("", PLUG_IN),
     )
     tiered_storage_level: TieredStorageLevel = option(
