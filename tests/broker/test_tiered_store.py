@@ -1,0 +1,116 @@
+"""A broker with a tier: pulls, ids and retries of messages that its disk no longer has."""
+
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.broker.wire_client import WireClient
+from trimq.broker.controller import BrokerController
+from trimq.broker.store.tiered.access.tiered_message_store import TieredMessageStore
+from trimq.broker.testing import running_broker
+from trimq.broker.tiered_config import PLUG_IN, POSIX_PROVIDER
+from trimq.protocol.codes import RequestCode, ResponseCode
+from trimq.protocol.message import StoredMessage, decode_messages
+from trimq.protocol.tiered_layout import APACHE_UPLOADED
+from trimq.remoting.config.properties import ConfigError
+
+TOPIC, COUNT = "Tiered", 100
+
+
+@asynccontextmanager
+async def tiered_broker(tmp_path: Path, **changes: object) -> AsyncIterator[tuple[BrokerController, WireClient]]:
+    keys = {
+        "messageStorePlugIn": PLUG_IN,
+        "tieredBackendServiceProvider": POSIX_PROVIDER,
+        "tieredStoreFilePath": str(tmp_path / "tier"),
+        "mappedFileSizeCommitLog": 16384,
+        "commitLogReserveStep": 4096,
+        "maxHashSlotNum": 1000,
+        "maxIndexNum": 4000,
+        "tieredStoreIndexFileMaxHashSlotNum": 1000,
+        "tieredStoreIndexFileMaxIndexNum": 4000,
+    }
+    async with running_broker(tmp_path / "store", **(keys | changes)) as broker:
+        async with WireClient.connect(broker.endpoint) as client:
+            yield broker, client
+
+
+async def send_and_upload(broker: BrokerController, client: WireClient) -> list[StoredMessage]:
+    """Send messages of 500 bytes, upload them, and delete the local log but for its last file."""
+    for number in range(COUNT):
+        await client.send(TOPIC, f"{number}".encode().ljust(500, b"."))
+    messages: list[StoredMessage] = []
+    while len(messages) < COUNT:
+        messages += await client.pull_messages(TOPIC, len(messages))
+    store = broker.context.store
+    assert isinstance(store, TieredMessageStore)
+    assert await store.flush()
+    await store.uploads.upload_all()
+    while len(store.files.files) > 1:
+        assert await store._clean._delete_log_files(immediately=True)
+    await store._clean._follow()
+    return messages
+
+
+async def test_a_consumer_reads_the_tier_and_goes_on_in_the_log(tmp_path: Path) -> None:
+    async with tiered_broker(tmp_path) as (broker, client):
+        messages = await send_and_upload(broker, client)
+        found: list[StoredMessage] = []
+        while len(found) < COUNT:
+            reply = await client.pull(TOPIC, len(found))
+            assert reply.code == ResponseCode.SUCCESS
+            assert reply.ext["minOffset"] == "0"
+            assert reply.ext["maxOffset"] == str(COUNT)
+            found += decode_messages(bytes(reply.body))
+        assert [(m.queue_offset, m.body, m.commit_log_offset) for m in found] == [
+            (m.queue_offset, m.body, m.commit_log_offset) for m in messages
+        ]
+        reply = await client.ask(RequestCode.GET_MIN_OFFSET, {"topic": TOPIC, "queueId": 0})
+        assert reply.ext["offset"] == "0"
+
+
+async def test_a_message_of_the_tier_is_found_by_its_id_and_sent_back(tmp_path: Path) -> None:
+    async with tiered_broker(tmp_path) as (broker, client):
+        messages = await send_and_upload(broker, client)
+        first = messages[3]
+        assert first.commit_log_offset < broker.context.store.min_phy_offset
+        reply = await client.ask(RequestCode.VIEW_MESSAGE_BY_ID, {"offset": first.commit_log_offset})
+        assert decode_messages(bytes(reply.body))[0].body == first.body
+        back = {"offset": first.commit_log_offset, "group": "G", "delayLevel": 1, "originTopic": TOPIC}
+        assert (await client.ask(RequestCode.CONSUMER_SEND_MSG_BACK, back)).code == ResponseCode.SUCCESS
+        delayed = await client.pull_messages("SCHEDULE_TOPIC_XXXX")
+        assert [message.body for message in delayed] == [first.body]
+
+
+@pytest.mark.parametrize("code", [RequestCode.VIEW_MESSAGE_BY_ID, RequestCode.CONSUMER_SEND_MSG_BACK])
+async def test_no_other_message_answers_for_one_that_the_original_uploaded(tmp_path: Path, code: RequestCode) -> None:
+    async with tiered_broker(tmp_path) as (broker, client):
+        await send_and_upload(broker, client)
+    for path in (tmp_path / "tier").rglob("*.phy"):
+        path.unlink()
+    async with tiered_broker(tmp_path) as (broker, client):
+        marked = (await client.pull_messages(TOPIC))[0].commit_log_offset
+        assert marked >= APACHE_UPLOADED
+        ext = {"offset": marked, "group": "G", "delayLevel": 1, "originTopic": TOPIC}
+        reply = await client.ask(code, ext)
+        assert reply.code == ResponseCode.SYSTEM_ERROR
+        assert "uploaded to the tier by RocketMQ's broker" in (reply.remark or "")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("messageStorePlugIn", "com.example.Other", "one of nothing, org.apache.rocketmq.tieredstore"),
+        ("tieredBackendServiceProvider", "com.example.S3", "one of org.apache.rocketmq.tieredstore.provider.Memory"),
+        ("readAheadCacheSizeThresholdRate", "1.5", "a number above 0 and at most 1"),
+        ("tieredStorageLevel", "SOMETIMES", "one of DISABLE, NOT_IN_DISK, NOT_IN_MEM, FORCE"),
+        ("tieredStoreFilePath", "", "a directory, with PosixFileSegment"),
+    ],
+)
+async def test_a_bad_value_stops_the_start(tmp_path: Path, key: str, value: str, expected: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(expected)):
+        async with tiered_broker(tmp_path, **{key: value}):
+            pass
