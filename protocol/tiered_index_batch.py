@@ -177,14 +177,15 @@ def compact(
         yield
     target = np.frombuffer(out, dtype=f"V{COMPACT_ITEM_SIZE}", count=count, offset=first)
     for begin in reversed(range(1, count + 1, _STEP)):
-        items = _read_items(read, slots, begin, count)[::-1]
+        forward = _read_items(read, slots, begin, count)
+        items = forward[::-1]
         slot = _slots_of(items["hash"], slots)
         order = np.argsort(slot, kind="stable")
         in_order = slot[order]
         places = np.arange(len(order))
         starts = np.append(True, in_order[1:] != in_order[:-1])
         rank = places - np.maximum.accumulate(np.where(starts, places, 0))
-        rows = items.view(np.uint8).reshape(-1, ITEM_SIZE)[order, :COMPACT_ITEM_SIZE]
+        rows = forward.view(np.uint8).reshape(-1, ITEM_SIZE)[::-1][order, :COMPACT_ITEM_SIZE]
         target[following[in_order] + rank] = np.ascontiguousarray(rows).view(f"V{COMPACT_ITEM_SIZE}")[:, 0]
         np.add.at(following, slot, 1)
         yield

@@ -15,16 +15,16 @@ import trio
 
 from trimq.broker.store.disk.disk import Disk
 from trimq.broker.store.disk.durable_files import make_durable_directory, write_durably
-from trimq.broker.store.index.index_file import Cold
 from trimq.broker.store.tiered.container.flat_append_file import FlatAppendFile
 from trimq.broker.store.tiered.container.index_marks import MARKS_NAME, FileMark, Marks, encode_marks
 from trimq.broker.store.tiered.container.index_recovery import COMPACTING, DIRECTORY, recover_local
+from trimq.broker.store.tiered.container.index_search import IndexSearch
 from trimq.broker.store.tiered.container.index_segment import IndexSegment, SlotCache
 from trimq.broker.store.tiered.container.index_store_file import IndexStatus, IndexStoreFile, TieredIndexShape
 from trimq.broker.tiered_config import TieredStoreConfig
 from trimq.protocol.index_batch import make_batch
-from trimq.protocol.tiered_index_batch import KeysOfMessage, items_of, may_be_in
-from trimq.protocol.tiered_index_layout import IndexItem, tiered_key_hash, time_diff
+from trimq.protocol.tiered_index_batch import KeysOfMessage, items_of
+from trimq.protocol.tiered_index_layout import IndexItem, tiered_key_hash
 from trimq.protocol.tiered_layout import UNSET_TIME
 
 _log = structlog.get_logger(__name__)
@@ -34,8 +34,6 @@ BATCH_KEYS: Final = 1024
 INTERVAL: Final = 10.0
 _LONGEST_PAUSE: Final = 300.0
 _RETRY: Final = 1.0
-_AT_ONCE: Final = 4
-"""Uploaded files that a query reads at the same time."""
 _HOUR_MS: Final = 3_600_000
 
 
@@ -266,99 +264,14 @@ class IndexStoreService:
         ``topic_id``: only those of a topic. A store time is exact to a second, so the caller looks at the records' own.
         If some files cannot be read, those of the others are returned. Raises OSError if there are none then.
         """
-        found: dict[tuple[int, int, int], IndexItem] = {}
+        search = IndexSearch(tiered_key_hash(topic, key), begin_ms, end_ms, max_count, topic_id)
         if begin_ms > end_ms or max_count <= 0:
             return []
-        key_hash = tiered_key_hash(topic, key)
-
-        def add(items: Sequence[IndexItem]) -> bool:
-            for item in items:
-                if (topic_id is None or item.topic_id == topic_id) and len(found) < max_count:
-                    found.setdefault((item.topic_id, item.queue_id, item.offset), item)
-            return len(found) >= max_count
-
         try:
             await self._fill()
         except OSError:
-            add(self._waiting(topic, key, key_hash, begin_ms, end_ms))
-        error: OSError | None = None
-        # Several items of a message, or of another topic with that hash, may stand before those that count.
-        limit = max_count if topic_id is None else max(max_count, 64)
-        for stamps in self._groups(begin_ms, end_ms):
-            results = await self._select(stamps, key_hash, begin_ms, end_ms, 2 * limit)
-            done = False
-            for result in results:
-                if isinstance(result, OSError):
-                    error = result
-                else:
-                    done = add(result) or done
-            if done:
-                break
-        if error is not None:
-            if not found:
-                raise error
-            _log.warning("tiered_index_partly_searched", topic=topic, error=str(error))
-        return list(found.values())
-
-    def _waiting(self, topic: str, key: str, key_hash: int, begin_ms: int, end_ms: int) -> list[IndexItem]:
-        return [
-            IndexItem(key_hash, message.topic_id, message.queue_id, message.offset, message.size, message.store_ms)
-            for message in reversed(self._pending)
-            if message.topic == topic
-            and key in message.keys
-            and may_be_in(0, time_diff(0, message.store_ms), begin_ms, end_ms)
-        ]
-
-    def _groups(self, begin_ms: int, end_ms: int) -> list[list[int]]:
-        """The stamps of the files to search, the newest first, in groups that are searched together."""
-        wanted: list[int] = []
-        following: int | None = None
-        for stamp in sorted({*self._local, *self._remote}, reverse=True):
-            local, segment = self._local.get(stamp), self._remote.get(stamp)
-            if local is not None:
-                searched = local.may_hold(begin_ms, end_ms)
-            else:
-                # The end time in the metadata can be too low, if RocketMQ's broker was restarted meanwhile. But when
-                # the next file was created, its messages were all stored.
-                searched = segment is not None and (
-                    (segment.first_ms is None or segment.first_ms <= end_ms)
-                    and (following is None or max(following, segment.end_ms) >= begin_ms)
-                )
-            if searched:
-                wanted.append(stamp)
-            following = stamp
-        return [wanted[at : at + _AT_ONCE] for at in range(0, len(wanted), _AT_ONCE)]
-
-    async def _select(
-        self, stamps: list[int], key_hash: int, begin_ms: int, end_ms: int, limit: int
-    ) -> list[list[IndexItem] | OSError]:
-        results: dict[int, list[IndexItem] | OSError] = {}
-
-        async def search(stamp: int) -> None:
-            try:
-                results[stamp] = await self._select_one(stamp, key_hash, begin_ms, end_ms, limit)
-            except OSError as error:
-                # Perhaps it was deleted meanwhile: then there is nothing to be found.
-                results[stamp] = error if stamp in self._local or stamp in self._remote else []
-
-        async with trio.open_nursery() as nursery:
-            for stamp in stamps:
-                nursery.start_soon(search, stamp)
-        return [results[stamp] for stamp in stamps]
-
-    async def _select_one(self, stamp: int, key_hash: int, begin_ms: int, end_ms: int, limit: int) -> list[IndexItem]:
-        local = self._local.get(stamp)
-        if local is None:
-            segment = self._remote.get(stamp)
-            return [] if segment is None else await segment.select(key_hash, begin_ms, end_ms, limit)
-        try:
-            return local.select(key_hash, begin_ms, end_ms, limit, wait=False)
-        except Cold:
-            local.hold()
-            try:
-                return await self._disk.run(local.select_cold, key_hash, begin_ms, end_ms, limit)
-            finally:
-                local.release()
+            search.add_waiting(topic, key, self._pending)
+        return await search.run(self._disk, self._local, self._remote)
 
     # -- background
 
