@@ -3,8 +3,8 @@
 Header (28 bytes): magic 4, begin time 8 (when the file was created), end time 8 (the largest store time), slots in
 use 4, item count 4. Then 8 bytes for each slot. A file has one of two formats:
 
-- unsealed (a local file): the first 4 bytes of a slot are the number of its newest item, 0 for none. Items have 32 bytes
-  and are numbered from 1; the place of item 0 stays empty. The last field is the previous item of the slot.
+- unsealed (a local file): a slot has the number of its newest item in its first 4 bytes, 0 for none. Items have 32
+  bytes and are numbered from 1; the place of item 0 stays empty. The last field is the previous item of the slot.
 - compacted (a segment of the tier): a slot has the position of its first item and the length of its group in bytes.
   Items have 28 bytes, without the last field, and stand in groups in the order of the slots, the newest first.
 

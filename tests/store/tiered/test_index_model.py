@@ -1,4 +1,4 @@
-"""The tier's key index against a dict: puts, flushes, uploads, failures, restarts, power cuts and expiry in any order."""
+"""The tier's key index against a dict: puts, flushes, uploads, failures, restarts, power cuts, expiry in any order."""
 
 import errno
 
