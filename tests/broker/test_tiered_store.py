@@ -4,6 +4,7 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ TOPIC, COUNT = "Tiered", 100
 
 @asynccontextmanager
 async def tiered_broker(tmp_path: Path, **changes: object) -> AsyncIterator[tuple[BrokerController, WireClient]]:
-    keys = {
+    keys: dict[str, Any] = {
         "messageStorePlugIn": PLUG_IN,
         "tieredBackendServiceProvider": POSIX_PROVIDER,
         "tieredStoreFilePath": str(tmp_path / "tier"),
@@ -62,14 +63,14 @@ async def test_a_consumer_reads_the_tier_and_goes_on_in_the_log(tmp_path: Path) 
         while len(found) < COUNT:
             reply = await client.pull(TOPIC, len(found))
             assert reply.code == ResponseCode.SUCCESS
-            assert reply.ext["minOffset"] == "0"
-            assert reply.ext["maxOffset"] == str(COUNT)
+            assert reply.ext_fields()["minOffset"] == "0"
+            assert reply.ext_fields()["maxOffset"] == str(COUNT)
             found += decode_messages(bytes(reply.body))
         assert [(m.queue_offset, m.body, m.commit_log_offset) for m in found] == [
             (m.queue_offset, m.body, m.commit_log_offset) for m in messages
         ]
         reply = await client.ask(RequestCode.GET_MIN_OFFSET, {"topic": TOPIC, "queueId": 0})
-        assert reply.ext["offset"] == "0"
+        assert reply.ext_fields()["offset"] == "0"
 
 
 async def test_a_message_of_the_tier_is_found_by_its_id_and_sent_back(tmp_path: Path) -> None:

@@ -158,6 +158,10 @@ def turn(story: Story, peer: Peer, exit: Exit, count: int) -> None:
             look_by_time(its, story, read_all(its, story))
         if exit == "clean":
             assert broker.stop() in (0, 143)
+            # All keys are in the tier: no local index file is left.
+            local = story.directory / "store/tiered_index_file"
+            assert not [path for path in local.iterdir() if path.name.isdigit()]
+            assert list(story.tier.glob("*_DefaultCluster/broker-a/rmq_sys_INDEX/0/INDEX/*"))
         else:
             broker.kill()
 

@@ -230,7 +230,9 @@ class FakeIndex:
     def __init__(self, items: list[IndexItem]) -> None:
         self.items = items
 
-    async def query(self, topic: str, topic_id: int, key: str, begin: int, end: int) -> list[IndexItem]:
+    async def query(
+        self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int, *, topic_id: int | None = None
+    ) -> list[IndexItem]:
         await trio.lowlevel.checkpoint()
         assert topic_id == 4
         return list(self.items)

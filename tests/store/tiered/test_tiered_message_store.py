@@ -341,8 +341,9 @@ async def _script(store: TieredMessageStore, durable: list[int]) -> None:
         await store.flush()
         durable.append(12 * step + 12)
         await store.uploads.upload_all()
-    if store.tier_index is not None:
-        await store.tier_index.upload_full()
+    assert store.tier_index is not None
+    await store.tier_index.flush()
+    await store.tier_index.upload_next()
     store.clock.advance(4_000.0)  # type: ignore[attr-defined]
     await store.expire_tier()
 

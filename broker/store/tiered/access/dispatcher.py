@@ -9,7 +9,7 @@ An upload that fails is tried again after a pause that grows to half a minute. N
 messages are read again, and their log files are held (``TieredMessages``).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Final, Protocol
 
 import structlog
@@ -36,15 +36,27 @@ _HOUR_MS: Final = 3_600_000
 _GROUPS: Final = 16
 """So many groups of a queue are uploaded in one turn."""
 _SLICE: Final = 500
+_KEYS_AT_ONCE: Final = 64
+_MOST_WAITING: Final = 8192
+"""With more keys that wait for space in the index, no group is uploaded: they take memory."""
 
 
 class KeyIndex(Protocol):
     """Where keys are put (IndexStoreService)."""
 
-    async def put(
-        self, topic: str, topic_id: int, queue_id: int, messages: Sequence[tuple[tuple[str, ...], int, int, int]]
+    @property
+    def waiting(self) -> int:
+        """The number of keys that wait for space on the disk."""
+        ...
+
+    def put_keys(
+        self, topic: str, topic_id: int, queue_id: int, keys: tuple[str, ...], offset: int, size: int, store_ms: int
     ) -> None:
-        """Put the keys of messages: (keys, stream position, size, store time in ms) each. Raises OSError."""
+        """Put the keys of one message; there may be none."""
+        ...
+
+    async def flush(self) -> None:
+        """Make space for the keys that wait, and make all durable. Raises OSError."""
         ...
 
 
@@ -281,6 +293,8 @@ class MessageStoreDispatcher:
         flat = self._flat_files.find_or_create(queue.topic, queue.queue_id)
         if waiting.unindexed:
             await self._put_keys(flat, waiting)
+        if self._index is not None and self._index.waiting > _MOST_WAITING:
+            await self._index.flush()
         if not flat.is_initialized:
             await flat.init_offset(queue.min_offset)
         offset = flat.commit_offset
@@ -336,15 +350,16 @@ class MessageStoreDispatcher:
         await flat.skip_to(offset)
 
     async def _put_keys(self, flat: FlatMessageFile, waiting: _Pending) -> None:
-        """Put the keys of the last group into the index. Raises OSError: then they are put at the next attempt."""
+        """Put the keys of the last group into the index. Raises OSError if it has no space for more."""
         if self._index is None:
             return
-        found = [
-            (keys, message.position, message.size, message.store_ms)
-            for message in waiting.unindexed
-            if (keys := index_keys_of(message.properties))
-        ]
-        await self._index.put(flat.topic, flat.topic_id, flat.queue_id, found)
+        for number, message in enumerate(waiting.unindexed):
+            keys = index_keys_of(message.properties)
+            self._index.put_keys(
+                flat.topic, flat.topic_id, flat.queue_id, keys, message.position, message.size, message.store_ms
+            )
+            if number % _KEYS_AT_ONCE == _KEYS_AT_ONCE - 1:
+                await trio.lowlevel.checkpoint()
         waiting.unindexed = []
 
 

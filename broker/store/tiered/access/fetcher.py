@@ -47,10 +47,16 @@ _EVALUATED_TAG: Final = SLICE >> 12
 Steps = Generator[None, None, GetMessageResult | None]
 
 
+_CANDIDATES: Final = 1024
+"""Most entries of a key that are looked at."""
+
+
 class Index(Protocol):
     """What finds records of the tier by key: IndexStoreService."""
 
-    async def query(self, topic: str, topic_id: int, key: str, begin: int, end: int) -> list[IndexItem]:
+    async def query(
+        self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int, *, topic_id: int | None = None
+    ) -> list[IndexItem]:
         """See IndexStoreService."""
         ...
 
@@ -284,7 +290,7 @@ class MessageStoreFetcher:
             known = self._flat_files.metadata.topics.get(topic)
             if self.index is None or known is None or max_num <= 0:
                 return []
-            items = await self.index.query(topic, known.topic_id, key, begin, end)
+            items = await self.index.query(topic, key, _CANDIDATES, begin, end, topic_id=known.topic_id)
             items.sort(key=_time_of_item, reverse=True)
             found: list[tuple[int, int, bytes]] = []
             for first in range(0, len(items), _AT_ONCE):

@@ -18,6 +18,7 @@ from trimq.broker.store.message_store import MessageStore
 from trimq.broker.store.tiered.access.batch import BatchBuilder
 from trimq.broker.store.tiered.access.dispatcher import MessageStoreDispatcher, TieredMessages
 from trimq.broker.store.tiered.access.fetcher import MessageStoreFetcher
+from trimq.broker.store.tiered.access.index_completion import complete_index
 from trimq.broker.store.tiered.container.flat_file_store import FlatFileStore
 from trimq.broker.store.tiered.container.flat_message_file import FlatMessageFile
 from trimq.broker.store.tiered.container.index_store_service import IndexStoreService
@@ -56,7 +57,9 @@ class TieredMessageStore(MessageStore):
         self.tier_index: IndexStoreService | None = None
         if config.message_index_enable:
             index_file = self.flat_files.index_file()
-            self.tier_index = IndexStoreService(self.disk, self.root, tier, index_file, metadata, wall_ms)
+            self.tier_index = IndexStoreService(
+                self.disk, self.root, tier, index_file, persist=metadata.persist, wall_ms=wall_ms
+            )
         self.uploads = MessageStoreDispatcher(
             tier,
             self.queues,
@@ -101,36 +104,46 @@ class TieredMessageStore(MessageStore):
         async with super().opened():
             await self.flat_files.load()
             if self.tier_index is not None:
-                await self.tier_index.load()
+                await self.tier_index.recover()
             async with trio.open_nursery() as nursery:
                 finished = trio.Event()
                 nursery.start_soon(self._run_uploads, finished)
                 nursery.start_soon(self._run_expiry)
                 nursery.start_soon(self.fetcher.run)
-                if self.tier_index is not None:
-                    nursery.start_soon(self.tier_index.run)
+                indexing = trio.CancelScope()
+                nursery.start_soon(self._run_index, indexing)
                 try:
                     yield self
                 finally:
                     with trio.CancelScope(shield=True):
-                        await self._stop_tier(finished)
+                        await self._stop_tier(finished, indexing)
                     nursery.cancel_scope.cancel()
+
+    async def _run_index(self, scope: trio.CancelScope) -> None:
+        if self.tier_index is not None:
+            with scope:
+                await self.tier_index.run()
 
     async def _run_uploads(self, finished: trio.Event) -> None:
         try:
+            if self.tier_index is not None:
+                try:
+                    await complete_index(self.tier_index, self.flat_files)
+                except OSError as error:  # the next start tries again
+                    _log.error("tiered_index_not_completed", error=str(error))
             await self.uploads.run()
         finally:
             finished.set()
 
-    async def _stop_tier(self, finished: trio.Event) -> None:
+    async def _stop_tier(self, finished: trio.Event, indexing: trio.CancelScope) -> None:
         """Messages that are not uploaded stay local: the next start goes on with them."""
         self.uploads.stop()
         with trio.move_on_after(_STOP_SECONDS):
             await finished.wait()
+        indexing.cancel()
         if self.tier_index is not None:
             # As RocketMQ's broker does: without local index files it can go on with any number of slots and entries.
-            await self.tier_index.upload_all()
-            self.tier_index.close()
+            await self.tier_index.close()
         try:
             await self.flat_files.metadata.persist()
         except OSError as error:
@@ -150,8 +163,6 @@ class TieredMessageStore(MessageStore):
                 count += await file.destroy_expired(self.clock.wall_ms() - self.flat_files.reserved_ms(file.topic))
             except OSError as error:
                 _log.error("tiered_segment_not_deleted", topic=file.topic, queue=file.queue_id, error=str(error))
-        if self.tier_index is not None:
-            count += await self.tier_index.expire()
         if count:
             _log.info("tiered_segments_deleted", count=count)
             await self.flat_files.metadata.persist()

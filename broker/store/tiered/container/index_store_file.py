@@ -1,228 +1,341 @@
-"""Index files of the tier: a local one that takes keys, and an uploaded one. Source: RocketMQ's IndexStoreFile."""
+"""A local index file of the tier: the one that takes keys (UNSEALED), or a full one that is to be uploaded (SEALED).
 
-import struct
-from collections import OrderedDict
-from collections.abc import Sequence
-from typing import Final
+Mapped for writing, as the local store's IndexFile: stores go only to pages that have their blocks. Items that this
+process has put are read from the map, older ones with calls that do not wait, or in a thread if they would have to.
+Layout: tiered_index_layout. Source: RocketMQ's IndexStoreFile.
+"""
 
-from trimq.broker.store.disk.disk import Disk, Mapping
-from trimq.broker.store.disk.durable_files import write_beside
-from trimq.broker.store.tiered.container.index_compaction import chain, compact
-from trimq.broker.store.tiered.driver.file_segment import FileSegment
+import time
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, Final, NamedTuple
+
+from trimq.broker.store.disk.disk import Disk, MappedPart, Mapping
+from trimq.broker.store.index.index_file import Cold
+from trimq.protocol.tiered_index_batch import Scan, compact, may_be_in, put, scan, slot_table
 from trimq.protocol.tiered_index_layout import (
     BEGIN_MAGIC,
-    COMPACT_SIZE,
     END_MAGIC,
-    ENTRY,
-    ENTRY_SIZE,
-    HEADER,
     HEADER_SIZE,
-    SLOT,
-    SLOT_SIZE,
+    ITEM,
+    ITEM_SIZE,
+    Header,
     IndexItem,
-    compact_slots,
-    entries_at,
-    items_of,
-    local_size,
-    time_difference,
+    compacted_size,
+    file_size,
+    item_at,
+    slot_at,
+    slot_of,
 )
 
-_STEP: Final = 4 * 1024 * 1024
-"""Bytes of entries that are reserved at a time."""
-_MOST_FOLLOWED: Final = 512
-_MOST_READ: Final = 1024
-_INT: Final = struct.Struct(">i")
-_BLOCK: Final = 4096
-_MOST_BLOCKS: Final = 256
-"""Blocks of slots in memory, 32 KiB each."""
-
-Keyed = tuple[int, int, int, int, int, int]
-"""A key to put: hash, topic id, queue id, stream position, size, store time in ms."""
+MAX_QUERY_COUNT: Final = 512
+"""Items of a chain that the event loop walks through."""
+MAX_CHAIN: Final = 1 << 16
+"""Items of one slot that a query looks at, in a thread if there are many."""
+ENTRY_STEP: Final = 1 << 20
+_COPY_STEP: Final = 1 << 20
 
 
-class LocalIndexFile:
-    """A file on the local disk, mapped. Its name is the time of its creation in ms (``begin_ms``)."""
+class IndexStatus(Enum):
+    """The state of an index file. UPLOAD is the one of IndexSegment."""
 
-    def __init__(self, disk: Disk, path: str, slots: int, entries: int, fd: int) -> None:
-        self.path = path
-        self.begin_ms = int(path.rpartition("/")[2])
-        self.end_ms = 0
-        self.slots = slots
-        self.entries = entries
-        self.count = 0
-        self.is_sealed = False
-        self._used = 0
+    UNSEALED = "UNSEALED"
+    SEALED = "SEALED"
+    UPLOAD = "UPLOAD"
+
+
+class TieredIndexShape(NamedTuple):
+    """Slots and items of an index file; it takes one item less, since number 0 is never used."""
+
+    slots: int
+    items: int
+
+    @property
+    def file_size(self) -> int:
+        """Bytes of a local file."""
+        return file_size(self.slots, self.items)
+
+
+class Compacted(NamedTuple):
+    """The compacted form of a file: its bytes are mapped from ``path``."""
+
+    path: str
+    fd: int
+    mapping: Mapping
+
+    def close(self, disk: Disk) -> None:
+        """Unmap and delete it. Blocks."""
+        self.mapping.close()
+        disk.close(self.fd)
+        disk.delete(self.path)
+
+
+class IndexStoreFile:
+    """``count`` items are there; those up to ``ready`` have blocks, those up to ``durable`` are on the device.
+
+    ``stamp`` is the time of its creation, its name and the begin of its seconds. ``first_ms`` to ``last_ms`` are the
+    times that its messages can have. Not thread-safe: all but ``select`` with ``wait`` and what is said to block
+    belongs to the event loop.
+    """
+
+    def __init__(self, disk: Disk, path: str, shape: TieredIndexShape, fd: int) -> None:
         self._disk = disk
-        self._fd = fd
-        self._mapping: Mapping | None = disk.map(fd, local_size(slots, entries))
+        self._mapping: Mapping | None = disk.map(fd, shape.file_size)
         self._view = self._mapping.view
-        self._reserved = 0
+        self._holders = 0
+        self._closed = False
+        self._rewrite = False
+        self.fd = fd
+        self.path = path
+        self.shape = shape
+        self.stamp = int(path.rpartition("/")[2])
+        self.status = IndexStatus.UNSEALED
+        self.end_ms = 0
+        self.first_ms = 1 << 62
+        self.last_ms = -1
+        self.count = self.used_slots = self.ready = self.durable = 0
+        self.in_memory_from = 1
 
     @classmethod
-    def create(cls, disk: Disk, path: str, slots: int, entries: int) -> "LocalIndexFile":
-        """A new file. Blocks. Raises OSError, which leaves no file."""
-        fd = disk.create(path, local_size(slots, entries))
-        file = cls(disk, path, slots, entries, fd)
+    def create(cls, disk: Disk, path: str, shape: TieredIndexShape) -> "IndexStoreFile":
+        """A new file with its slots and the first items ready. Blocks. An OSError leaves no file behind."""
+        fd = disk.create(path, shape.file_size)
         try:
-            file._reserve(min(entries_at(slots) + _STEP, local_size(slots, entries)))
-            file._write_header()
-            disk.sync_directory(path.rpartition("/")[0])
+            file = cls(disk, path, shape, fd)
+            try:
+                end = min(item_at(shape.slots, 0) + ENTRY_STEP, shape.file_size)
+                disk.reserve(fd, 0, file._view[:end])
+                file.ready = file._items_below(end)
+                file._write_header()
+                disk.data_sync(fd)
+                disk.sync_directory(path.rpartition("/")[0])
+            except BaseException:
+                file._unmap()
+                raise
         except BaseException:
-            file.close()
+            disk.close(fd)
             disk.delete(path)
             raise
         return file
 
     @classmethod
-    def open(cls, disk: Disk, path: str, slots: int, entries: int) -> "LocalIndexFile":
-        """A file that an earlier process has left. Blocks. Raises OSError, ValueError if it has another size."""
+    def open(cls, disk: Disk, path: str, shape: TieredIndexShape, *, durable: int, exact: bool) -> "IndexStoreFile":
+        """An existing file of the right size, ours or one of RocketMQ's broker; its items are found and linked again.
+
+        ``durable`` and ``exact`` are as for tiered_index_batch.scan. Blocks, a few seconds for a full file.
+        """
         fd = disk.open(path)
-        size = disk.size(fd)
-        if size != local_size(slots, entries):
-            disk.close(fd)
-            raise ValueError(f"{path} has {size} bytes, {local_size(slots, entries)} are expected")
-        file = cls(disk, path, slots, entries, fd)
         try:
-            file._keep_content()
+            file = cls(disk, path, shape, fd)
+            try:
+                file._recover(durable, exact=exact)
+            except BaseException:
+                file._unmap()
+                raise
         except BaseException:
-            file.close()
+            disk.close(fd)
             raise
         return file
 
-    def _keep_content(self) -> None:
-        # Its blocks are allocated, not reserved, which would make zeros of what is there.
-        count = min(HEADER.unpack(self._disk.pread(self._fd, HEADER_SIZE, 0))[4], self.entries - 1)
-        end = local_size(self.slots, count + 1)
-        self._disk.allocate(self._fd, 0, end)
-        self._reserved = end
-        self.count, self._used, self.end_ms = chain(self._view[:end], self.slots, self.begin_ms, count + 1)
-        self._write_header()
+    def _recover(self, durable: int, *, exact: bool) -> None:
+        found: Scan | None = None
+        limit, slots = self.shape.items - 1, self.shape.slots
+        for found in scan(self._read_cold, self._write, slots, limit, durable=durable, exact=exact):  # noqa: B007
+            time.sleep(0)  # in a thread: let the event loop run
+        if found is None:
+            raise AssertionError
+        self.count = self.ready = found.items
+        self.in_memory_from = found.items + 1
+        self.used_slots = found.used_slots
+        # The whole table, changed or not: afterwards each of its pages has its block.
+        table = slot_table(found.table)
+        for at in range(0, len(table), _COPY_STEP):
+            self._write(HEADER_SIZE + at, table[at : at + _COPY_STEP])
+        if found.items:
+            self.first_ms = self.stamp + found.first_second * 1000 - 999
+            self.last_ms = self.stamp + found.last_second * 1000 + 999
+            try:
+                self.end_ms = Header.decode(self._read_cold(0, HEADER_SIZE)).end_ms
+            except ValueError:
+                self.end_ms = 0
+            # RocketMQ's broker sets it to the begin time when it opens a file.
+            exact_end = self.stamp + found.last_second * 1000
+            if not exact_end - 999 <= self.end_ms <= exact_end + 999:
+                self.end_ms = exact_end
+        self._write(0, self._header().encode(self._magic()))
+        self.durable = 0  # a killed process may have left them in memory only
+
+    # -- writing
 
     @property
-    def _ready(self) -> int:
-        """One more than the number of the last entry whose place is reserved."""
-        return (self._reserved - entries_at(self.slots)) // ENTRY_SIZE
+    def free(self) -> int:
+        """The number of items that still fit."""
+        return self.shape.items - 1 - self.count
 
-    def _reserve(self, end: int) -> None:
-        self._disk.reserve(self._fd, self._reserved, self._view[self._reserved : end])
-        self._reserved = end
+    @property
+    def space(self) -> int:
+        """The number of items that can be put now."""
+        return max(0, min(self.ready, self.shape.items - 1) - self.count)
 
-    def makes_room(self, count: int) -> bool:
-        """Whether ``prepare`` has to be called before ``count`` keys are put."""
-        return self.count + count >= self._ready
-
-    def prepare(self, count: int) -> None:
-        """Reserve space for ``count`` more keys. Blocks. Raises OSError."""
-        end = entries_at(self.slots) + ENTRY_SIZE * (self.count + count + 1) + _STEP
-        self._reserve(min(end, local_size(self.slots, self.entries)))
-
-    def is_full(self, count: int) -> bool:
-        """Whether ``count`` keys have no place: then the file takes no more."""
-        return self.is_sealed or self.count + count >= self.entries
-
-    def put(self, keys: Sequence[Keyed]) -> None:
-        """Put keys, for which there is room."""
-        view, slots, begin_ms, number = self._view, self.slots, self.begin_ms, self.count
-        base = entries_at(slots)
-        for key, topic_id, queue_id, offset, size, store_ms in keys:
-            number += 1
-            at = HEADER_SIZE + SLOT_SIZE * (key % slots)
-            (previous,) = _INT.unpack_from(view, at)
-            seconds = time_difference(store_ms, begin_ms)
-            ENTRY.pack_into(
-                view, base + ENTRY_SIZE * number, key, topic_id, queue_id, offset, size, seconds, max(0, previous)
-            )
-            _INT.pack_into(view, at, number)
-            self._used += previous <= 0
-            self.end_ms = max(self.end_ms, store_ms)
-        self.count = number
+    def put(self, items: Any, first_ms: int, last_ms: int) -> None:
+        """Put items (tiered_index_batch.items_of), not more than ``space``, of messages from one time to another."""
+        self.used_slots += put(self._view, self.shape.slots, self.count, items)
+        self.count += len(items)
+        self.first_ms, self.last_ms = min(self.first_ms, first_ms), max(self.last_ms, last_ms)
+        self.end_ms = max(self.end_ms, last_ms)
+        # The header last: after a kill it does not count items that were not written.
         self._write_header()
 
-    def _write_header(self) -> None:
-        magic = END_MAGIC if self.count + 1 == self.entries else BEGIN_MAGIC
-        HEADER.pack_into(self._view, 0, magic, self.begin_ms, self.end_ms, self._used, self.count)
+    def _header(self) -> Header:
+        return Header(self.stamp, self.end_ms, self.used_slots, self.count)
 
-    def query(self, key: int) -> list[IndexItem]:
-        """The entries with a hash, newest first."""
+    def _magic(self) -> int:
+        return END_MAGIC if self.count + 1 == self.shape.items else BEGIN_MAGIC
+
+    def _write_header(self) -> None:
+        self._view[:HEADER_SIZE] = self._header().encode(self._magic())
+
+    def _items_below(self, position: int) -> int:
+        """The last item that ends at or below a position."""
+        return min((position - item_at(self.shape.slots, 0)) // ITEM_SIZE, self.shape.items) - 1
+
+    def next_ready(self) -> int:
+        """The position up to which ``make_ready`` should go; not above the size."""
+        begin = item_at(self.shape.slots, max(self.ready, self.count) + 1)
+        return min((begin // ENTRY_STEP + 2) * ENTRY_STEP, self.shape.file_size)
+
+    def make_ready(self, position: int) -> None:
+        """Allocate blocks for the items up to ``position``. Blocks; ``mark_ready`` must follow."""
+        begin = item_at(self.shape.slots, max(self.ready, self.count) + 1)
+        if begin < position:
+            self._disk.reserve(self.fd, begin, self._view[begin:position])
+
+    def mark_ready(self, position: int) -> None:
+        """Let ``put`` use the items up to ``position``, after ``make_ready`` has returned."""
+        self.ready = self._items_below(position)
+
+    @property
+    def is_unsynced(self) -> bool:
+        """Whether there are items that may not be durable."""
+        return self.durable < self.count
+
+    def sync(self, count: int) -> None:
+        """Make the items up to number ``count`` durable. Blocks. The caller sets ``durable`` afterwards.
+
+        Slots and header are left to the system: they follow from the items.
+        """
+        part_begin, part_end = item_at(self.shape.slots, self.durable + 1), item_at(self.shape.slots, count + 1)
+        if self._rewrite:
+            # A failed sync leaves pages that count as written. Only another write makes them dirty again.
+            for at in range(part_begin, part_end, _COPY_STEP):
+                self._write(at, bytes(self._view[at : min(at + _COPY_STEP, part_end)]))
+        self._rewrite = True
+        if self._mapping is None:
+            raise AssertionError
+        self._disk.data_sync(self.fd, MappedPart(self._mapping, part_begin, part_end))
+        self._rewrite = False
+
+    # -- reading
+
+    def may_hold(self, first_ms: int, last_ms: int) -> bool:
+        """Whether it can hold messages from one time to another."""
+        return bool(self.count) and self.first_ms <= last_ms and self.last_ms >= first_ms
+
+    def select(self, key_hash: int, first_ms: int, last_ms: int, limit: int, *, wait: bool) -> list[IndexItem]:
+        """Up to ``limit`` items of a hash, newest first. Raises Cold, unless ``wait``, if it needs the device."""
+        read: Callable[[int, int], bytes] = self._read_cold if wait else self._read_cached
+        slots, view, stamp = self.shape.slots, self._view, self.stamp
+        at = slot_at(slot_of(key_hash, slots))
+        number = int.from_bytes(view[at : at + 4], "big", signed=True)
+        bound = self.count + 1
         found: list[IndexItem] = []
-        number = _INT.unpack_from(self._view, HEADER_SIZE + SLOT_SIZE * (key % self.slots))[0]
-        for _ in range(_MOST_FOLLOWED):
-            if not 0 < number <= self.count:
-                break
-            at = entries_at(self.slots) + ENTRY_SIZE * number
-            its, topic, queue, offset, size, seconds, previous = ENTRY.unpack_from(self._view, at)
-            if its == key:
-                found.append(IndexItem(its, topic, queue, offset, size, self.begin_ms + 1000 * seconds))
-            if previous >= number:
-                break
-            number = previous
+        steps = 0
+        # Numbers must fall along the chain: a damaged link must not make this loop endless.
+        while 0 < number < bound and len(found) < limit and steps < MAX_CHAIN:
+            steps += 1
+            if not steps % MAX_QUERY_COUNT:
+                if not wait:
+                    raise Cold
+                time.sleep(0)
+            at = item_at(slots, number)
+            data = view[at : at + ITEM_SIZE] if number >= self.in_memory_from else read(at, ITEM_SIZE)
+            stored_hash, topic_id, queue_id, offset, size, seconds, previous = ITEM.unpack(data)
+            if stored_hash == key_hash and size > 0 and may_be_in(stamp, seconds, first_ms, last_ms):
+                found.append(IndexItem(stored_hash, topic_id, queue_id, offset, size, stamp + seconds * 1000))
+            bound, number = number, previous
         return found
 
-    def sync(self) -> None:
-        """Make its content durable. Blocks. Raises OSError."""
-        self._disk.data_sync(self._fd)
+    def select_cold(self, key_hash: int, first_ms: int, last_ms: int, limit: int) -> list[IndexItem]:
+        """As ``select``, waiting for the device: for a thread, with the file held."""
+        return self.select(key_hash, first_ms, last_ms, limit, wait=True)
 
-    def compact(self, path: str) -> None:
-        """Write the compacted file to ``path``. Blocks, for seconds if there are many entries. Raises OSError."""
-        pieces = compact(self._view, self.slots, self.begin_ms, self.end_ms, self.count)
-        self._disk.rename(write_beside(self._disk, path, *pieces), path)
+    def _read_cached(self, at: int, size: int) -> bytes:
+        data = self._disk.pread_cached(self.fd, size, at)
+        if data is None:
+            raise Cold
+        return data
+
+    def _read_cold(self, at: int, size: int) -> bytes:
+        return self._disk.pread(self.fd, size, at)
+
+    def _write(self, at: int, data: bytes) -> None:
+        self._disk.pwrite(self.fd, data, at)
+
+    # -- the end
+
+    @property
+    def compacted_size(self) -> int:
+        """Bytes of its compacted form."""
+        return compacted_size(self.shape.slots, self.count)
+
+    def compact_to(self, path: str) -> Compacted:
+        """Write the compacted form to a new file, which is not synced. Blocks: for a thread. Raises OSError.
+
+        The file must be sealed, or take no keys meanwhile.
+        """
+        size = self.compacted_size
+        if self._disk.stat(path) is not None:
+            self._disk.delete(path)
+        fd = self._disk.create(path, size)
+        result = None
+        try:
+            result = Compacted(path, fd, self._disk.map(fd, size))
+            view = result.mapping.view
+            for at in range(0, size, _COPY_STEP):
+                self._disk.reserve(fd, at, view[at : min(at + _COPY_STEP, size)])
+            header = self._header().encode(END_MAGIC)
+            for _ in compact(self._read_cold, self.shape.slots, self.count, header, view):
+                time.sleep(0)  # let the event loop run
+        except BaseException:
+            if result is not None:
+                result.mapping.close()
+            self._disk.close(fd)
+            self._disk.delete(path)
+            raise
+        return result
+
+    def hold(self) -> None:
+        """Keep it open for a thread."""
+        self._holders += 1
+
+    def release(self) -> None:
+        """End a ``hold``."""
+        self._holders -= 1
+        if self._closed and not self._holders:
+            self._shut()
 
     def close(self) -> None:
-        """Unmap and close."""
-        if self._mapping is not None:
-            self._view.release()
-            self._mapping.close()
-            self._mapping = None
-            self._disk.close(self._fd)
+        """Unmap and close it, when no thread reads it; the file stays on disk."""
+        if not self._closed:
+            self._closed = True
+            if not self._holders:
+                self._shut()
 
+    def _shut(self) -> None:
+        self._unmap()
+        self._disk.close(self.fd)
 
-class SlotCache:
-    """Blocks of slots of uploaded files; the least recently used go first."""
-
-    def __init__(self) -> None:
-        self._blocks: OrderedDict[tuple[int, int], bytes] = OrderedDict()
-
-    async def slot(self, segment: FileSegment, slots: int, slot: int) -> tuple[int, int]:
-        """Position and length of a slot's entries. Raises OSError."""
-        begin = slot - slot % _BLOCK
-        key = segment.base_offset, begin
-        block = self._blocks.get(key)
-        if block is None:
-            length = min(_BLOCK, slots - begin) * SLOT_SIZE
-            block = await segment.read(HEADER_SIZE + SLOT_SIZE * begin, length)
-            self._blocks[key] = block
-            if len(self._blocks) > _MOST_BLOCKS:
-                self._blocks.popitem(last=False)
-        else:
-            self._blocks.move_to_end(key)
-        found: tuple[int, int] = SLOT.unpack_from(block, SLOT_SIZE * (slot - begin))
-        return found
-
-
-class UploadedIndexFile:
-    """A compacted file in the tier. A key costs two reads, one if its block of slots is in memory."""
-
-    def __init__(self, segment: FileSegment, cache: SlotCache) -> None:
-        self.segment = segment
-        self.begin_ms = segment.min_timestamp
-        self.end_ms = segment.max_timestamp
-        self._cache = cache
-        self._slots = 0
-
-    async def query(self, key: int) -> list[IndexItem]:
-        """The entries with a hash, newest first. Raises OSError, ValueError if the file is damaged."""
-        segment = self.segment
-        if not self._slots:
-            magic, _, _, _, count = HEADER.unpack(await segment.read(0, HEADER_SIZE))
-            if magic != END_MAGIC:
-                raise ValueError(f"{segment} does not begin as an index file")
-            self._slots = compact_slots(segment.commit_position, count)
-        position, length = await self._cache.slot(segment, self._slots, key % self._slots)
-        if length <= 0:
-            return []
-        data = await segment.read(position, min(length, COMPACT_SIZE * _MOST_READ))
-        return [
-            item
-            for item in items_of(data[: len(data) // COMPACT_SIZE * COMPACT_SIZE], self.begin_ms)
-            if item.hash == key
-        ]
+    def _unmap(self) -> None:
+        mapping, self._mapping = self._mapping, None
+        if mapping is not None:
+            mapping.close()

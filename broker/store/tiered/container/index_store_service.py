@@ -1,242 +1,420 @@
-"""The key index of the tier. Source: RocketMQ's IndexStoreService.
+"""The key index of the tier: keys go into a local file; full files are compacted and uploaded, and searched there.
 
-Keys go into a local file (UNSEALED). A full one (SEALED) is compacted and uploaded, and then deleted here; an orderly
-stop uploads the last one too. A query looks into all files that can have messages of the time: unlike RocketMQ's, also
-into those that were created before it, because messages may be uploaded long after they were stored.
+Unlike in RocketMQ a query searches each file that can hold messages of its time, not only those created in it, and
+items are kept over a power cut: ``flush`` makes all keys durable and writes down up to where (index_marks). After a
+start ``indexed_until`` says from where on the dispatcher has to put the keys of a queue again.
+Source: RocketMQ's IndexStoreService.
 """
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 import structlog
 import trio
 
 from trimq.broker.store.disk.disk import Disk
-from trimq.broker.store.disk.durable_files import delete_durably, make_durable_directory
+from trimq.broker.store.disk.durable_files import make_durable_directory, write_durably
 from trimq.broker.store.tiered.container.flat_append_file import FlatAppendFile
-from trimq.broker.store.tiered.container.index_store_file import Keyed, LocalIndexFile, SlotCache, UploadedIndexFile
-from trimq.broker.store.tiered.driver.metadata import DefaultMetadataStore
+from trimq.broker.store.tiered.container.index_marks import MARKS_NAME, FileMark, Marks, encode_marks
+from trimq.broker.store.tiered.container.index_recovery import COMPACTING, DIRECTORY, recover_local
+from trimq.broker.store.tiered.container.index_search import IndexSearch
+from trimq.broker.store.tiered.container.index_segment import IndexSegment, SlotCache
+from trimq.broker.store.tiered.container.index_store_file import IndexStatus, IndexStoreFile, TieredIndexShape
 from trimq.broker.tiered_config import TieredStoreConfig
-from trimq.protocol.tiered_index_layout import HEADER_SIZE, IndexItem, tiered_key_hash
+from trimq.protocol.index_batch import make_batch
+from trimq.protocol.tiered_index_batch import KeysOfMessage, items_of
+from trimq.protocol.tiered_index_layout import IndexItem, tiered_key_hash
+from trimq.protocol.tiered_layout import UNSET_TIME
 
-_log: Final = structlog.get_logger(__name__)
+_log = structlog.get_logger(__name__)
 
-DIRECTORY: Final = "tiered_index_file"
-COMPACTING: Final = "compacting"
-_INTERVAL: Final = 10.0
-_SECOND_MS: Final = 1000
-_AT_ONCE: Final = 128
-"""So many keys are put between two turns of the loop."""
+BATCH_KEYS: Final = 1024
+"""Keys that are put together: less than a millisecond."""
+INTERVAL: Final = 10.0
+_LONGEST_PAUSE: Final = 300.0
+_RETRY: Final = 1.0
 _HOUR_MS: Final = 3_600_000
 
 
 class IndexStoreService:
-    """``load`` comes first. One task puts keys at a time."""
+    """Belongs to the event loop. ``recover`` comes first, then ``run`` in a nursery; ``close`` ends it."""
 
     def __init__(
         self,
         disk: Disk,
         root: str,
         config: TieredStoreConfig,
-        uploads: FlatAppendFile,
-        metadata: DefaultMetadataStore,
+        flat_append_file: FlatAppendFile,
+        *,
+        persist: Callable[[], Awaitable[None]],
         wall_ms: Callable[[], int],
     ) -> None:
-        """``root`` is the store's directory; ``uploads`` the stream of uploaded files."""
+        """``root`` is the store's directory; ``persist`` makes the metadata of the segments durable."""
         self._disk = disk
-        self.directory = f"{root}/{DIRECTORY}"
+        self._directory = f"{root}/{DIRECTORY}"
         self._config = config
-        self._uploads = uploads
-        self._metadata = metadata
+        self._shape = TieredIndexShape(
+            config.tiered_store_index_file_max_hash_slot_num, config.tiered_store_index_file_max_index_num
+        )
+        self._flat = flat_append_file
+        self._persist = persist
         self._wall_ms = wall_ms
-        self._local: dict[int, LocalIndexFile] = {}
-        """By time of creation, in order; the last one takes keys."""
-        self._uploaded: list[UploadedIndexFile] = []
-        self._cache = SlotCache()
-        self._last_stamp = 0
-        """The newest time of creation that a file has, or has had."""
-        self._put_lock = trio.Lock()
+        self._batch = make_batch()
+        self._pending: deque[KeysOfMessage] = deque()
+        self._pending_keys = 0
+        self._local: dict[int, IndexStoreFile] = {}
+        self._remote: dict[int, IndexSegment] = {}
+        self._slots = SlotCache()
+        self._positions: dict[tuple[int, int], int] = {}
+        self._durable_positions: dict[tuple[int, int], int] | None = None
+        self._marks_due = False
+        self._space_lock = trio.Lock()
+        self._flush_lock = trio.Lock()
         self._upload_lock = trio.Lock()
         self._wake = trio.Event()
         self._failures = 0
-
-    @property
-    def _shape(self) -> tuple[int, int]:
-        config = self._config
-        return config.tiered_store_index_file_max_hash_slot_num, config.tiered_store_index_file_max_index_num
+        self._not_before = 0.0
+        self._closed = False
 
     # -- start
 
-    async def load(self) -> None:
-        """Open what is there. Raises OSError."""
-        await self._uploads.recover()
-        self._uploaded = [UploadedIndexFile(s, self._cache) for s in self._uploads.segments if s.commit_position]
-        self._last_stamp = max((file.begin_ms for file in self._uploaded), default=0)
-        await self._disk.run(make_durable_directory, self._disk, self.directory)
-        compacting = f"{self.directory}/{COMPACTING}"
-        for name in await self._disk.run(self._disk.list, compacting):
-            await self._disk.run(self._disk.delete, f"{compacting}/{name}")
-        known = {file.begin_ms for file in self._uploaded}
-        names = [name for name in await self._disk.run(self._disk.list, self.directory) if name.isdigit()]
-        for name in sorted(names, key=int):
-            path = f"{self.directory}/{name}"
-            if int(name) in known:
-                await self._disk.run(delete_durably, self._disk, path)
-                continue
-            await self._open(path)
+    async def recover(self) -> None:
+        """Open what is there, ours or of RocketMQ's broker. Raises OSError."""
+        found = await self._disk.run(recover_local, self._disk, self._directory, self._shape)
+        self._local = {file.stamp: file for file in found.files}
+        known = found.marks or Marks({}, {})
+        if not self._flat.segments:
+            await self._flat.recover()
+        for segment in self._flat.segments:
+            if segment.commit_position and segment.min_timestamp != UNSET_TIME:
+                await self._recover_segment(IndexSegment(segment, self._slots), known)
+        if found.marks is not None:
+            self._positions = dict(known.positions)
+            self._durable_positions = dict(known.positions)
+        elif not self._local and not self._remote:
+            self._durable_positions = {}
+            self._marks_due = True
+        if self._current is None:
+            try:
+                await self._add_file()
+                await self.flush()
+            except OSError as error:  # the first key tries again
+                _log.error("tiered_index_no_space", directory=self._directory, error=str(error))
 
-    async def _open(self, path: str) -> None:
-        stamp = int(path.rpartition("/")[2])
-        self._last_stamp = max(self._last_stamp, stamp)
+    async def _recover_segment(self, segment: IndexSegment, known: Marks) -> None:
+        mark = known.files.get(segment.stamp)
+        if mark is not None and segment.has_shape(mark.slots, mark.durable):
+            segment.set_known(mark.slots, mark.durable, mark.first_ms)
+        local = self._local.get(segment.stamp)
+        if local is None:
+            if segment.stamp not in self._remote or await segment.load():
+                self._remote[segment.stamp] = segment
+            return
         try:
-            self._local[stamp] = await self._disk.run(LocalIndexFile.open, self._disk, path, *self._shape)
-        except ValueError as error:
-            info = await self._disk.run(self._disk.stat, path)
-            if info is not None and info.size < HEADER_SIZE:
-                # A power cut while it was created.
-                await self._disk.run(delete_durably, self._disk, path)
-            else:
-                _log.error("tiered_index_file_not_opened", path=path, error=str(error))
+            if not await segment.load():
+                return  # it was not uploaded completely
+        except OSError as error:
+            local.status = IndexStatus.SEALED  # decided when it is to be uploaded
+            _log.warning("tiered_index_not_readable", stamp=segment.stamp, error=str(error))
+            return
+        self._remote[segment.stamp] = segment
+        await self._delete_local(local)
 
-    # -- keys
+    def indexed_until(self, topic_id: int, queue_id: int) -> int | None:
+        """The stream position of a queue below which all keys are in the index after a crash, 0 if nothing is known.
 
-    async def put(
-        self, topic: str, topic_id: int, queue_id: int, messages: Sequence[tuple[tuple[str, ...], int, int, int]]
+        None: no marks are kept yet, since RocketMQ's broker wrote the index until now. Then its keys count as put, and
+        the dispatcher calls ``put_keys`` without keys for the end of each queue.
+        """
+        if self._durable_positions is None:
+            return None
+        return self._durable_positions.get((topic_id, queue_id), 0)
+
+    # -- putting
+
+    def put_keys(
+        self,
+        topic: str,
+        topic_id: int,
+        queue_id: int,
+        keys: tuple[str, ...],
+        offset: int,
+        size: int,
+        store_ms: int,
     ) -> None:
-        """Put the keys of messages: (keys, stream position, size, store time in ms) each. Raises OSError."""
-        pending: list[Keyed] = []
-        async with self._put_lock:
-            for keys, offset, size, store_ms in messages:
-                hashes = dict.fromkeys(tiered_key_hash(topic, key) for key in keys)
-                pending += [(key, topic_id, queue_id, offset, size, store_ms) for key in hashes if key is not None]
-                if len(pending) >= _AT_ONCE:
-                    await self._put(pending)
-                    pending = []
-            if pending:
-                await self._put(pending)
+        """Put the keys of the message at a stream position. Those of a queue come in order; there may be none."""
+        self._positions[topic_id, queue_id] = offset + size
+        self._marks_due = True
+        if keys:
+            if len(keys) >= self._shape.items:
+                keys = keys[: self._shape.items - 1]  # RocketMQ drops all of them
+            self._pending.append(KeysOfMessage(topic, topic_id, queue_id, keys, offset, size, store_ms))
+            self._pending_keys += len(keys)
+            if self._pending_keys >= BATCH_KEYS:
+                self._apply()
 
-    async def _put(self, keys: Sequence[Keyed]) -> None:
-        most = max(1, self._shape[1] - 2)
-        for at in range(0, len(keys), most):
-            part = keys[at : at + most]
-            file = await self._file_for(len(part))
-            if file.makes_room(len(part)):
-                await self._disk.run(file.prepare, len(part))
-            file.put(part)
-        await trio.lowlevel.checkpoint()
+    @property
+    def waiting(self) -> int:
+        """The number of keys that wait for space on the disk."""
+        return self._pending_keys
 
-    async def _file_for(self, count: int) -> LocalIndexFile:
-        last = next(reversed(self._local.values()), None)
-        if last is not None and not last.is_full(count):
-            return last
-        if last is not None:
-            last.is_sealed = True
-            self._wake.set()
-        stamp = self._last_stamp = max(self._wall_ms(), self._last_stamp + 1)
-        path = f"{self.directory}/{stamp}"
-        file = await self._disk.run(LocalIndexFile.create, self._disk, path, *self._shape)
-        self._local[stamp] = file
-        return file
+    def put_batch(self, messages: Sequence[KeysOfMessage]) -> None:
+        """As ``put_keys`` for each message. At most some hundred, as this does not give way to other tasks."""
+        for message in messages:
+            self.put_keys(*message)
 
-    async def sync(self) -> None:
-        """Make the keys put so far durable. Raises OSError."""
-        for file in list(self._local.values()):
-            await self._disk.run(file.sync)
+    @property
+    def _current(self) -> IndexStoreFile | None:
+        file = self._local[max(self._local)] if self._local else None
+        return file if file is not None and file.status is IndexStatus.UNSEALED else None
+
+    def _apply(self) -> bool:
+        """Put waiting keys, up to about BATCH_KEYS. False if there are some and they need space first."""
+        if not self._pending:
+            return True
+        file = self._current
+        if file is not None:
+            taken: list[KeysOfMessage] = []
+            keys, space = 0, file.space
+            for message in self._pending:
+                if keys >= BATCH_KEYS or keys + len(message.keys) > space:
+                    break
+                taken.append(message)
+                keys += len(message.keys)
+            if taken:
+                times = [message.store_ms for message in taken]
+                file.put(items_of(self._batch, taken, file.stamp), min(times), max(times))
+                for _ in taken:
+                    self._pending.popleft()
+                self._pending_keys -= keys
+                return True
+            # The keys of a message stay together.
+            if len(self._pending[0].keys) > file.free:
+                file.status = IndexStatus.SEALED
+        self._wake.set()
+        return False
+
+    async def _fill(self) -> None:
+        """Put all waiting keys. Raises OSError if there is no space for them."""
+        async with self._space_lock:
+            while self._pending:
+                if self._apply():
+                    await trio.lowlevel.checkpoint()
+                    continue
+                file = self._current
+                if file is None:
+                    await self._add_file()
+                else:
+                    end = file.next_ready()
+                    await self._disk.run(file.make_ready, end)
+                    file.mark_ready(end)
+
+    async def _add_file(self) -> None:
+        await self._disk.run(make_durable_directory, self._disk, self._directory)
+        stamp = max(self._wall_ms(), 1 + max((*self._local, *self._remote), default=0))
+        path = f"{self._directory}/{stamp}"
+        with trio.CancelScope(shield=True):  # a file that nothing refers to would be left behind
+            self._local[stamp] = await self._disk.run(IndexStoreFile.create, self._disk, path, self._shape)
+
+    async def flush(self) -> None:
+        """Return when all keys put before this call are durable, as ``indexed_until`` says then. Raises OSError."""
+        await self._fill()
+        async with self._flush_lock:
+            while self._pending:
+                await self._fill()
+            positions = dict(self._positions)
+            due = self._marks_due
+            for file in list(self._local.values()):
+                count = file.count
+                if file.is_unsynced and self._local.get(file.stamp) is file:
+                    file.hold()
+                    try:
+                        # Shielded: a sync that is cancelled would count.
+                        with trio.CancelScope(shield=True):
+                            await self._disk.run(file.sync, count)
+                            file.durable = count
+                    finally:
+                        file.release()
+                    due = True
+            if due:
+                self._marks_due = False
+                try:
+                    with trio.CancelScope(shield=True):
+                        await self._disk.run(self._write_marks, self._file_marks(), positions)
+                except BaseException:
+                    self._marks_due = True
+                    raise
+                self._durable_positions = positions
+
+    def _write_marks(self, files: list[FileMark], positions: dict[tuple[int, int], int]) -> None:
+        make_durable_directory(self._disk, self._directory)
+        write_durably(self._disk, f"{self._directory}/{MARKS_NAME}", encode_marks(files, positions))
+
+    def _file_marks(self) -> list[FileMark]:
+        marks = [
+            FileMark(file.stamp, file.shape.slots, file.shape.items, file.durable, file.first_ms)
+            for file in self._local.values()
+        ]
+        marks += [mark for segment in self._remote.values() if (mark := segment.mark()) is not None]
+        return marks
 
     # -- queries
 
-    async def query(self, topic: str, topic_id: int, key: str, begin: int, end: int) -> list[IndexItem]:
-        """The entries for a key with store times in [begin, end] ms, to a second; newest file first, each message once.
+    async def query(
+        self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int, *, topic_id: int | None = None
+    ) -> list[IndexItem]:
+        """Up to ``max_count`` messages that may have the key, the last put first, each once.
 
-        A file that cannot be read is left out. The key is to be compared with the record's: hashes collide.
+        ``topic_id``: only those of a topic. A store time is exact to a second, so the caller looks at the records' own.
+        If some files cannot be read, those of the others are returned. Raises OSError if there are none then.
         """
-        its = tiered_key_hash(topic, key)
-        if its is None:
+        search = IndexSearch(tiered_key_hash(topic, key), begin_ms, end_ms, max_count, topic_id)
+        if begin_ms > end_ms or max_count <= 0:
             return []
-        items: list[IndexItem] = []
-        for file in reversed(list(self._local.values())):
-            items += file.query(its)
-        for uploaded in reversed(self._uploaded):
-            if uploaded.end_ms + _SECOND_MS < begin:
-                continue
-            try:
-                items += await uploaded.query(its)
-            except (OSError, ValueError) as error:
-                _log.error("tiered_index_file_not_read", file=str(uploaded.segment), error=str(error))
-        chosen = {
-            (item.queue_id, item.offset): item
-            for item in items
-            if item.topic_id == topic_id and begin - _SECOND_MS <= item.store_ms <= end + _SECOND_MS
-        }
-        return list(chosen.values())
+        try:
+            await self._fill()
+        except OSError:
+            search.add_waiting(topic, key, self._pending)
+        return await search.run(self._disk, self._local, self._remote)
 
-    # -- upload
+    # -- background
 
     async def run(self) -> None:
-        """Upload full files, and delete expired ones."""
-        while True:
-            self._wake = trio.Event()
-            await self.upload_full()
-            with trio.move_on_after(_INTERVAL * min(1 + self._failures, 30)):
-                await self._wake.wait()
-
-    async def upload_full(self) -> None:
-        """Compact and upload the files that take no more keys."""
-        while len(self._local) > 1 and await self._upload(next(iter(self._local.values()))):
-            pass
-
-    async def upload_all(self) -> None:
-        """Compact and upload all files, also the one that takes keys."""
-        async with self._put_lock:
-            while self._local and await self._upload(next(iter(self._local.values()))):
-                pass
-
-    async def _upload(self, file: LocalIndexFile) -> bool:
-        async with self._upload_lock:
-            try:
-                await self._compact_and_upload(file)
-            except OSError as error:
-                self._failures += 1
-                if self._failures == 1:
-                    _log.error("tiered_index_upload_failed", path=file.path, error=str(error))
-                return False
-            self._failures = 0
-            return True
-
-    async def _compact_and_upload(self, file: LocalIndexFile) -> None:
-        file.is_sealed = True
-        disk, compacting = self._disk, f"{self.directory}/{COMPACTING}"
-        path = f"{compacting}/{file.begin_ms}"
-        if file.count:
-            await disk.run(make_durable_directory, disk, compacting)
-            await disk.run(file.compact, path)
-            fd = disk.open(path, writable=False)
-            try:
-                size = disk.size(fd)
-                mapping = disk.map(fd, size)
+        """Upload full files, delete expired ones, flush, and allocate space when keys wait for it."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._make_space)
+            while True:
                 try:
-                    await self._uploads.roll()
-                    await self._uploads.append((mapping.view,), size, file.begin_ms, file.end_ms)
-                finally:
-                    mapping.close()
-            finally:
-                disk.close(fd)
-            await self._metadata.persist()
-            self._uploaded.append(UploadedIndexFile(self._uploads.segments[-1], self._cache))
-            await disk.run(disk.delete, path)
-        del self._local[file.begin_ms]
+                    await self.expire()
+                    if trio.current_time() >= self._not_before and await self.upload_next():
+                        self._failures = 0
+                        continue
+                    await self.flush()
+                except OSError as error:
+                    self._report(error)
+                await trio.sleep(INTERVAL)
+
+    def _report(self, error: OSError) -> None:
+        self._failures += 1
+        pause = min(INTERVAL * 2 ** min(self._failures - 1, 10), _LONGEST_PAUSE)
+        self._not_before = trio.current_time() + pause
+        if self._failures == 1:
+            _log.error("tiered_index_failed", directory=self._directory, error=str(error))
+
+    async def _make_space(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake = trio.Event()
+            try:
+                await self._fill()
+            except OSError as error:
+                _log.error("tiered_index_no_space", directory=self._directory, error=str(error))
+                await trio.sleep(_RETRY)
+                self._wake.set()
+
+    async def upload_next(self) -> bool:
+        """Upload the oldest local file, if it is not the last. Returns whether it did. Raises OSError."""
+        stamps = sorted(self._local)
+        if len(stamps) < 2:
+            return False
+        await self._upload(self._local[stamps[0]])
+        return True
+
+    async def _upload(self, file: IndexStoreFile) -> None:
+        """Compact and upload a file, then delete it. Raises OSError; then it is complete as it was."""
+        async with self._upload_lock:
+            if self._local.get(file.stamp) is not file:
+                return
+            file.status = IndexStatus.SEALED
+            if file.count:
+                segment = await self._find_uploaded(file.stamp)
+                if segment is None:
+                    await self._append(file)
+                await self._persist()
+                segment = segment or await self._find_uploaded(file.stamp)
+                if segment is None:
+                    raise OSError(f"the index file {file.stamp} is not complete in the tier")
+                segment.set_known(file.shape.slots, file.count, file.first_ms)
+                self._remote[file.stamp] = segment
+                self._marks_due = True
+            await self._delete_local(file)
+
+    async def _find_uploaded(self, stamp: int) -> IndexSegment | None:
+        for segment in self._flat.segments:
+            if segment.min_timestamp == stamp and segment.commit_position:
+                found = IndexSegment(segment, self._slots)
+                if await found.load():
+                    return found
+        return None
+
+    async def _append(self, file: IndexStoreFile) -> None:
+        directory = f"{self._directory}/{COMPACTING}"
+        await self._disk.run(make_durable_directory, self._disk, directory)
+        file.hold()
+        try:
+            with trio.CancelScope(shield=True):
+                compacted = await self._disk.run(file.compact_to, f"{directory}/{file.stamp}")
+        finally:
+            file.release()
+        try:
+            await self._flat.roll()
+            last = self._flat.segments[-1]
+            # An earlier try may have left the times of another file.
+            last.min_timestamp = last.max_timestamp = UNSET_TIME
+            view = compacted.mapping.view[: file.compacted_size]
+            await self._flat.append([view], len(view), file.stamp, file.end_ms)
+        finally:
+            with trio.CancelScope(shield=True):
+                await self._disk.run(compacted.close, self._disk)
+
+    async def _delete_local(self, file: IndexStoreFile) -> None:
+        if self._local.get(file.stamp) is file:
+            del self._local[file.stamp]
         file.close()
-        await disk.run(delete_durably, disk, file.path)
+        with trio.CancelScope(shield=True):
+            await self._disk.run(self._disk.delete, file.path)
 
-    async def expire(self) -> int:
-        """Delete uploaded files whose messages are all expired. Returns their number. Raises OSError."""
-        before = self._wall_ms() - self._config.tiered_store_file_reserved_time * _HOUR_MS
-        deleted = await self._uploads.destroy_expired(before)
-        self._uploaded = [file for file in self._uploaded if file.segment.base_offset not in deleted]
-        return len(deleted)
+    async def expire(self) -> None:
+        """Delete uploaded files whose messages are all older than the reserved time. Raises OSError."""
+        if not self._config.tiered_store_delete_file_enable:
+            return
+        async with self._upload_lock:
+            before = self._wall_ms() - self._config.tiered_store_file_reserved_time * _HOUR_MS
+            try:
+                deleted = await self._flat.destroy_expired(before)
+            finally:
+                there = set(self._flat.segments)
+                for stamp, segment in list(self._remote.items()):
+                    if segment.segment not in there:
+                        del self._remote[stamp]
+                        self._slots.forget(segment.segment.base_offset)
+            if deleted:
+                await self._persist()
 
-    def close(self) -> None:
-        """Close the local files."""
-        for file in self._local.values():
-            file.close()
-        self._local.clear()
+    # -- the end
+
+    async def close(self, *, upload: bool = True) -> None:
+        """Close the files, after ``run`` was cancelled. ``upload``: first upload all keys, the last file too.
+
+        What cannot be uploaded stays in local files, with which the next start goes on. Raises no OSError.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            await self._fill()
+            if upload:
+                for stamp in sorted(self._local):
+                    await self._upload(self._local[stamp])
+            await self.flush()
+        except OSError as error:
+            _log.error("tiered_index_not_uploaded", directory=self._directory, error=str(error))
+            try:
+                await self.flush()
+            except OSError as failed:
+                _log.error("tiered_index_not_flushed", directory=self._directory, error=str(failed))
+        finally:
+            for file in self._local.values():
+                file.close()
+            self._local.clear()
