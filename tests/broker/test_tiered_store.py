@@ -34,9 +34,11 @@ async def tiered_broker(tmp_path: Path, **changes: object) -> AsyncIterator[tupl
         "tieredStoreIndexFileMaxHashSlotNum": 1000,
         "tieredStoreIndexFileMaxIndexNum": 4000,
     }
-    async with running_broker(tmp_path / "store", **(keys | changes)) as broker:
-        async with WireClient.connect(broker.endpoint) as client:
-            yield broker, client
+    async with (
+        running_broker(tmp_path / "store", **(keys | changes)) as broker,
+        WireClient.connect(broker.endpoint) as client,
+    ):
+        yield broker, client
 
 
 async def send_and_upload(broker: BrokerController, client: WireClient) -> list[StoredMessage]:
