@@ -55,8 +55,8 @@ class KeyIndex(Protocol):
         """Put the keys of one message; there may be none."""
         ...
 
-    async def flush(self) -> None:
-        """Make space for the keys that wait, and make all durable. Raises OSError."""
+    async def fill(self) -> None:
+        """Put the keys that wait into the file. Raises OSError if there is no space for them."""
         ...
 
 
@@ -294,7 +294,7 @@ class MessageStoreDispatcher:
         if waiting.unindexed:
             await self._put_keys(flat, waiting)
         if self._index is not None and self._index.waiting > _MOST_WAITING:
-            await self._index.flush()
+            await self._index.fill()
         if not flat.is_initialized:
             await flat.init_offset(queue.min_offset)
         offset = flat.commit_offset
@@ -361,6 +361,7 @@ class MessageStoreDispatcher:
             if number % _KEYS_AT_ONCE == _KEYS_AT_ONCE - 1:
                 await trio.lowlevel.checkpoint()
         waiting.unindexed = []
+        await self._index.fill()
 
 
 class TieredMessages:

@@ -195,8 +195,8 @@ class IndexStoreService:
         self._wake.set()
         return False
 
-    async def _fill(self) -> None:
-        """Put all waiting keys. Raises OSError if there is no space for them."""
+    async def fill(self) -> None:
+        """Put all waiting keys into the file, where RocketMQ's broker finds them after a kill. Raises OSError."""
         async with self._space_lock:
             while self._pending:
                 if self._apply():
@@ -219,10 +219,10 @@ class IndexStoreService:
 
     async def flush(self) -> None:
         """Return when all keys put before this call are durable, as ``indexed_until`` says then. Raises OSError."""
-        await self._fill()
+        await self.fill()
         async with self._flush_lock:
             while self._pending:
-                await self._fill()
+                await self.fill()
             positions = dict(self._positions)
             due = self._marks_due
             for file in list(self._local.values()):
@@ -273,7 +273,7 @@ class IndexStoreService:
         if begin_ms > end_ms or max_count <= 0:
             return []
         try:
-            await self._fill()
+            await self.fill()
         except OSError:
             search.add_waiting(topic, key, self._pending)
         return await search.run(self._disk, self._local, self._remote)
@@ -307,7 +307,7 @@ class IndexStoreService:
             await self._wake.wait()
             self._wake = trio.Event()
             try:
-                await self._fill()
+                await self.fill()
             except OSError as error:
                 _log.error("tiered_index_no_space", directory=self._directory, error=str(error))
                 await trio.sleep(_RETRY)
@@ -403,7 +403,7 @@ class IndexStoreService:
             return
         self._closed = True
         try:
-            await self._fill()
+            await self.fill()
             if upload:
                 for stamp in sorted(self._local):
                     await self._upload(self._local[stamp])
