@@ -106,16 +106,22 @@ def read_all(broker: Wire, story: Story) -> list[bytes]:
     return found
 
 
-def look_by_time(broker: Wire, story: Story, found: list[bytes]) -> None:
-    """The offset for each time at which a message was stored is that of the first one then."""
+def look_by_time(broker: Wire, story: Story, found: list[bytes], peer: Peer) -> None:
+    """The offset for a time at which messages were stored is that of the first one.
+
+    Apache's broker looks into one segment only: if one ends between messages of the same time, it may find the second.
+    """
     times: dict[int, dict[int, int]] = {queue: {} for queue in story.sent}
+    same: dict[int, dict[int, set[int]]] = {queue: {} for queue in story.sent}
     for record in found:
         head = decode_head(record)
         times[head.queue_id].setdefault(head.store_timestamp, head.queue_offset)
+        same[head.queue_id].setdefault(head.store_timestamp, set()).add(head.queue_offset)
     for queue, first in times.items():
         for time in list(first)[:: max(1, len(first) // 5)]:
             ext = broker.ask(_SEARCH_OFFSET, {"topic": TOPIC, "queueId": queue, "timestamp": time}).ext
-            assert int(ext["offset"]) == first[time], f"queue {queue} at {time}"
+            expected = {first[time]} if peer == "trimq" else same[queue][time]
+            assert int(ext["offset"]) in expected, f"queue {queue} at {time}"
 
 
 def look_by_key(broker: Wire, story: Story) -> None:
@@ -145,7 +151,7 @@ def turn(story: Story, peer: Peer, exit: Exit, count: int) -> None:
         broker.start()
         with connected("127.0.0.1", broker.port) as its:
             found = read_all(its, story)
-            look_by_time(its, story, found)
+            look_by_time(its, story, found, peer)
             look_by_key(its, story)
             if peer == "trimq":
                 look_by_id(its, story, found)
@@ -155,7 +161,7 @@ def turn(story: Story, peer: Peer, exit: Exit, count: int) -> None:
                 return all(story.uploaded(queue) == len(sent) for queue, sent in story.sent.items())
 
             wait_until(is_uploaded, f"the upload by {peer}", 100)
-            look_by_time(its, story, read_all(its, story))
+            look_by_time(its, story, read_all(its, story), peer)
         if exit == "clean":
             assert broker.stop() in (0, 143)
             # All keys are in the tier: no local index file is left.
