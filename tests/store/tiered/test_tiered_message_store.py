@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 import trio
+import trio.testing
 
 from tests.store.simdisk import Loss, PowerCut, SimDisk
 from tests.store.stores import TOPIC, fill, put, settings, until_dispatched
@@ -415,3 +416,41 @@ async def test_a_cut_at_any_call_leaves_a_tier_that_goes_on(loss: Loss) -> None:
             assert [decode_messages(record)[0].queue_offset for record in items] == [count + 3], number
         number += 7
     assert number > 100
+
+
+@pytest.mark.parametrize("stop_at", range(1, 40, 3))
+async def test_a_topic_deleted_during_its_upload_leaves_nothing_behind(stop_at: int) -> None:
+    disk = SimDisk()
+    run, calls, reached, go_on = disk.run, 0, trio.Event(), trio.Event()
+
+    async def held(fn: object, *args: object) -> object:
+        nonlocal calls
+        calls += 1
+        if calls == stop_at:
+            reached.set()
+            await go_on.wait()
+        return await run(fn, *args)  # type: ignore[arg-type]
+
+    async with opened(disk) as store:
+        await fill(store, 60)
+        await until_dispatched(store)
+        await store.flush()
+        disk.run = held  # type: ignore[assignment, method-assign]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(store.uploads.upload_all)
+            await reached.wait()
+            nursery.start_soon(store.delete_topic, TOPIC)
+            await trio.testing.wait_all_tasks_blocked()
+            await fill(store, 5)
+            go_on.set()
+        await until_dispatched(store)
+        await store.flush()
+        await store.uploads.upload_all()
+        assert [offset for offset, _ in await all_offsets(store, 0, 5)] == list(range(5))
+        file = store.flat_files.find(TOPIC, 0)
+        assert file is not None
+        assert (file.min_offset, file.commit_offset) == (0, 5)
+        folder = f"/tier/{cluster_directory('C1')}/broker-a/{TOPIC}/0"
+        for kind, stream in (("COMMIT_LOG", file.commit_log), ("CONSUME_QUEUE", file.consume_queue)):
+            names = {name.removesuffix(".phy") for name in disk.list(f"{folder}/{kind}")}
+            assert names == {segment_name(segment.base_offset) for segment in stream.segments}

@@ -22,7 +22,7 @@ from trimq.broker.store.tiered.container.flat_file_store import FlatFileStore
 from trimq.broker.store.tiered.container.flat_message_file import FlatMessageFile
 from trimq.broker.tiered_config import TieredStoreConfig
 from trimq.protocol.message_keys import index_keys_of
-from trimq.protocol.queue_unit import FILLER_SIZE
+from trimq.protocol.queue_unit import FILLER_SIZE, UNIT_SIZE
 
 _log: Final = structlog.get_logger(__name__)
 
@@ -117,7 +117,9 @@ class MessageStoreDispatcher:
     def note(self, queue: ConsumeQueue) -> None:
         """A queue has got messages. Called where they are appended."""
         key = queue.topic, queue.queue_id
-        if key not in self._pending and not self._excluded(queue.topic):
+        waiting = self._pending.get(key)
+        # The queue of a deleted topic gives way to the one of a new topic of its name.
+        if (waiting is None or waiting.queue is not queue) and not self._excluded(queue.topic):
             self._pending[key] = _Pending(queue, self._wall_ms())
             self._wake.set()
 
@@ -216,7 +218,8 @@ class MessageStoreDispatcher:
             if waiting.is_running:
                 continue
             if queue.deleted:
-                self._pending.pop(key, None)
+                if self._pending.get(key) is waiting:
+                    del self._pending[key]
                 continue
             if self._begin(queue) >= queue.next_offset and not waiting.unindexed:
                 # A dirty queue can get units without ``note``: it is looked at until it is flushed.
@@ -291,6 +294,8 @@ class MessageStoreDispatcher:
         """Upload the next messages of a queue. Returns False if there is none that may be uploaded. Raises OSError."""
         queue, config = waiting.queue, self.config
         flat = self._flat_files.find_or_create(queue.topic, queue.queue_id)
+        if flat.is_destroyed:
+            return False  # its files are being deleted: a new queue of its name waits for that
         if waiting.unindexed:
             await self._put_keys(flat, waiting)
         if self._index is not None and self._index.waiting > _MOST_WAITING:
@@ -301,7 +306,7 @@ class MessageStoreDispatcher:
         if offset < queue.min_offset:
             await self._skip(flat, queue.min_offset)
             offset = queue.min_offset
-        if offset >= queue.next_offset:
+        if offset >= queue.next_offset or flat.is_destroyed:
             return False
         await self._roll(flat)
         room, units = flat.room
@@ -321,8 +326,9 @@ class MessageStoreDispatcher:
         if built.batch is None:
             await self._skip(flat, built.skip_to)
             return True
-        await flat.append(built.batch)
-        count = len(built.batch.units) // 20
+        if not await flat.append(built.batch):
+            return False
+        count = len(built.batch.units) // UNIT_SIZE
         self.messages += count
         self.bytes += built.batch.size
         waiting.since = built.batch.end_ms
@@ -337,9 +343,9 @@ class MessageStoreDispatcher:
         old = last.min_timestamp + config.commit_log_rolling_interval * _HOUR_MS < self._wall_ms()
         rolls = old and last.commit_position >= config.commit_log_rolling_minimum_size
         if last.commit_position and (rolls or not log.room):
-            await log.roll()
-        if flat.consume_queue.room is not None and flat.consume_queue.room < 20:
-            await flat.consume_queue.roll()
+            await flat.roll(records=True, units=False)
+        if flat.consume_queue.room is not None and flat.consume_queue.room < UNIT_SIZE:
+            await flat.roll(records=False, units=True)
 
     async def _skip(self, flat: FlatMessageFile, offset: int) -> None:
         lost = offset - flat.commit_offset

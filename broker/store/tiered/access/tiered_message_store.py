@@ -212,7 +212,7 @@ class TieredMessageStore(MessageStore):
     def _with_range(self, topic: str, queue_id: int, offset: int, result: GetMessageResult) -> GetMessageResult:
         """The result with the range of offsets of both, local store and tier."""
         file = self.flat_files.find(topic, queue_id)
-        if file is None or not file.is_initialized or file.min_offset >= file.commit_offset:
+        if file is None or self._level is TieredStorageLevel.DISABLE or file.min_offset >= file.commit_offset:
             return result
         result.min_offset = self.min_offset(topic, queue_id)
         result.max_offset = max(self.max_offset(topic, queue_id), file.commit_offset)
@@ -224,7 +224,7 @@ class TieredMessageStore(MessageStore):
         """See MessageStore: the first message that can be read, in the tier too."""
         local = super().min_offset(topic, queue_id)
         file = self.flat_files.find(topic, queue_id)
-        if file is None or file.min_offset >= file.commit_offset:
+        if file is None or self._level is TieredStorageLevel.DISABLE or file.min_offset >= file.commit_offset:
             return local
         return min(local, file.min_offset) if self.has_queue(topic, queue_id) else file.min_offset
 
@@ -247,7 +247,7 @@ class TieredMessageStore(MessageStore):
         local = await super().offset_by_time(topic, queue_id, timestamp, upper=upper)
         file = self.flat_files.find(topic, queue_id)
         low = super().min_offset(topic, queue_id)
-        if file is None or not file.min_offset < min(low, file.commit_offset) or local > low:
+        if file is None or not self.min_offset(topic, queue_id) < min(low, file.commit_offset) or local > low:
             return local
         if upper and 0 <= await super().message_store_time(topic, queue_id, low) <= timestamp:
             return local

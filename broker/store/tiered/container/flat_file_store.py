@@ -90,17 +90,12 @@ class FlatFileStore:
         own = known.reserve_time if known is not None else -1
         return (own if own > 0 else self.config.tiered_store_file_reserved_time) * _HOUR_MS
 
-    async def destroy_queue(self, topic: str, queue_id: int) -> None:
-        """Delete a queue from the tier, durably. Raises OSError."""
-        file = self._files.get(topic, {}).pop(queue_id, None)
-        if file is not None:
-            await file.destroy()
-            await self.metadata.persist()
-
     async def destroy_topic(self, topic: str) -> None:
         """Delete a topic from the tier, durably. Raises OSError."""
-        for file in self._files.pop(topic, {}).values():
+        # They stay in the table until their files are gone: a new topic of the name would write into the same ones.
+        for file in self.of_topic(topic):
             await file.destroy()
+        self._files.pop(topic, None)
         if topic in self.metadata.topics:
             self.metadata.delete_topic(topic)
             await self.metadata.persist()

@@ -94,6 +94,9 @@ class FlatMessageFile:
         self._first_offset = 0
         """The queue offset of the first record of the stream; units below it lead nowhere any more."""
         self.is_destroyed = False
+        """Set before its segments are deleted: what is appended then is dropped."""
+        self._changes = trio.Lock()
+        """Appends, expiry and deletion come one after the other."""
 
     # -- what is there
 
@@ -174,8 +177,10 @@ class FlatMessageFile:
 
     async def init_offset(self, offset: int) -> None:
         """Begin the queue in the tier at an offset. Raises OSError."""
-        await self.commit_log.init_offset(0)
-        await self.consume_queue.init_offset(offset * UNIT_SIZE)
+        async with self._changes:
+            if not self.is_destroyed:
+                await self.commit_log.init_offset(0)
+                await self.consume_queue.init_offset(offset * UNIT_SIZE)
 
     @property
     def room(self) -> tuple[int, int]:
@@ -185,13 +190,29 @@ class FlatMessageFile:
 
     async def skip_to(self, offset: int) -> None:
         """Leave a gap: the messages before ``offset`` were deleted before they were uploaded. Raises OSError."""
-        await self.consume_queue.roll(offset * UNIT_SIZE)
+        async with self._changes:
+            if not self.is_destroyed:
+                await self.consume_queue.roll(offset * UNIT_SIZE)
 
-    async def append(self, batch: Batch) -> None:
-        """Append messages. They are durable and can be read when it returns. Raises OSError: then none of them counts.
+    async def roll(self, *, records: bool, units: bool) -> None:
+        """Begin new segments at the ends of the streams. Raises OSError."""
+        async with self._changes:
+            if records and not self.is_destroyed:
+                await self.commit_log.roll()
+            if units and not self.is_destroyed:
+                await self.consume_queue.roll()
 
-        The next attempt writes at the same positions again.
+    async def append(self, batch: Batch) -> bool:
+        """Append messages. They are durable and can be read when it returns. False if the queue is deleted.
+
+        Raises OSError: then none of them counts, and the next attempt writes at the same positions again.
         """
+        async with self._changes:
+            if not self.is_destroyed:
+                await self._append(batch)
+        return not self.is_destroyed
+
+    async def _append(self, batch: Batch) -> None:
         log, queue = self.commit_log, self.consume_queue
         if batch.offset != self.commit_offset:
             raise ValueError(f"{self.topic}/{self.queue_id} goes on at {self.commit_offset}, not at {batch.offset}")
@@ -304,22 +325,24 @@ class FlatMessageFile:
 
     async def destroy_expired(self, before_ms: int) -> int:
         """Delete whole segments whose messages were all stored before a time. Returns their number. Raises OSError."""
-        deleted = await self.commit_log.destroy_expired(before_ms)
-        if deleted:
-            await self._find_first()
-        gone = await self.consume_queue.destroy_below(self._first_offset * UNIT_SIZE)
-        for base in gone:
-            await self.physical.delete(base)
-        return len(deleted) + len(gone)
+        async with self._changes:
+            deleted = await self.commit_log.destroy_expired(before_ms)
+            if deleted:
+                await self._find_first()
+            gone = await self.consume_queue.destroy_below(self._first_offset * UNIT_SIZE)
+            for base in gone:
+                await self.physical.delete(base)
+            return len(deleted) + len(gone)
 
     async def destroy(self) -> None:
         """Delete the queue from the tier. Raises OSError."""
         self.is_destroyed = True
-        for base in [segment.base_offset for segment in self.consume_queue.segments]:
-            await self.physical.delete(base)
-        await self.consume_queue.destroy()
-        await self.commit_log.destroy()
-        self._metadata.delete_queue(self.topic, self.queue_id)
+        async with self._changes:
+            for base in [segment.base_offset for segment in self.consume_queue.segments]:
+                await self.physical.delete(base)
+            await self.consume_queue.destroy()
+            await self.commit_log.destroy()
+            self._metadata.delete_queue(self.topic, self.queue_id)
 
 
 def _runs(units: list[tuple[int, int, int]]) -> list[tuple[int, int]]:
