@@ -4,6 +4,7 @@ import dataclasses
 import errno
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 import trio
@@ -23,14 +24,14 @@ from trimq.protocol.tiered_layout import APACHE_UPLOADED, cluster_directory, seg
 from trimq.remoting.runtime.clock import ManualClock
 
 
-def tier(**options: object) -> TieredStoreConfig:
+def tier(**options: Any) -> TieredStoreConfig:
     return TieredStoreConfig(
         message_store_plug_in=PLUG_IN,
         tiered_backend_service_provider=POSIX_PROVIDER,
         tiered_store_file_path="/tier",
         tiered_store_commit_log_max_size=4096,
         tiered_store_consume_queue_max_size=200,
-        **options,  # type: ignore[arg-type]
+        **({"tiered_store_index_file_max_hash_slot_num": 64, "tiered_store_index_file_max_index_num": 400} | options),
     )
 
 
