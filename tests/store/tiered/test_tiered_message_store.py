@@ -455,3 +455,42 @@ async def test_a_topic_deleted_during_its_upload_leaves_nothing_behind(stop_at: 
         for kind, stream in (("COMMIT_LOG", file.commit_log), ("CONSUME_QUEUE", file.consume_queue)):
             names = {name.removesuffix(".phy") for name in disk.list(f"{folder}/{kind}")}
             assert names == {segment_name(segment.base_offset) for segment in stream.segments}
+
+
+async def test_an_expiry_that_cannot_write_the_metadata_ends_nothing() -> None:
+    async with opened(SimDisk()) as store:
+        await uploaded_store(store)
+        file = store.flat_files.find(TOPIC, 0)
+        assert file is not None
+
+        async def expired(_before_ms: int) -> int:
+            await trio.lowlevel.checkpoint()
+            return 1
+
+        async def failing() -> None:
+            await trio.lowlevel.checkpoint()
+            raise OSError(errno.EIO, "no metadata")
+
+        file.destroy_expired = expired  # type: ignore[assignment, method-assign]
+        persist = store.flat_files.metadata.persist
+        store.flat_files.metadata.persist = failing  # type: ignore[method-assign]
+        assert await store.expire_tier() == 1
+        store.flat_files.metadata.persist = persist  # type: ignore[method-assign]
+
+
+async def test_a_truncated_queue_file_fails_the_upload_of_its_queue_only() -> None:
+    disk = SimDisk()
+    async with opened(disk) as store:
+        await fill(store, 30)
+        await fill(store, 5, topic="Other")
+        await until_dispatched(store)
+        await store.flush()
+    disk.cold = True
+    async with opened(disk) as store:
+        folder = f"/store/consumequeue/{TOPIC}/0"
+        fd = disk.open(f"{folder}/{disk.list(folder)[0]}")
+        disk.truncate(fd, 40)
+        disk.close(fd)
+        await store.uploads.upload_all()
+        assert store.uploads.failures >= 1
+        assert store.uploads.messages == 5

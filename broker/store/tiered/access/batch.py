@@ -13,6 +13,7 @@ from trimq.broker.store.disk.mapped_file import MappedFile
 from trimq.broker.store.log.commit_log import CommitLog
 from trimq.broker.store.queue.consume_queue import ConsumeQueue
 from trimq.broker.store.queue.consume_queue_store import ConsumeQueueStore
+from trimq.broker.store.queue.queue_sizes import QueueFileError
 from trimq.broker.store.tiered.container.flat_message_file import Batch
 from trimq.protocol.queue_unit import FILLER_SIZE, UNIT
 from trimq.protocol.record import (
@@ -77,7 +78,10 @@ class BatchBuilder:
         while len(found) < count and offset + len(found) < queue.next_offset and not queue.deleted:
             data = self._queues.read(queue, offset + len(found), count - len(found))
             if data is None:
-                data = await self._queues.read_cold(queue, offset + len(found), count - len(found))
+                try:
+                    data = await self._queues.read_cold(queue, offset + len(found), count - len(found))
+                except QueueFileError as error:  # the uploads and the cleaner go on with other queues
+                    raise OSError(str(error)) from error
             if not data:
                 break
             found += UNIT.iter_unpack(data)

@@ -144,10 +144,7 @@ class TieredMessageStore(MessageStore):
         if self.tier_index is not None:
             # As RocketMQ's broker does: without local index files it can go on with any number of slots and entries.
             await self.tier_index.close()
-        try:
-            await self.flat_files.metadata.persist()
-        except OSError as error:
-            _log.error("tiered_metadata_not_saved", error=str(error))
+        await self._save_metadata()
 
     async def _run_expiry(self) -> None:
         while True:
@@ -165,8 +162,15 @@ class TieredMessageStore(MessageStore):
                 _log.error("tiered_segment_not_deleted", topic=file.topic, queue=file.queue_id, error=str(error))
         if count:
             _log.info("tiered_segments_deleted", count=count)
-            await self.flat_files.metadata.persist()
+            await self._save_metadata()
         return count
+
+    async def _save_metadata(self) -> None:
+        """A failure is repaired by the next write, or at the next start."""
+        try:
+            await self.flat_files.metadata.persist()
+        except OSError as error:
+            _log.error("tiered_metadata_not_saved", error=str(error))
 
     # -- reads
 
