@@ -15,6 +15,7 @@ from tests.store.stores import TOPIC, fill, put, settings, until_dispatched
 from trimq.broker.config import MessageStoreConfig
 from trimq.broker.store.durability.log_sync import SyncPlace
 from trimq.broker.store.message_store import MessageStore
+from trimq.broker.store.tiered.access.dispatcher import _Pending
 from trimq.broker.store.tiered.access.tiered_message_store import TieredMessageStore
 from trimq.broker.store.tiered.container.flat_message_file import TieredMessage
 from trimq.broker.store.types import GetMessageResult, GetMessageStatus
@@ -494,3 +495,14 @@ async def test_a_truncated_queue_file_fails_the_upload_of_its_queue_only() -> No
         await store.uploads.upload_all()
         assert store.uploads.failures >= 1
         assert store.uploads.messages == 5
+
+
+async def test_a_deleted_queue_does_not_begin_anew_in_the_tier() -> None:
+    async with opened(SimDisk()) as store:
+        await uploaded_store(store)
+        queue = store.find_queue(TOPIC, 0)
+        assert queue is not None
+        await store.delete_topic(TOPIC)
+        assert not await store.uploads._upload_group(_Pending(queue, 0))
+        assert store.flat_files.find(TOPIC, 0) is None
+        assert store.flat_files.metadata.topics == {}

@@ -293,6 +293,8 @@ class MessageStoreDispatcher:
     async def _upload_group(self, waiting: _Pending) -> bool:
         """Upload the next messages of a queue. Returns False if there is none that may be uploaded. Raises OSError."""
         queue, config = waiting.queue, self.config
+        if queue.deleted:
+            return False  # it must not begin anew in the tier: a new topic of its name begins at 0
         flat = self._flat_files.find_or_create(queue.topic, queue.queue_id)
         if flat.is_destroyed:
             return False  # its files are being deleted: a new queue of its name waits for that
