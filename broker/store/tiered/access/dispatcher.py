@@ -293,7 +293,7 @@ class MessageStoreDispatcher:
     async def _upload_group(self, waiting: _Pending) -> bool:
         """Upload the next messages of a queue. Returns False if there is none that may be uploaded. Raises OSError."""
         queue, config = waiting.queue, self.config
-        if queue.deleted:
+        if _is_gone(queue):
             return False  # it must not begin anew in the tier: a new topic of its name begins at 0
         flat = self._flat_files.find_or_create(queue.topic, queue.queue_id)
         if flat.is_destroyed:
@@ -308,7 +308,7 @@ class MessageStoreDispatcher:
         if offset < queue.min_offset:
             await self._skip(flat, queue.min_offset)
             offset = queue.min_offset
-        if offset >= queue.next_offset or flat.is_destroyed:
+        if offset >= queue.next_offset or _is_gone(queue, flat):
             return False
         await self._roll(flat)
         room, units = flat.room
@@ -323,7 +323,7 @@ class MessageStoreDispatcher:
             ),
             keys=self._index is not None,
         )
-        if built is None or queue.deleted or flat.is_destroyed:
+        if built is None or _is_gone(queue, flat):
             return False
         if built.batch is None:
             await self._skip(flat, built.skip_to)
@@ -370,6 +370,11 @@ class MessageStoreDispatcher:
                 await trio.lowlevel.checkpoint()
         waiting.unindexed = []
         await self._index.fill()
+
+
+def _is_gone(queue: ConsumeQueue, flat: FlatMessageFile | None = None) -> bool:
+    """Whether the topic was deleted; asked again after each await."""
+    return queue.deleted or (flat is not None and flat.is_destroyed)
 
 
 class TieredMessages:
