@@ -17,12 +17,12 @@ import trio
 
 from trimq.broker.store.queue.consume_queue import ConsumeQueue
 from trimq.broker.store.queue.consume_queue_store import ConsumeQueueStore
-from trimq.broker.store.tiered.access.batch import BatchBuilder, Indexed, Limits
+from trimq.broker.store.tiered.access.batch import BatchBuilder, Limits
 from trimq.broker.store.tiered.container.flat_file_store import FlatFileStore
 from trimq.broker.store.tiered.container.flat_message_file import FlatMessageFile
 from trimq.broker.tiered_config import TieredStoreConfig
-from trimq.protocol.message_keys import index_keys_of
 from trimq.protocol.queue_unit import FILLER_SIZE, UNIT_SIZE
+from trimq.protocol.tiered_index_batch import KeyItems
 
 _log: Final = structlog.get_logger(__name__)
 
@@ -36,7 +36,6 @@ _HOUR_MS: Final = 3_600_000
 _GROUPS: Final = 16
 """So many groups of a queue are uploaded in one turn."""
 _SLICE: Final = 500
-_KEYS_AT_ONCE: Final = 64
 _MOST_WAITING: Final = 8192
 """With more keys that wait for space in the index, no group is uploaded: they take memory."""
 
@@ -46,13 +45,11 @@ class KeyIndex(Protocol):
 
     @property
     def waiting(self) -> int:
-        """The number of keys that wait for space on the disk."""
+        """The number of keys that are in no file yet."""
         ...
 
-    def put_keys(
-        self, topic: str, topic_id: int, queue_id: int, keys: tuple[str, ...], offset: int, size: int, store_ms: int
-    ) -> None:
-        """Put the keys of one message; there may be none."""
+    def put_items(self, topic_id: int, queue_id: int, items: KeyItems, end: int) -> None:
+        """Put the keys of the messages of a queue up to a stream position; there may be none."""
         ...
 
     async def fill(self) -> None:
@@ -63,7 +60,7 @@ class KeyIndex(Protocol):
 class _Pending:
     """A queue with messages that are not uploaded. ``since``: store time in ms of the oldest, or an earlier time."""
 
-    __slots__ = ("failures", "is_running", "not_before", "queue", "since", "unindexed")
+    __slots__ = ("failures", "is_running", "not_before", "queue", "since")
 
     def __init__(self, queue: ConsumeQueue, since: int) -> None:
         self.queue = queue
@@ -71,8 +68,6 @@ class _Pending:
         self.failures = 0
         self.not_before = 0.0
         self.is_running = False
-        self.unindexed: list[Indexed] = []
-        """Messages of the last group, which are uploaded, while their keys are not in the index."""
 
 
 class MessageStoreDispatcher:
@@ -221,7 +216,7 @@ class MessageStoreDispatcher:
                 if self._pending.get(key) is waiting:
                     del self._pending[key]
                 continue
-            if self._begin(queue) >= queue.next_offset and not waiting.unindexed:
+            if self._begin(queue) >= queue.next_offset:
                 # A dirty queue can get units without ``note``: it is looked at until it is flushed.
                 if not queue.dirty:
                     del self._pending[key]
@@ -298,8 +293,6 @@ class MessageStoreDispatcher:
         flat = self._flat_files.find_or_create(queue.topic, queue.queue_id)
         if flat.is_destroyed:
             return False  # its files are being deleted: a new queue of its name waits for that
-        if waiting.unindexed:
-            await self._put_keys(flat, waiting)
         if self._index is not None and self._index.waiting > _MOST_WAITING:
             await self._index.fill()
         if not flat.is_initialized:
@@ -321,6 +314,7 @@ class MessageStoreDispatcher:
                 min(config.tiered_store_group_commit_size, room),
                 self._uploadable(),
             ),
+            flat.topic_id,
             keys=self._index is not None,
         )
         if built is None or _is_gone(queue, flat):
@@ -334,8 +328,9 @@ class MessageStoreDispatcher:
         self.messages += count
         self.bytes += built.batch.size
         waiting.since = built.batch.end_ms
-        waiting.unindexed = built.indexed
-        await self._put_keys(flat, waiting)
+        if self._index is not None:
+            self._index.put_items(flat.topic_id, flat.queue_id, built.keys, flat.commit_log.commit_offset)
+            await self._index.fill()
         return True
 
     async def _roll(self, flat: FlatMessageFile) -> None:
@@ -356,20 +351,6 @@ class MessageStoreDispatcher:
             "messages_not_in_tier", topic=flat.topic, queue=flat.queue_id, begin=flat.commit_offset, end=offset
         )
         await flat.skip_to(offset)
-
-    async def _put_keys(self, flat: FlatMessageFile, waiting: _Pending) -> None:
-        """Put the keys of the last group into the index. Raises OSError if it has no space for more."""
-        if self._index is None:
-            return
-        for number, message in enumerate(waiting.unindexed):
-            keys = index_keys_of(message.properties)
-            self._index.put_keys(
-                flat.topic, flat.topic_id, flat.queue_id, keys, message.position, message.size, message.store_ms
-            )
-            if number % _KEYS_AT_ONCE == _KEYS_AT_ONCE - 1:
-                await trio.lowlevel.checkpoint()
-        waiting.unindexed = []
-        await self._index.fill()
 
 
 def _is_gone(queue: ConsumeQueue, flat: FlatMessageFile | None = None) -> bool:
