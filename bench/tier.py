@@ -267,14 +267,20 @@ class Contender:
         }
 
 
-def measure(commands: dict[str, Sequence[str]], root: Path, *, mib: int, seconds: int, rounds: int) -> dict[str, Any]:
-    """All parts, for one broker after the other in each part."""
-    found: dict[str, Any] = {"upload": {}, "catchup1": {}, "catchup8": {}, "cold": {}, "sends": {}}
+PARTS = ("upload", "catchup1", "catchup8", "cold", "sends")
+
+
+def measure(
+    commands: dict[str, Sequence[str]], root: Path, wanted: Sequence[str], *, mib: int, seconds: int, rounds: int
+) -> dict[str, Any]:
+    """Parts, for one broker after the other in each part."""
+    found: dict[str, Any] = {part: {} for part in wanted}
     with ExitStack() as stack:
         tool = stack.enter_context(load_tool(root))
         contenders = [Contender(name, command, root, tool) for name, command in commands.items()]
-        for one in contenders:
-            one.fill(mib << 20)
+        if set(wanted) - {"sends"}:
+            for one in contenders:
+                one.fill(mib << 20)
         parts: dict[str, Callable[[Contender], dict[str, Any]]] = {
             "upload": lambda one: one.upload(),
             "catchup1": lambda one: one.catch_up(1),
@@ -282,12 +288,12 @@ def measure(commands: dict[str, Sequence[str]], root: Path, *, mib: int, seconds
             "cold": lambda one: one.cold(),
             "sends": lambda one: one.sends(seconds, rounds),
         }
-        for part, run in parts.items():
+        for part in wanted:
             for one in contenders:
-                found[part][one.name] = run(one)
+                found[part][one.name] = parts[part](one)
                 print(part, one.name, found[part][one.name], flush=True)
     for part, figure in (("upload", "mib_s"), ("catchup1", "msg_s"), ("catchup8", "msg_s")):
-        if "apache" in found[part] and "ours" in found[part]:
+        if "apache" in found.get(part, {}) and "ours" in found[part]:
             found[part]["ratio"] = round(found[part]["ours"][figure] / found[part]["apache"][figure], 3)
     return found
 
@@ -298,6 +304,7 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=2048, help="size of the backlog")
     parser.add_argument("--seconds", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--only", choices=["ours", "apache"])
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
@@ -308,7 +315,8 @@ def main() -> None:
             commands["apache"] = apache_command(root / "apache-home")
         if arguments.only != "apache":
             commands["ours"] = our_command()
-        result = measure(commands, root, mib=arguments.mib, seconds=arguments.seconds, rounds=arguments.rounds)
+        parts = arguments.parts.split(",")
+        result = measure(commands, root, parts, mib=arguments.mib, seconds=arguments.seconds, rounds=arguments.rounds)
     finally:
         shutil.rmtree(root, ignore_errors=True)
     print(json.dumps(result, indent=1))

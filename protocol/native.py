@@ -244,15 +244,15 @@ class Extension(Protocol):
         start: int,
         units: bytes,
         position: int,
-        target: bytearray,
+        target: memoryview,
         topic: str | None,
         /,
     ) -> TierBatch | None:
         """Copy the records of ``units`` into ``target`` as they stand in the tier, the first at ``position``.
 
-        ``log``: the part of the log from log offset ``start`` on, all of which is complete. ``target`` is new and has
-        the records' size. With a ``topic``, keys are hashed. None for anything unusual. The interpreter is released
-        meanwhile.
+        ``log``: the part of the log from log offset ``start`` on, all of which is complete. ``target`` has the
+        records' size, and is used by nothing else. With a ``topic``, keys are hashed. None for anything unusual. The
+        interpreter is released meanwhile.
         """
         ...
 

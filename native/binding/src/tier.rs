@@ -12,7 +12,7 @@ type Made<'py> = (Bound<'py, PyBytes>, Bound<'py, PyBytes>, i64, i64, [Bound<'py
 
 /// Copy the records of ``units`` into ``target`` as they stand in the tier, the first at ``position``.
 ///
-/// ``log``: complete records of the log, from log offset ``start`` on. ``target``: a new bytearray of their size.
+/// ``log``: complete records of the log, from log offset ``start`` on. ``target``: memory of their size that nothing else uses.
 /// Returns units, entries of the side file, the smallest and largest store time, and with a ``topic`` hash, position,
 /// size and store time of each key, as bytes in native byte order; None for anything unusual.
 ///

@@ -7,6 +7,8 @@ far from each other.
 """
 
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -39,6 +41,8 @@ _BATCH: Final = make_batch()
 _LONG: Final = struct.Struct(">q")
 _SLICE: Final = 256
 """So many records are copied between two turns of the loop."""
+_IDLE_BUFFERS: Final = 4
+_LARGEST_IDLE: Final = 8 * 1024 * 1024
 _SPARSE: Final = 16
 """If less than this part of a range of the log is wanted, each record is read on its own."""
 
@@ -65,6 +69,40 @@ class Built(NamedTuple):
     skip_to: int = -1
 
 
+class Buffers:
+    """Memory for the records of batches, used again: to allocate megabytes for each takes a millisecond."""
+
+    def __init__(self) -> None:
+        self._idle: list[bytearray] = []
+
+    @contextmanager
+    def one(self) -> Iterator["Buffer"]:
+        """A buffer for the block."""
+        buffer = Buffer(self._idle.pop() if self._idle else bytearray())
+        try:
+            yield buffer
+        finally:
+            if len(self._idle) < _IDLE_BUFFERS and 0 < len(buffer.memory) <= _LARGEST_IDLE:
+                self._idle.append(buffer.memory)
+
+    def release(self) -> None:
+        """Free the memory that is not in use."""
+        self._idle.clear()
+
+
+class Buffer:
+    """A buffer that grows as needed. What it holds is valid until the next batch is made with it."""
+
+    def __init__(self, memory: bytearray) -> None:
+        self.memory = memory
+
+    def view(self, size: int) -> memoryview:
+        """So many bytes of it."""
+        if size > len(self.memory):
+            self.memory = bytearray(size)
+        return memoryview(self.memory)[:size]
+
+
 class BatchBuilder:
     """Reads batches from the local store."""
 
@@ -77,9 +115,19 @@ class BatchBuilder:
         return list(UNIT.iter_unpack(await self._unit_bytes(queue, offset, count)))
 
     async def build(
-        self, queue: ConsumeQueue, offset: int, position: int, limits: Limits, topic_id: int, *, keys: bool = True
+        self,
+        queue: ConsumeQueue,
+        offset: int,
+        position: int,
+        limits: Limits,
+        topic_id: int,
+        buffer: Buffer,
+        *,
+        keys: bool = True,
     ) -> Built | None:
         """The next messages of a queue; ``position`` is where the first will stand in the stream. Raises OSError.
+
+        The batch is valid as long as nothing else uses ``buffer``.
 
         None if there is none that may be uploaded. ``keys``: the index needs them.
         """
@@ -102,7 +150,8 @@ class BatchBuilder:
         if not taken:
             return Built(None, _no_keys(), offset + 1)
         part = _Part(queue, offset, position, data[: taken * UNIT_SIZE], topic_id, keys=keys)
-        built = await self._built_natively(part, int(begins[:taken].min()), int(ends[:taken].max()), sizes[:taken])
+        size = int(sizes[:taken].sum())
+        built = await self._built_natively(part, int(begins[:taken].min()), int(ends[:taken].max()), size, buffer)
         if built is None:
             records = await self._records(list(UNIT.iter_unpack(part.units)))
             built = await _built(part, records)
@@ -126,20 +175,20 @@ class BatchBuilder:
             found += data
         return found
 
-    async def _built_natively(self, part: "_Part", begin: int, end: int, sizes: Any) -> Built | None:
+    async def _built_natively(self, part: "_Part", begin: int, end: int, size: int, buffer: Buffer) -> Built | None:
         """The batch of records that lie between two log offsets; None if the extension does not make it."""
-        extension, total = NATIVE.extension, int(sizes.sum())
+        extension = NATIVE.extension
         file = self._log.files.find(begin)
-        if extension is None or file is None or end > file.start + file.wrote or end - begin > total * _SPARSE:
+        if extension is None or file is None or end > file.start + file.wrote or end - begin > size * _SPARSE:
             return None
         disk = self._log.files.disk
         first, last = begin - file.start, end - file.start
         topic = part.queue.topic if part.keys else None
 
-        def make(file: MappedFile = file) -> tuple[bytearray, TierBatch | None]:
+        def make(file: MappedFile = file) -> tuple[memoryview, TierBatch | None]:
             if first < file.in_memory_from:
                 disk.read_ahead(file.fd, first, last)
-            target = bytearray(total)
+            target = buffer.view(size)
             # Nothing writes to these records any more: so the extension may read them beside the event loop.
             log = memoryview(file.view)[first:last]
             return target, extension.tier_batch(log, begin, part.units, part.position, target, topic)
@@ -155,7 +204,7 @@ class BatchBuilder:
         if made is None:
             return None
         units, entries, begin_ms, end_ms, columns = made
-        batch = Batch(part.offset, (target,), total, units, entries, begin_ms, end_ms)
+        batch = Batch(part.offset, (target,), size, units, entries, begin_ms, end_ms)
         hashes, positions, its_sizes, times = (
             np.frombuffer(column, kind) for column, kind in zip(columns, "iqiq", strict=True)
         )

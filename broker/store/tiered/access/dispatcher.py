@@ -17,7 +17,7 @@ import trio
 
 from trimq.broker.store.queue.consume_queue import ConsumeQueue
 from trimq.broker.store.queue.consume_queue_store import ConsumeQueueStore
-from trimq.broker.store.tiered.access.batch import BatchBuilder, Limits
+from trimq.broker.store.tiered.access.batch import BatchBuilder, Buffer, Buffers, Limits
 from trimq.broker.store.tiered.container.flat_file_store import FlatFileStore
 from trimq.broker.store.tiered.container.flat_message_file import FlatMessageFile
 from trimq.broker.tiered_config import TieredStoreConfig
@@ -100,6 +100,7 @@ class MessageStoreDispatcher:
         self._wake = trio.Event()
         self._stopping = False
         self._turns = trio.CapacityLimiter(min(config.uploads_at_once, _AT_ONCE))
+        self._buffers = Buffers()
         self._next_save = 0.0
         self.messages = 0
         self.bytes = 0
@@ -187,6 +188,8 @@ class MessageStoreDispatcher:
                 await self._start_due(nursery, force=False)
                 if trio.current_time() >= self._next_save:
                     await self._save()
+                if not any(waiting.is_running for waiting in self._pending.values()):
+                    self._buffers.release()
                 with trio.move_on_after(_LOOK):
                     await self._wake.wait()
 
@@ -259,16 +262,8 @@ class MessageStoreDispatcher:
     async def _upload(self, key: tuple[str, int], waiting: _Pending, force: bool) -> None:
         """Upload a queue until less than a group waits, or all of it if ``force``; others have turns in between."""
         try:
-            groups = 0
-            while not self._stopping and await self._upload_group(waiting):
-                groups += 1
-                rest = waiting.queue.next_offset - self._begin(waiting.queue)
-                late = self._wall_ms() - waiting.since >= self.config.tiered_store_group_commit_timeout
-                if not rest or not (force or late or rest >= self.config.group_commit_count):
-                    break
-                if groups >= _GROUPS and not force:
-                    self._wake.set()
-                    break
+            with self._buffers.one() as buffer:
+                await self._upload_groups(waiting, buffer, force)
             if waiting.failures:
                 _log.info("tiered_upload_resumed", topic=key[0], queue=key[1], failures=waiting.failures)
             waiting.failures = 0
@@ -285,7 +280,19 @@ class MessageStoreDispatcher:
             if self._pending.get(key) is waiting:
                 self._pending[key] = self._pending.pop(key)
 
-    async def _upload_group(self, waiting: _Pending) -> bool:
+    async def _upload_groups(self, waiting: _Pending, buffer: Buffer, force: bool) -> None:
+        groups = 0
+        while not self._stopping and await self._upload_group(waiting, buffer):
+            groups += 1
+            rest = waiting.queue.next_offset - self._begin(waiting.queue)
+            late = self._wall_ms() - waiting.since >= self.config.tiered_store_group_commit_timeout
+            if not rest or not (force or late or rest >= self.config.group_commit_count):
+                break
+            if groups >= _GROUPS and not force:
+                self._wake.set()
+                break
+
+    async def _upload_group(self, waiting: _Pending, buffer: Buffer) -> bool:
         """Upload the next messages of a queue. Returns False if there is none that may be uploaded. Raises OSError."""
         queue, config = waiting.queue, self.config
         if _is_gone(queue):
@@ -315,6 +322,7 @@ class MessageStoreDispatcher:
                 self._uploadable(),
             ),
             flat.topic_id,
+            buffer,
             keys=self._index is not None,
         )
         if built is None or _is_gone(queue, flat):
