@@ -268,7 +268,7 @@ async def _built(part: _Part, records: list[bytes]) -> Built:
     tier_units, entries = bytearray(), bytearray()
     messages: list[KeysOfMessage] = []
     keys = _no_keys()
-    begin_ms, end_ms = 1 << 62, 0
+    begin_ms, end_ms = 1 << 63, -(1 << 63)
     topic, queue_id = part.queue.topic, part.queue.queue_id
     at = part.position
     for number, ((phy, size, tags_code), data) in enumerate(zip(UNIT.iter_unpack(part.units), records, strict=True)):
