@@ -183,7 +183,7 @@ class Contender:
         self._tool = tool
         self._starts = 0
         self.tier = Tier(self._root / "tier")
-        self.sent = 0
+        self.total = 0
 
     def broker(self, *, tiered: bool, store: str = "store", **options: object) -> BrokerProcess:
         """Its broker, not started yet."""
@@ -208,23 +208,23 @@ class Contender:
             found = self.run(broker, f"{SENDS} -n {size // RECORD_BYTES} -warm 0s", 300)
             if found["failed"]:
                 raise RuntimeError(f"{self.name}: {found['failed']} sends failed: {found['remark']}")
-            self.sent = stored_messages(broker.port)
+            self.total = stored_messages(broker.port)
 
     def upload(self) -> dict[str, float]:
         """Drain the backlog."""
         settle()
         known = self.tier.messages()
         with Growth(self.tier) as growth, self.broker(tiered=True, tieredStoreGroupCommitTimeout=1000) as broker:
-            until(lambda: self.tier.messages() >= self.sent, "not all messages are in the tier")
+            until(lambda: self.tier.messages() >= self.total, "not all messages are in the tier")
             used = cpu_seconds(broker.process.pid)
             memory = broker.memory_mib()
         rate = growth.rate()
         return {
             "mib": round(growth.size / 2**20),
-            "messages": self.sent - known,
+            "messages": self.total - known,
             "s_since_start": round(growth.ended - growth.began, 2),
             "mib_s": round(rate / 2**20, 1),
-            "msg_s": round(rate * (self.sent - known) / growth.size),
+            "msg_s": round(rate * (self.total - known) / growth.size),
             "cpu_s_since_start": round(used, 2),
             "anonymous_mib": round(memory, 1),
         }
@@ -235,8 +235,8 @@ class Contender:
         with self.broker(tiered=True) as broker:
             found = self.run(broker, f"-mode scan -conns {connections}", 300)
             memory = broker.memory_mib()
-        if found["messages"] != self.sent:
-            raise RuntimeError(f"{self.name}: {found['messages']} of {self.sent} messages were read")
+        if found["messages"] != self.total:
+            raise RuntimeError(f"{self.name}: {found['messages']} of {self.total} messages were read")
         return {figure: found[figure] for figure in ("messages", "msg_s", "mb_s")} | {"anonymous_mib": round(memory, 1)}
 
     def cold(self) -> dict[str, float]:

@@ -16,7 +16,10 @@ import msgspec
 from trimq.broker.tools import offline_store
 from trimq.broker.tools.dump import Filter, figures, lines
 from trimq.broker.tools.offline_store import NotUsableError, OfflineStore
+from trimq.broker.tools.offline_tier import find_tier
+from trimq.broker.tools.tier_listing import listing, listing_lines
 from trimq.broker.tools.verify import Faults, Report, Verdict, Verification
+from trimq.broker.tools.verify_tier import TierReport, TierVerification
 
 Progress = Callable[[int], None]
 
@@ -142,6 +145,69 @@ def rebuild(store: Path, config_file: str | None) -> None:
     sys.exit(Verdict.DAMAGED if report.damaged else Verdict.SOUND)
 
 
+# -- the tier
+
+_tier = click.option(
+    "--tier", "tier", metavar="DIR", help="The directory of the segments, if the configuration does not name it."
+)
+_topics = click.option("-t", "--topic", "topics", multiple=True, help="Only this topic; can be given more than once.")
+
+
+@main.group(context_settings={"help_option_names": ["-h", "--help"]})
+def tiered() -> None:
+    """Print and check the segments that TriMQ or RocketMQ has uploaded to a directory."""
+
+
+@tiered.command(name="ls")
+@_store
+@_config
+@_tier
+@_topics
+@click.option("--segments", is_flag=True, help="Also print each segment.")
+@_json
+def tiered_ls(
+    store: Path, config_file: str | None, tier: str | None, topics: tuple[str, ...], segments: bool, as_json: bool
+) -> None:
+    """Print the queues of the tier with their offsets and times, and the index files."""
+    with _opened(store, config_file) as opened:
+        found = find_tier(opened, config_file, tier)
+        queues, index = list(found.queues(frozenset(topics))), [] if topics else found.index()
+        if as_json:
+            click.echo(msgspec.json.encode(listing(queues, index)))
+            return
+        for line in listing_lines(queues, index, segments=segments):
+            click.echo(line)
+
+
+@tiered.command(name="verify")
+@_store
+@_config
+@_tier
+@_topics
+@click.option("--crc/--no-crc", default=True, help="Compare each body with its checksum, or only heads and lengths.")
+@_json
+def tiered_verify(
+    store: Path, config_file: str | None, tier: str | None, topics: tuple[str, ...], crc: bool, as_json: bool
+) -> None:
+    """Check segments, messages, side files and index files of the tier. Nothing is changed.
+
+    Exit code 0: the tier is sound. 1: a broker's next start repairs it, or keys may not be found. 2: it cannot be
+    checked. 3: messages are damaged or missing.
+    """
+    with _opened(store, config_file) as opened:
+        found = find_tier(opened, config_file, tier)
+        total = sum(queue.log.size for queue in found.queues(frozenset(topics)))
+        total += 0 if topics else sum(file.size for file in found.index())
+        with _progress("verifying", total) as progress:
+            report = TierVerification(found, check_crc=crc).run(progress, frozenset(topics))
+    if as_json:
+        click.echo(msgspec.json.encode({**msgspec.to_builtins(report), "verdict": report.verdict.name}))
+    else:
+        for line in _tier_lines(report):
+            click.echo(line)
+    sys.exit(report.verdict)
+
+
 # -- helpers
 
 
@@ -226,14 +292,32 @@ def _report_lines(report: Report) -> Iterator[str]:
         ("index", report.index),
         ("checkpoint", report.checkpoint),
     ]
-    for name, faults in kinds:
-        for text in faults.shown:
-            yield f"fault       {name}: {text}"
-        if faults.count > len(faults.shown):
-            yield f"fault       {name}: and {faults.count - len(faults.shown)} more"
+    yield from _fault_lines(kinds)
     for note in report.notes:
         yield f"note        {note}"
     yield {
         Verdict.SOUND: "the store is sound",
         Verdict.REPAIRABLE: f"queues, index or checkpoint need repair: {_remedy(report)}",
     }.get(report.verdict, "the store is damaged: messages or state are lost")
+
+
+def _tier_lines(report: TierReport) -> Iterator[str]:
+    yield f"tier        {report.directory} of {report.root}"
+    yield f"messages    {report.messages} in {report.queues} queues, {report.bytes} bytes, {report.segments} segments"
+    yield f"offsets     {report.known_offsets} messages have kept their offset in the log"
+    yield f"index       {report.index_files} files, {report.index_entries} entries"
+    yield from _fault_lines([("lost", report.lost), ("repairable", report.repairable), ("index", report.index)])
+    for note in report.notes:
+        yield f"note        {note}"
+    yield {
+        Verdict.SOUND: "the tier is sound",
+        Verdict.REPAIRABLE: "the tier needs repair: a broker's next start does what is repairable",
+    }.get(report.verdict, "the tier is damaged: messages are lost")
+
+
+def _fault_lines(kinds: list[tuple[str, Faults]]) -> Iterator[str]:
+    for name, faults in kinds:
+        for text in faults.shown:
+            yield f"fault       {name}: {text}"
+        if faults.count > len(faults.shown):
+            yield f"fault       {name}: and {faults.count - len(faults.shown)} more"

@@ -111,6 +111,10 @@ class DefaultMetadataStore:
         """The ids of a topic's queues."""
         return list(self._queues.get(topic, ()))
 
+    def paths(self, type: SegmentType) -> list[str]:
+        """The paths of the queues that have segments of a type."""
+        return list(self._segments[type])
+
     def segments(self, path: str, type: SegmentType) -> list[SegmentMetadata]:
         """The segments of a stream, in the order of their base offsets."""
         return sorted(self._segments[type].get(path, {}).values(), key=lambda segment: segment.base_offset)
