@@ -336,6 +336,53 @@ async def test_a_tier_that_cannot_be_read_is_replaced_by_the_local_store() -> No
         result.release()
 
 
+async def test_a_tier_that_hangs_is_replaced_by_the_local_store_or_found_null() -> None:
+    disk = SimDisk()
+    for level in (TieredStorageLevel.FORCE, TieredStorageLevel.NOT_IN_DISK):
+        async with opened(disk, tier(tiered_storage_level=level)) as store:
+            if level is TieredStorageLevel.FORCE:
+                await fill(store, 60)
+                await until_dispatched(store)
+                await store.flush()
+                await store.uploads.upload_all()
+            else:
+                await drop_local(store)
+            file = store.flat_files.find(TOPIC, 0)
+            assert file is not None
+            file.read_messages = _hangs  # type: ignore[assignment, method-assign]
+            await trio.testing.wait_all_tasks_blocked()
+            results: list[GetMessageResult] = []
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_get_into, results, store)
+                await trio.testing.wait_all_tasks_blocked()
+                store.clock.advance(12.5)  # type: ignore[attr-defined]
+            if level is TieredStorageLevel.FORCE:
+                assert (results[0].status, store.fetcher.fallbacks) == (GetMessageStatus.FOUND, 1)
+                results[0].release()
+            else:
+                assert (results[0].status, results[0].next_begin_offset) == (GetMessageStatus.OFFSET_FOUND_NULL, 0)
+            assert store.fetcher.reads.timeouts == 1
+
+
+async def _hangs(*_: object) -> Any:
+    await trio.sleep_forever()
+
+
+async def _get_into(results: list[GetMessageResult], store: MessageStore) -> None:
+    results.append(await get(store, 0))
+
+
+async def test_groups_have_shares_of_the_memory_for_reads() -> None:
+    async with opened(SimDisk()) as store:
+        await uploaded_store(store)
+        await trio.testing.wait_all_tasks_blocked()
+        for group, offset in (("GroupA", 0), ("GroupB", 0)):
+            arguments = TOPIC, 0, offset, 8, 1 << 20, None, group
+            result = store.get_message(*arguments) or await store.get_message_cold(*arguments)
+            assert result.status is GetMessageStatus.FOUND
+            assert set(store.fetcher.cache.groups) == {group}
+
+
 async def _script(store: TieredMessageStore, durable: list[int]) -> None:
     """Uploads that roll every kind of file, between more messages; expiry at the end. Notes how many are durable."""
     for step in range(3):
