@@ -159,11 +159,11 @@ class DefaultMetadataStore:
         known.begin_timestamp, known.end_timestamp = segment.min_timestamp, segment.max_timestamp
         self._touch(_TABLES[segment.type], segment.path)
 
-    def mark_deleted(self, path: str, type: SegmentType, base_offset: int) -> None:
-        """Note that a segment's file is being deleted. RocketMQ's broker ignores the mark."""
+    def mark_deleted(self, path: str, type: SegmentType, base_offset: int, *, undo: bool = False) -> None:
+        """Note that a segment's file is being deleted, or not any more. RocketMQ's broker ignores the mark."""
         known = self._segments[type].get(path, {}).get(base_offset)
         if known is not None:
-            known.status = DELETED
+            known.status = 0 if undo else DELETED
             self._touch(_TABLES[type], path)
 
     def forget_segments(self) -> None:
