@@ -108,6 +108,7 @@ class TieredMessageStore(MessageStore):
         """See MessageStore. The tier is loaded once the store is locked and recovered."""
         async with super().opened():
             await self.flat_files.load()
+            self._continue_queues()
             if self.tier_index is not None:
                 await self.tier_index.recover()
             async with trio.open_nursery() as nursery:
@@ -123,6 +124,18 @@ class TieredMessageStore(MessageStore):
                     with trio.CancelScope(shield=True):
                         await self._stop_tier(finished, indexing)
                     nursery.cancel_scope.cancel()
+
+    def _continue_queues(self) -> None:
+        """Queues that only the tier has go on behind its messages.
+
+        Without this a queue whose local files were lost, and whose messages left the local log, would begin at 0.
+        """
+        for file in self.flat_files.all():
+            if file.commit_offset and not self.queues.peek_next_offset(file.topic, file.queue_id):
+                self.queues.find_or_create(file.topic, file.queue_id).start_at(file.commit_offset)
+                _log.warning(
+                    "queue_continues_behind_tier", topic=file.topic, queue=file.queue_id, offset=file.commit_offset
+                )
 
     async def _run_index(self, scope: trio.CancelScope) -> None:
         if self.tier_index is not None:
