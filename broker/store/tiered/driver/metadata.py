@@ -84,17 +84,21 @@ class DefaultMetadataStore:
 
     # -- reading
 
-    def load(self) -> None:
-        """Read the file. Blocks. Raises StoreLoadError if it cannot be understood, OSError."""
+    def load(self) -> bool:
+        """Read the file. Returns False if there is none. Blocks.
+
+        Raises StoreLoadError if it cannot be understood, OSError.
+        """
         data = read_whole(self._disk, self.file)
         if not data:
-            return
+            return False
         try:
             self._take(loads(data))
         except (ValueError, TypeError, KeyError, AttributeError, msgspec.ValidationError) as error:
             raise StoreLoadError(
                 f"{self.file} is damaged ({error}), and it lists what the tier holds: restore it from a copy"
             ) from error
+        return True
 
     def _take(self, tables: dict[str, Any]) -> None:
         self._last_id = int(tables.get("topicSerialNumber", -1))
