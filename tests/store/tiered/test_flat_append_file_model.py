@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.store.simdisk import Loss, PowerCut, SimDisk
 from trimq.broker.store.tiered.container.flat_append_file import FlatAppendFile
 from trimq.broker.store.tiered.driver.factory import FileSegmentFactory
+from trimq.broker.store.tiered.driver.file_segment import Piece
 from trimq.broker.store.tiered.driver.metadata import DefaultMetadataStore
 from trimq.broker.tiered_config import PLUG_IN, POSIX_PROVIDER, TieredStoreConfig
 from trimq.protocol.tiered_layout import UNSET_TIME, SegmentType, segment_file, segment_name
@@ -156,7 +157,7 @@ class Run:
         if name == "append":
             data = bytes([self.number % 251]) * first
             self.number += 1
-            pieces = [data[: first // 2], memoryview(data)[first // 2 :]]
+            pieces: list[Piece] = [data[: first // 2], memoryview(data)[first // 2 :]]
             self.is_loose = True
             found = await self.file.append(pieces, first, self.now - second, self.now)
             taken = model.append(data, self.now - second, self.now)

@@ -53,18 +53,20 @@ async def opened(
         yield store
 
 
-async def get(store: MessageStore, offset: int, count: int = 32, topic: str = TOPIC) -> GetMessageResult:
-    arguments = topic, 0, offset, count, 1 << 20, None
+async def get(
+    store: MessageStore, offset: int, count: int = 32, topic: str = TOPIC, queue_id: int = 0
+) -> GetMessageResult:
+    arguments = topic, queue_id, offset, count, 1 << 20, None
     result = store.get_message(*arguments)
     return await store.get_message_cold(*arguments) if result is None else result
 
 
-async def all_offsets(store: MessageStore, begin: int, end: int) -> list[tuple[int, int]]:
+async def all_offsets(store: MessageStore, begin: int, end: int, *, queue_id: int = 0) -> list[tuple[int, int]]:
     """Queue offset and log offset of all messages, as a consumer reads them."""
     found: list[tuple[int, int]] = []
     offset = begin
     while offset < end:
-        result = await get(store, offset)
+        result = await get(store, offset, queue_id=queue_id)
         assert result.status is GetMessageStatus.FOUND, (offset, result)
         messages = decode_messages(b"".join(bytes(buffer) for buffer in result.buffers))
         found += [(message.queue_offset, message.commit_log_offset) for message in messages]
