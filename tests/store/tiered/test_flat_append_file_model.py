@@ -293,7 +293,38 @@ async def play(steps: list[Step], seed: int) -> None:
             await run.adopt(name, run.now - first, restarted=True)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=800, deadline=None)
 @given(STEPS, st.integers(0, 1000))
 def test_the_stream_is_the_list(steps: list[Step], seed: int) -> None:
     trio.run(play, steps, seed)
+
+
+async def test_a_segment_that_could_not_be_added_is_gone_with_the_next_append() -> None:
+    run = Run(0)
+    await run.open()
+    for step in (("init", 0, 0), ("append", 60, 0)):
+        await run.apply(step)
+    run.disk.fail("sync_directory", errno.EIO)  # the metadata have their name, and list the segment
+    with pytest.raises(OSError, match="Input/output"):
+        await run.file.roll()
+    run.be_sound()
+    await run.apply(("append", 30, 0))
+    run.disk = run.disk.after_kill()
+    await run.open()
+    await run.check()
+    assert run.file.commit_offset == 90
+
+
+async def test_bytes_of_a_failed_write_are_not_found_behind_a_shorter_one() -> None:
+    run = Run(0)
+    await run.open()
+    await run.apply(("init", 0, 0))
+    run.disk.fail("data_sync", errno.EIO, 2)  # the first is that of the metadata
+    with pytest.raises(OSError, match="Input/output"):
+        await run.file.append([bytes(60)], 60, run.now, run.now)
+    run.be_sound()
+    await run.apply(("append", 7, 0))
+    run.disk = run.disk.after_kill()
+    await run.open()
+    await run.check(times=False)
+    assert run.file.commit_offset == 7

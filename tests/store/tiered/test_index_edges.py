@@ -1,4 +1,4 @@
-"""Rare states of the tier's index: a file closed while it is read, many keys at once, a torn item, a given-up upload."""
+"""Rare states of the tier's index: closed while it is read, many keys at once, a torn item, a given-up upload."""
 
 import errno
 from collections.abc import Sequence
