@@ -454,11 +454,13 @@ def test_random_gets_of_groups_return_the_messages_of_the_queue(seed: int, is_ca
         while offset < queue.commit_offset:
             if chance.random() < 0.1:
                 queue.failing.symmetric_difference_update({offset})
-            result = await get(fetcher, offset, chance.choice((1, 10, 64)), chance.choice((1, 1000)), accept, group)
+            most = chance.choice((1, 1000))
+            result = await get(fetcher, offset, chance.choice((1, 10, 64)), most, accept, group)
             if result.status is S.OFFSET_FOUND_NULL:
                 queue.failing.clear()
                 continue
             assert result.next_begin_offset > offset
+            assert result.count <= 1 or result.size <= most
             assert result.status is (S.FOUND if result.buffers else S.NO_MATCHED_MESSAGE)
             found += offsets(result)
             offset = result.next_begin_offset

@@ -1,6 +1,7 @@
 """Faults of the tier: a full disk, metadata that cannot be written or is missing, damaged segments and side files."""
 
 import errno
+from collections.abc import Sequence
 
 import pytest
 from structlog.testing import capture_logs
@@ -12,9 +13,12 @@ from trimq.broker.store.disk.durable_files import write_beside
 from trimq.broker.store.disk.mapped_file_queue import StoreLoadError
 from trimq.broker.store.message_store import MessageStore
 from trimq.broker.store.tiered.driver import metadata
+from trimq.broker.store.tiered.driver.file_segment import Piece
 from trimq.broker.store.tiered.driver.metadata import _replace
+from trimq.broker.store.tiered.driver.posix import PosixFileSegment
 from trimq.broker.store.types import GetMessageStatus
-from trimq.protocol.tiered_layout import APACHE_UPLOADED, METADATA_FILE, cluster_directory
+from trimq.protocol.queue_unit import UNIT, UNIT_SIZE
+from trimq.protocol.tiered_layout import APACHE_UPLOADED, METADATA_FILE, SegmentType, cluster_directory
 
 FOLDER = f"/tier/{cluster_directory('C1')}/broker-a/{TOPIC}/0"
 METADATA = f"/store/config/{METADATA_FILE}"
@@ -231,3 +235,51 @@ async def test_a_queue_without_local_files_and_messages_goes_on_behind_the_tier(
         file = store.flat_files.find(TOPIC, 0)
         assert file is not None
         assert file.commit_offset == 63
+
+
+async def test_records_whose_units_could_not_be_written_are_written_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    write = PosixFileSegment.write
+
+    async def failing(segment: PosixFileSegment, pieces: Sequence[Piece], position: int) -> None:
+        if segment.type is SegmentType.CONSUME_QUEUE:
+            raise OSError(errno.EIO, "no units")
+        await write(segment, pieces, position)
+
+    async with opened(SimDisk()) as store:
+        await fill(store, 10)
+        await until_dispatched(store)
+        await store.flush()
+        with monkeypatch.context() as patch:
+            patch.setattr(PosixFileSegment, "write", failing)
+            await store.uploads.upload_all()
+        assert store.uploads.failures == 1
+        await store.uploads.upload_all()
+        file = store.flat_files.find(TOPIC, 0)
+        assert file is not None
+        found = await file.read_messages(0, 10, 1 << 20)
+        assert len(found.messages) == 10
+        assert file.commit_log.commit_offset == sum(len(message.record) for message in found.messages)
+
+
+@pytest.mark.parametrize("unit", [(0, 0, 0), (1 << 40, 231, 0), (0, 231, 0)])
+async def test_units_that_lead_to_no_record_of_theirs_are_cut(unit: tuple[int, int, int]) -> None:
+    disk = SimDisk()
+    async with opened(disk) as store:
+        await fill(store, 5)
+        await until_dispatched(store)
+        await store.flush()
+        await store.uploads.upload_all()
+    (units,) = [path for path in files(disk, "CONSUME_QUEUE") if not path.endswith(".phy")]
+    fd = disk.open(units)
+    disk.pwrite(fd, UNIT.pack(*unit) + b"torn", 5 * UNIT_SIZE)
+    disk.close(fd)
+    async with opened(disk) as store:
+        file = store.flat_files.find(TOPIC, 0)
+        assert file is not None
+        assert (file.min_offset, file.commit_offset) == (0, 5)
+        await fill(store, 3, first=5)
+        await until_dispatched(store)
+        await store.flush()
+        await store.uploads.upload_all()
+        found = await file.read_messages(0, 10, 1 << 20)
+        assert [message.offset for message in found.messages] == list(range(8))
