@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench import micro_benchmarks, spark_report, timers
+from bench import micro_benchmarks, spark_report, tier, timers
 from bench.plots import Bar, Plots, bars, lines
 from bench.processes import describe
 from bench.stalls import ENDS_MS
@@ -37,6 +37,7 @@ PARTS = (
     "footprint",
     "scrape",
     "timers",
+    "tier",
     "side_by_side",
     "transactions",
     "sdk",
@@ -135,6 +136,7 @@ def report() -> str:
         ("How the cost of a request grows", "sweeps", _sweeps),
         ("Delay of the event loop under load", "stalls", _stalls),
         ("Timed messages", "timers", _timers),
+        ("Tiered storage beside Apache RocketMQ 5.5.0", "tier", _tier),
         ("Two brokers on one machine", "two_brokers", _two_brokers),
         ("Other interpreters", "interpreters", _interpreters),
         ("Micro-benchmarks", "micro_benchmarks", _micro_benchmarks),
@@ -313,6 +315,32 @@ def _timers(numbers: dict[str, dict[str, Any]]) -> list[str]:
         f"  p99.9 {late['ms_p99.9']:,} ms",
         *(f"- **{text}**" for text in timers.missed(numbers)),
     ]
+
+
+def _tier(numbers: dict[str, dict[str, Any]]) -> list[str]:
+    """Uploads, catching up, the first cold message, and sends beside uploads."""
+    rows = ["| part | figure | Apache | ours | ratio | limit |", "|---|---|--:|--:|--:|--:|"]
+    for part, figure, text in (
+        ("upload", "msg_s", "messages/s uploaded"),
+        ("upload", "mib_s", "MiB/s uploaded"),
+        ("upload", "anonymous_mib", "anonymous memory, MiB"),
+        ("catchup1", "msg_s", "messages/s read by 1 consumer"),
+        ("catchup8", "msg_s", "messages/s read by 8 consumers"),
+        ("catchup8", "anonymous_mib", "anonymous memory, MiB"),
+        ("cold", "ms_first", "ms to the first message of the first queue"),
+        ("cold", "ms_median", "ms to the first message of a queue, median"),
+    ):
+        apache, ours = (numbers[part][name][figure] for name in ("apache", "ours"))
+        limit = f"{tier.LEAST:g}" if figure == "msg_s" else ""
+        rows.append(f"| {part} | {text} | {apache:,} | {ours:,} | {ours / apache:.2f} | {limit} |")
+    for name in ("apache", "ours"):
+        found = numbers["sends"][name]
+        rows.append(
+            f"| sends | {name}: messages/s without and with the plug-in, which uploads {found['uploaded_msg_s']:,} |"
+            f" {found['msg_s_without']:,} | {found['msg_s_with']:,} | {found['ratio']:.2f} |"
+            f" {tier.LEAST_SENDS if name == 'ours' else ''} |"
+        )
+    return [*rows, "", *(f"- **{text}**" for text in tier.missed(numbers))]
 
 
 def _two_brokers(numbers: dict[str, dict[str, float]]) -> list[str]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Literal, Protocol, cast
 
-VERSION: Final = "0.3.0"
+VERSION: Final = "0.4.0"
 """The version of the extension that this code needs, as in native/Cargo.toml: others may take other arguments."""
 VARIABLE: Final = "TRIMQ_NATIVE"
 _HOW: Final = "with Rust (https://rustup.rs), make native in a checkout, or pip install ./native"
@@ -116,6 +116,11 @@ the table of states, and the states, which are 0 for a pending half."""
 SingleSend = tuple[str, int, int, bytes, int, int, int, int, int, tuple[str, ...], bytes, int]
 """A send: topic, queue id, offset of the body in its frame, properties with those added, born timestamp, flag, sysFlag,
 reconsumeTimes, tags code, keys, unique key, opaque."""
+
+
+TierBatch = tuple[bytes, bytes, int, int, tuple[bytes, bytes, bytes, bytes]]
+"""Units, entries of the side file, smallest and largest store time; hash (i32), position (i64), size (i32) and store
+time (i64) of each key."""
 
 
 class Reader(Protocol):
@@ -233,6 +238,24 @@ class Extension(Protocol):
         """
         ...
 
+    def tier_batch(
+        self,
+        log: memoryview,
+        start: int,
+        units: bytes,
+        position: int,
+        target: memoryview,
+        topic: str | None,
+        /,
+    ) -> TierBatch | None:
+        """Copy the records of ``units`` into ``target`` as they stand in the tier, the first at ``position``.
+
+        ``log``: the part of the log from log offset ``start`` on, all of which is complete. ``target`` has the
+        records' size, and is used by nothing else. With a ``topic``, keys are hashed. None for anything unusual. The
+        interpreter is released meanwhile.
+        """
+        ...
+
     def panic(self) -> None:
         """Panic, for tests: raises NativeFault."""
         ...
@@ -277,7 +300,7 @@ class NativeExtension:
 
     @property
     def status(self) -> str:
-        """The implementation in use, as a short text: ``native 0.3.0``, ``python (not installed)``."""
+        """The implementation in use, as a short text: ``native 0.4.0``, ``python (not installed)``."""
         return f"native {VERSION}" if self.is_on else f"python ({self.reason.partition(':')[0]})"
 
 

@@ -5,6 +5,7 @@ so that a thread that runs them leaves the interpreter to the event loop in betw
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -58,24 +59,57 @@ class Scan(NamedTuple):
     last_second: int
 
 
-def items_of(batch: Batch, messages: Sequence[KeysOfMessage], begin_ms: int) -> Any:
-    """The items of messages in their order, one for each key, not linked yet. There is at least one key."""
-    hashes, offsets, times = batch.flat([(m.topic, m.keys, m.offset, m.store_ms) for m in messages])
+@dataclass(frozen=True, slots=True, eq=False)
+class KeyItems:
+    """Items, one for each key, in the order of their messages: without seconds and links, which depend on the file.
+
+    ``times``: the store time of each in ms.
+    """
+
+    items: Any
+    times: Any
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def part(self, begin: int, end: int) -> "KeyItems":
+        """The items from one number to another."""
+        return KeyItems(self.items[begin:end], self.times[begin:end])
+
+    def since(self, begin_ms: int) -> Any:
+        """The items of a file that began at a time."""
+        items = self.items.copy()
+        milliseconds = self.times - begin_ms
+        seconds = np.abs(milliseconds) // 1000 * np.sign(milliseconds)
+        items["seconds"] = np.clip(seconds, _INT_MIN, 0x7FFFFFFF)
+        return items
+
+
+def items_of_columns(topic_id: int, queue_id: int, hashes: Any, offsets: Any, sizes: Any, times: Any) -> KeyItems:
+    """The items of messages of one queue: tiered_key_hash, stream position, size and store time (ms) of each key."""
     items = np.zeros(len(hashes), dtype=ITEM_TYPE)
-    counts = np.fromiter((len(m.keys) for m in messages), dtype=np.int64, count=len(messages))
     items["hash"] = hashes
+    items["topic"], items["queue"] = topic_id, queue_id
+    items["offset"], items["size"] = offsets, sizes
+    return KeyItems(items, np.asarray(times, dtype=np.int64))
+
+
+def items_of(batch: Batch, messages: Sequence[KeysOfMessage]) -> KeyItems:
+    """The items of messages of any queues."""
+    if not any(message.keys for message in messages):
+        return KeyItems(np.zeros(0, dtype=ITEM_TYPE), np.zeros(0, dtype=np.int64))
+    hashes, offsets, times = batch.flat([(m.topic, m.keys, m.offset, m.store_ms) for m in messages])
+    counts = np.fromiter((len(m.keys) for m in messages), dtype=np.int64, count=len(messages))
+    sizes = np.array([m.size for m in messages], dtype=np.int64).repeat(counts)
+    found = items_of_columns(0, 0, hashes, offsets, sizes, times)
+    items = found.items
     if not np.all(items["hash"]):  # the local index stores 0 for the smallest integer
         texts = [(m.topic, key) for m in messages for key in m.keys]
         for at in np.flatnonzero(items["hash"] == 0):
             items["hash"][at] = tiered_key_hash(*texts[at])
     items["topic"] = np.array([m.topic_id for m in messages], dtype=np.int64).repeat(counts)
     items["queue"] = np.array([m.queue_id for m in messages], dtype=np.int64).repeat(counts)
-    items["offset"] = offsets
-    items["size"] = np.array([m.size for m in messages], dtype=np.int64).repeat(counts)
-    milliseconds = np.asarray(times, dtype=np.int64) - begin_ms
-    seconds = np.abs(milliseconds) // 1000 * np.sign(milliseconds)
-    items["seconds"] = np.clip(seconds, _INT_MIN, 0x7FFFFFFF)
-    return items
+    return found
 
 
 def put(view: memoryview, slots: int, count: int, items: Any) -> int:

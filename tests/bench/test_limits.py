@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import bench.__main__ as page
-from bench import micro_benchmarks, timers
+from bench import micro_benchmarks, tier, timers
 from bench.plots import Plots
 
 SQL = "SQL92 filter, 3 terms, 8 properties"
@@ -48,6 +48,46 @@ def test_timers_that_come_too_late_fail(p99: int, code: int, tmp_path: Path, mon
     stored = tmp_path / "timers.json"
     assert exit_code(timers.main, monkeypatch, "--json", str(stored)) == code
     assert json.loads(stored.read_text()) == timer_figures(p99)
+
+
+def tier_figures(**changes: float) -> dict[str, Any]:
+    rate = {"msg_s": 100, "mib_s": 7.5, "anonymous_mib": 300.0}
+    sends = {"msg_s_without": 90_000, "msg_s_with": 81_000, "uploaded_msg_s": 50_000, "ratio": 0.9}
+    cold = {"ms_first": 12.5, "ms_median": 3.25}
+    figures: dict[str, Any] = {
+        **{part: {"apache": rate, "ours": rate, "ratio": 2.0} for part in ("upload", "catchup1", "catchup8")},
+        "cold": {"apache": cold, "ours": cold},
+        "sends": {"apache": sends, "ours": dict(sends)},
+    }
+    for name, value in changes.items():
+        where = figures["sends"]["ours"] if name in sends else figures[name]
+        where[name if name in sends else "ratio"] = value
+    return figures
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({}, ""),
+        ({"upload": 1.99}, "upload: 1.99 times Apache's, at least 2.0 are wanted"),
+        ({"catchup1": 1.5}, "catchup1: 1.5 times"),
+        ({"catchup8": 1.5}, "catchup8: 1.5 times"),
+        ({"ratio": 0.89}, "sends while uploading: 0.89 of"),
+        ({"uploaded_msg_s": 49_999}, "uploaded meanwhile: 49,999 messages/s"),
+    ],
+)
+def test_a_tier_that_is_too_slow_fails(
+    changes: dict[str, float], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures = tier_figures(**changes)
+    monkeypatch.setattr(tier, "measure", lambda *_, **__: figures)
+    monkeypatch.setattr(tier, "apache_command", lambda _: [])
+    assert exit_code(tier.main, monkeypatch, "--json", str(tmp_path / "tier.json")) == int(bool(text))
+    assert json.loads((tmp_path / "tier.json").read_text()) == figures
+    assert [missed.startswith(text) for missed in tier.missed(figures)] == [True] * int(bool(text))
+    table = "\n".join(page._tier(figures))
+    assert f"- **{text}" in table if text else "**" not in table
+    assert "| cold | ms to the first message of the first queue | 12.5 | 12.5 | 1.00 |" in table
 
 
 @pytest.mark.parametrize(("seconds", "code"), [(4.9e-6, 0), (5.1e-6, 1)])

@@ -32,6 +32,8 @@ LARGER: dict[str, Any] = {
     "commitLogReserveStep": 32 << 20,
     "mappedFileSizeConsumeQueue": 600_000,
     "maxIndexNum": 400_000,
+    # A disk that stands still for a moment is not what is tested here.
+    "osPageCacheBusyTimeOutMills": 30_000,
 }
 
 
@@ -130,8 +132,27 @@ async def test_the_sequence_is_the_same_in_each_run(tool: Path, tmp_path: Path) 
 
 
 async def test_latency_is_from_the_send_to_the_receipt(tool: Path, tmp_path: Path) -> None:
+    # A machine that stands still for a moment changes the figures of one attempt; a wrong measurement is always wrong.
+    attempts = 4
+    for attempt in range(1, attempts + 1):
+        quick, slow, born, places = await late_sends(tool, tmp_path / str(attempt))
+        assert (quick["failed"], quick["remark"]) == (slow["failed"], slow["remark"]) == (0, "")
+        assert quick["messages"] == slow["messages"] == 60
+        assert slow["p50_ms"] >= 300
+        assert places == {(f"Late{number:04d}", queue) for number in range(3) for queue in range(2)}
+        # Sends that wait for replies instead of the clock would take 8 times the delay, their median over 1 s.
+        as_planned = 300 <= max(born) - min(born) < 1100 and quick["p50_ms"] < 300 and slow["p50_ms"] < 1000
+        if as_planned and quick["msg_s"] == 100:
+            return
+        assert attempt < attempts, f"latency or rate is not as planned: {quick} {slow}"
+
+
+async def late_sends(
+    tool: Path, directory: Path
+) -> tuple[dict[str, Any], dict[str, Any], list[int], set[tuple[str, int]]]:
+    """Figures of sends that are answered at once, and 0.3 s later; born times and queues of the former."""
     arguments = "-mode e2e -conns 6 -topics 3 -queues 2 -topic Late -rate 100 -warm 0s -dur 600ms"
-    async with running_broker(tmp_path, **LARGER) as broker, connected(broker) as other:
+    async with running_broker(directory, **LARGER) as broker, connected(broker) as other:
         quick = await run(tool, broker, arguments)
         stored = records(broker.context.store.files)
         table = other.connections[0].table
@@ -143,17 +164,8 @@ async def test_latency_is_from_the_send_to_the_receipt(tool: Path, tmp_path: Pat
 
         table.register(RequestCode.SEND_MESSAGE_V2, later)
         slow = await run(tool, broker, arguments)
-    assert (quick["failed"], quick["remark"]) == (slow["failed"], slow["remark"]) == (0, "")
-    assert quick["messages"] == slow["messages"] == 60
-    assert quick["msg_s"] == 100
-    # The upper limits leave room for a machine that stands still for a moment.
-    # Sends that wait for replies instead of the clock would take 8 times the delay, their median over 1 s.
     born = [message.born_timestamp for message in stored]
-    assert 300 <= max(born) - min(born) < 1100
-    assert quick["p50_ms"] < 300 <= slow["p50_ms"] < 1000
-    assert {(message.topic, message.queue_id) for message in stored} == {
-        (f"Late{number:04d}", queue) for number in range(3) for queue in range(2)
-    }
+    return quick, slow, born, {(message.topic, message.queue_id) for message in stored}
 
 
 async def test_what_does_not_arrive_has_failed(tool: Path, tmp_path: Path) -> None:

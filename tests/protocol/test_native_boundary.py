@@ -15,6 +15,7 @@ from trimq.protocol.command import RemotingCommand
 from trimq.protocol.frame import encode
 from trimq.protocol.index_layout import file_size
 from trimq.protocol.native import NATIVE, Messages
+from trimq.protocol.record import encode_record
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 BODY: Final = encode_batch([(0, b"b" * size, b"UNIQ_KEY\x01A\x02TAGS\x01a\x02") for size in (10, 400)])
@@ -51,6 +52,7 @@ def test_each_call_does_its_work_in_guarded() -> None:
         "flat",
         "put_entries",
         "are_messages",
+        "tier_batch",
         "panic",
     } <= set(found)
     assert len(found) >= 22
@@ -141,6 +143,26 @@ def test_nothing_is_written_over_what_it_is_made_of(shared: str) -> None:
     assert any(file)
 
 
+def a_record() -> bytes:
+    host = bytes(8)
+    return encode_record(
+        topic=b"T",
+        queue_id=0,
+        queue_offset=0,
+        physical_offset=0,
+        body=b"b",
+        properties=b"",
+        sys_flag=0,
+        flag=0,
+        born_timestamp=0,
+        born_host=host,
+        store_timestamp=0,
+        store_host=host,
+        reconsume_times=0,
+        prepared_transaction_offset=0,
+    )
+
+
 @native
 def test_buffers_are_let_go_with_the_call() -> None:
     """A mapped file can be closed after a call, while the result of the call still exists."""
@@ -176,4 +198,9 @@ def test_buffers_are_let_go_with_the_call() -> None:
     unit = messages.units()[:20]
     records = bytes(messages.total)
     closed_after(records, lambda view: extension.are_messages(view, 0, unit, 0, (6, 0, b"\x06Orders")))
+    logged = a_record()
+    one = struct.pack(">qiq", 0, len(logged), 1)
+    target = memoryview(bytearray(len(logged)))
+    closed_after(logged, lambda view: extension.tier_batch(view, 0, one, 0, target, "T"))
+    closed_after(bytes(len(logged)), lambda view: extension.tier_batch(memoryview(logged), 0, one, 0, view, "T"))
     assert None not in kept

@@ -25,8 +25,9 @@ impl<T: Element> Source<T> {
             return &[];
         }
         // SAFETY: the buffer is contiguous, of this type (checked by PyBuffer::get), and cannot be resized or freed
-        // while it is held. Nothing writes into it: this thread holds the interpreter until the call ends, and a call
-        // with a Target has checked that all of its Sources are disjoint from it (Target::of).
+        // while it is held. Nothing writes into it: this thread holds the interpreter until the call ends (tier_batch,
+        // which does not, is given records of the log that are complete, and never written again), and a call with a
+        // Target has checked that all of its Sources are disjoint from it (Target::of).
         unsafe { std::slice::from_raw_parts(self.0.buf_ptr().cast::<T>(), self.0.item_count()) }
     }
 
@@ -60,7 +61,8 @@ impl Target {
         if self.0.len_bytes() == 0 {
             return &mut [];
         }
-        // SAFETY: as for Source; it is writable, and shares no byte with a slice that is read in this call.
+        // SAFETY: as for Source; it is writable, and shares no byte with a slice that is read in this call. The one that
+        // tier_batch gets is known to its caller only.
         unsafe { std::slice::from_raw_parts_mut(self.0.buf_ptr().cast::<u8>(), self.0.len_bytes()) }
     }
 }

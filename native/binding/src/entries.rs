@@ -135,13 +135,13 @@ pub fn put_entries(
     })
 }
 
-fn bytes_of<'py, T: Copy + ToBytes>(py: Python<'py>, numbers: &[T]) -> Bound<'py, PyBytes> {
+pub fn bytes_of<'py, T: Copy + ToBytes>(py: Python<'py>, numbers: &[T]) -> Bound<'py, PyBytes> {
     let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.bytes()).collect();
     PyBytes::new(py, &bytes)
 }
 
 /// Numbers as bytes in native byte order.
-trait ToBytes {
+pub trait ToBytes {
     fn bytes(self) -> impl IntoIterator<Item = u8>;
 }
 

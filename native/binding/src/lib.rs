@@ -1,6 +1,7 @@
 //! The Python module `trimq_native`: thin wrappers around trimq-native-core. protocol/native.py has its Python types.
 //!
-//! No call releases the interpreter: each takes well under a millisecond. All of them run their work in `guarded`.
+//! All calls run their work in `guarded`. Only `tier_batch` releases the interpreter, in a thread of its own: the others
+//! take well under a millisecond.
 
 #![deny(unsafe_code)]
 #![deny(clippy::undocumented_unsafe_blocks)]
@@ -10,6 +11,7 @@ mod buffers;
 mod entries;
 mod heads;
 mod messages;
+mod tier;
 
 use std::panic::{catch_unwind, AssertUnwindSafe};
 
@@ -52,6 +54,8 @@ mod trimq_native {
     use super::messages::{Messages, Reader};
     #[pymodule_export]
     use super::panic;
+    #[pymodule_export]
+    use super::tier::tier_batch;
 
     #[pymodule_export]
     const VERSION: &str = env!("CARGO_PKG_VERSION");

@@ -39,6 +39,11 @@ impl Hash {
     pub fn in_index(self) -> i32 {
         self.value().checked_abs().unwrap_or(0)
     }
+
+    /// The value in the index of the tier: the absolute value, where the smallest number stays as it is (`IndexItem`).
+    pub fn in_tier(self) -> i32 {
+        self.value().wrapping_abs()
+    }
 }
 
 /// Checksum of a body in a record: the lower 31 bits of its CRC-32; 0 for an empty body.
@@ -63,6 +68,8 @@ mod tests {
     fn the_smallest_number_has_no_absolute_value() {
         assert_eq!(Hash(0x8000_0000).in_index(), 0);
         assert_eq!(Hash(0xFFFF_FFFF).in_index(), 1);
+        assert_eq!(Hash(0x8000_0000).in_tier(), i32::MIN);
+        assert_eq!(Hash(0xFFFF_FFFF).in_tier(), 1);
     }
 
     #[test]

@@ -15,3 +15,4 @@ pub mod reply;
 pub mod round;
 pub mod rows;
 pub mod rules;
+pub mod tier;

@@ -8,6 +8,7 @@ from trimq.broker.store.tiered.container.index_store_service import IndexStoreSe
 from trimq.broker.store.tiered.driver.factory import FileSegmentFactory
 from trimq.broker.store.tiered.driver.metadata import DefaultMetadataStore
 from trimq.broker.tiered_config import PLUG_IN, POSIX_PROVIDER, TieredStoreConfig
+from trimq.protocol.tiered_index_batch import KeysOfMessage
 
 TOPIC = "TT"
 NOW = 1_700_000_000_000
@@ -48,7 +49,7 @@ async def index(
 
 def put(service: IndexStoreService, number: int, *keys: str, wall_ms: int = NOW, queue_id: int = 0) -> None:
     """Put the keys of message ``number``: 100 bytes at 100 times this number."""
-    service.put_keys(TOPIC, 7, queue_id, keys, number * 100, 100, wall_ms)
+    service.put_messages([KeysOfMessage(TOPIC, 7, queue_id, keys, number * 100, 100, wall_ms)])
 
 
 async def numbers(

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tests.store.simdisk import Loss, SimDisk
 from tests.store.tiered.index_stores import NOW, Wall, index, numbers
 from trimq.broker.store.tiered.container.index_store_service import IndexStoreService
+from trimq.protocol.tiered_index_batch import KeysOfMessage
 
 KEYS = ["a", "b", "ключ", "shared"]
 STEPS = st.lists(
@@ -50,7 +51,7 @@ class Model:
 
     def put(self, service: IndexStoreService, number: int) -> None:
         keys, store_ms = self.messages[number]
-        service.put_keys("TT", 7, 0, keys, number * 100, 100, store_ms)
+        service.put_messages([KeysOfMessage("TT", 7, 0, keys, number * 100, 100, store_ms)])
 
     def expected(self, key: str, begin: int, end: int) -> set[int]:
         return {n for n, (keys, ms) in enumerate(self.messages) if key in keys and begin <= ms <= end}

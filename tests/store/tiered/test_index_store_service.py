@@ -76,15 +76,17 @@ async def test_the_item_of_a_full_file_ends_it() -> None:
     assert data[:HEADER_SIZE] == Header(NOW, NOW, 1, 8).encode(END_MAGIC)
 
 
-async def test_keys_of_a_message_stay_together() -> None:
+async def test_a_file_is_filled_to_its_last_item() -> None:
     disk = SimDisk()
     service = await index(disk)
     put(service, 0, *"abcde")
     put(service, 1, *"abcd")
     await service.flush()
     first, second = local_names(disk)
-    assert Header.decode(disk.content(f"{DIRECTORY}/{first}")).items == 5
-    assert Header.decode(disk.content(f"{DIRECTORY}/{second}")).items == 4
+    assert Header.decode(disk.content(f"{DIRECTORY}/{first}")).items == 8
+    assert Header.decode(disk.content(f"{DIRECTORY}/{second}")).items == 1
+    for key in "abcd":
+        assert await numbers(service, key) == [1, 0]
 
 
 async def test_segments_have_the_compacted_format_and_their_times_in_the_metadata() -> None:

@@ -59,7 +59,7 @@ def test_another_magic_number_is_refused() -> None:
 def test_the_smallest_hash_stays_negative() -> None:
     topic, key = _smallest()
     assert tiered_key_hash(topic, key) == -0x80000000
-    items = items_of(BATCH, [KeysOfMessage(topic, 1, 2, (key, "other"), 3, 4, 5)], 0)
+    items = items_of(BATCH, [KeysOfMessage(topic, 1, 2, (key, "other"), 3, 4, 5)]).since(0)
     assert items["hash"].tolist() == [-0x80000000, tiered_key_hash(topic, "other")]
     assert slot_of(-0x80000000, 1000) == 648
 
@@ -86,7 +86,9 @@ def _smallest() -> tuple[str, str]:
 @pytest.mark.parametrize(("store_ms", "seconds"), [(0, 0), (999, 0), (1000, 1), (-999, 0), (-1000, -1), (-1999, -1)])
 def test_seconds_are_rounded_towards_the_begin(store_ms: int, seconds: int) -> None:
     assert time_diff(7, store_ms + 7) == seconds
-    assert items_of(BATCH, [KeysOfMessage("T", 0, 0, ("k",), 0, 1, store_ms + 7)], 7)["seconds"].tolist() == [seconds]
+    assert items_of(BATCH, [KeysOfMessage("T", 0, 0, ("k",), 0, 1, store_ms + 7)]).since(7)["seconds"].tolist() == [
+        seconds
+    ]
 
 
 class Referee:
@@ -152,7 +154,7 @@ def test_batches_write_what_single_puts_write(messages: list[KeysOfMessage], slo
         part = messages[at : at + size]
         at += size
         if part:
-            items = items_of(BATCH, part, 50_000)
+            items = items_of(BATCH, part).since(50_000)
             used += put(view, slots, count, items)
             count += len(items)
     assert data == referee.data

@@ -15,6 +15,7 @@ from tests.store.stores import TOPIC, fill, put, settings, until_dispatched
 from trimq.broker.config import MessageStoreConfig
 from trimq.broker.store.durability.log_sync import SyncPlace
 from trimq.broker.store.message_store import MessageStore
+from trimq.broker.store.tiered.access.batch import Buffer
 from trimq.broker.store.tiered.access.dispatcher import _Pending
 from trimq.broker.store.tiered.access.tiered_message_store import TieredMessageStore
 from trimq.broker.store.tiered.container.flat_message_file import TieredMessage
@@ -552,6 +553,6 @@ async def test_a_deleted_queue_does_not_begin_anew_in_the_tier() -> None:
         queue = store.find_queue(TOPIC, 0)
         assert queue is not None
         await store.delete_topic(TOPIC)
-        assert not await store.uploads._upload_group(_Pending(queue, 0))
+        assert not await store.uploads._upload_group(_Pending(queue, 0), Buffer(bytearray()))
         assert store.flat_files.find(TOPIC, 0) is None
         assert store.flat_files.metadata.topics == {}

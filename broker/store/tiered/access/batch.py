@@ -1,12 +1,17 @@
 """Builds what is uploaded together: the next messages of a queue, read from the local store.
 
 Records are read through the map of the log's files once they are in memory: a thread brings them there. In the tier
-their bytes 28 to 35 hold the position in the queue's stream.
+their bytes 28 to 35 hold the position in the queue's stream. The native extension copies the records of a batch in a
+thread; it leaves to Python what is unusual: damaged records, a batch over the edge of a file, or one whose records lie
+far from each other.
 """
 
 import struct
-from typing import Final, NamedTuple
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple
 
+import numpy as np
 import trio
 
 from trimq.broker.store.disk.mapped_file import MappedFile
@@ -15,7 +20,10 @@ from trimq.broker.store.queue.consume_queue import ConsumeQueue
 from trimq.broker.store.queue.consume_queue_store import ConsumeQueueStore
 from trimq.broker.store.queue.queue_sizes import QueueFileError
 from trimq.broker.store.tiered.container.flat_message_file import Batch
-from trimq.protocol.queue_unit import FILLER_SIZE, UNIT
+from trimq.protocol.index_batch import make_batch
+from trimq.protocol.message_keys import index_keys_of
+from trimq.protocol.native import NATIVE, TierBatch
+from trimq.protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE
 from trimq.protocol.record import (
     AT_BODY_CRC,
     AT_PHYSICAL_OFFSET,
@@ -25,11 +33,16 @@ from trimq.protocol.record import (
     decode_head,
     store_time_at,
 )
+from trimq.protocol.tiered_index_batch import KeyItems, KeysOfMessage, items_of, items_of_columns
 from trimq.protocol.tiered_layout import PHYSICAL
 
+UNIT_TYPE: Final = np.dtype([("physical", ">i8"), ("size", ">i4"), ("tags", ">i8")])
+_BATCH: Final = make_batch()
 _LONG: Final = struct.Struct(">q")
 _SLICE: Final = 256
 """So many records are copied between two turns of the loop."""
+_IDLE_BUFFERS: Final = 4
+_LARGEST_IDLE: Final = 8 * 1024 * 1024
 _SPARSE: Final = 16
 """If less than this part of a range of the log is wanted, each record is read on its own."""
 
@@ -45,24 +58,49 @@ class Limits(NamedTuple):
     uploadable: int
 
 
-class Indexed(NamedTuple):
-    """A message of a batch as the index needs it: stream position, size, store time in ms, properties as text."""
-
-    position: int
-    size: int
-    store_ms: int
-    properties: str
-
-
 class Built(NamedTuple):
-    """A batch, what the index needs of it, and the store time of its last message.
+    """A batch, and the keys of its messages.
 
     ``skip_to``: instead of a batch, the queue goes on at this offset, because the units before lead to no message.
     """
 
     batch: Batch | None
-    indexed: list[Indexed]
+    keys: KeyItems
     skip_to: int = -1
+
+
+class Buffers:
+    """Memory for the records of batches, used again: to allocate megabytes for each takes a millisecond."""
+
+    def __init__(self) -> None:
+        self._idle: list[bytearray] = []
+
+    @contextmanager
+    def one(self) -> Iterator["Buffer"]:
+        """A buffer for the block."""
+        buffer = Buffer(self._idle.pop() if self._idle else bytearray())
+        try:
+            yield buffer
+        finally:
+            if len(self._idle) < _IDLE_BUFFERS and 0 < len(buffer.memory) <= _LARGEST_IDLE:
+                self._idle.append(buffer.memory)
+
+    def release(self) -> None:
+        """Free the memory that is not in use."""
+        self._idle.clear()
+
+
+class Buffer:
+    """A buffer that grows as needed. What it holds is valid until the next batch is made with it."""
+
+    def __init__(self, memory: bytearray) -> None:
+        self.memory = memory
+
+    def view(self, size: int) -> memoryview:
+        """So many bytes of it."""
+        if size > len(self.memory):
+            self.memory = bytearray(size)
+        return memoryview(self.memory)[:size]
 
 
 class BatchBuilder:
@@ -74,41 +112,104 @@ class BatchBuilder:
 
     async def units(self, queue: ConsumeQueue, offset: int, count: int) -> list[tuple[int, int, int]]:
         """(log offset, size, tags code) of up to ``count`` units from an offset on. Raises OSError."""
-        found: list[tuple[int, int, int]] = []
-        while len(found) < count and offset + len(found) < queue.next_offset and not queue.deleted:
-            data = self._queues.read(queue, offset + len(found), count - len(found))
+        return list(UNIT.iter_unpack(await self._unit_bytes(queue, offset, count)))
+
+    async def build(
+        self,
+        queue: ConsumeQueue,
+        offset: int,
+        position: int,
+        limits: Limits,
+        topic_id: int,
+        buffer: Buffer,
+        *,
+        keys: bool = True,
+    ) -> Built | None:
+        """The next messages of a queue; ``position`` is where the first will stand in the stream. Raises OSError.
+
+        The batch is valid as long as nothing else uses ``buffer``.
+
+        None if there is none that may be uploaded. ``keys``: the index needs them.
+        """
+        data = await self._unit_bytes(queue, offset, limits.messages)
+        if not data:
+            return None
+        units = np.frombuffer(data, UNIT_TYPE)
+        begins, sizes = units["physical"].astype(np.int64), units["size"].astype(np.int64)
+        fillers = sizes == FILLER_SIZE
+        if fillers[0]:
+            return Built(None, _no_keys(), offset + _first(~fillers))
+        ends = begins + sizes
+        excess = np.cumsum(sizes) > limits.size
+        excess[0] = False
+        taken = _first(fillers | (ends > limits.uploadable) | excess)
+        if not taken:
+            return None
+        # Damaged units: no reader finds a message there either.
+        taken = _first(((sizes < OVERHEAD_V1) | (begins < self._log.min_offset))[:taken])
+        if not taken:
+            return Built(None, _no_keys(), offset + 1)
+        part = _Part(queue, offset, position, data[: taken * UNIT_SIZE], topic_id, keys=keys)
+        size = int(sizes[:taken].sum())
+        built = await self._built_natively(part, int(begins[:taken].min()), int(ends[:taken].max()), size, buffer)
+        if built is None:
+            records = await self._records(list(UNIT.iter_unpack(part.units)))
+            built = await _built(part, records)
+        return built
+
+    async def _unit_bytes(self, queue: ConsumeQueue, offset: int, count: int) -> bytes:
+        """Up to ``count`` units from an offset on. Raises OSError."""
+        found = b""
+        while len(found) < count * UNIT_SIZE and offset + len(found) // UNIT_SIZE < queue.next_offset:
+            begin, wanted = offset + len(found) // UNIT_SIZE, count - len(found) // UNIT_SIZE
+            if queue.deleted:
+                break
+            data = self._queues.read(queue, begin, wanted)
             if data is None:
                 try:
-                    data = await self._queues.read_cold(queue, offset + len(found), count - len(found))
+                    data = await self._queues.read_cold(queue, begin, wanted)
                 except QueueFileError as error:  # the uploads and the cleaner go on with other queues
                     raise OSError(str(error)) from error
             if not data:
                 break
-            found += UNIT.iter_unpack(data)
+            found += data
         return found
 
-    async def build(
-        self, queue: ConsumeQueue, offset: int, position: int, limits: Limits, *, keys: bool = True
-    ) -> Built | None:
-        """The next messages of a queue; ``position`` is where the first will stand in the stream. Raises OSError.
-
-        None if there is none that may be uploaded. ``keys``: the index needs them.
-        """
-        units = await self.units(queue, offset, limits.messages)
-        if units and units[0][1] == FILLER_SIZE:
-            return Built(None, [], offset + next((n for n, u in enumerate(units) if u[1] != FILLER_SIZE), len(units)))
-        total = taken = 0
-        for phy, size, _ in units:
-            if size == FILLER_SIZE or phy + size > limits.uploadable or (taken and total + size > limits.size):
-                break
-            total, taken = total + size, taken + 1
-        if not taken:
+    async def _built_natively(self, part: "_Part", begin: int, end: int, size: int, buffer: Buffer) -> Built | None:
+        """The batch of records that lie between two log offsets; None if the extension does not make it."""
+        extension = NATIVE.extension
+        file = self._log.files.find(begin)
+        if extension is None or file is None or end > file.start + file.wrote or end - begin > size * _SPARSE:
             return None
-        del units[taken:]
-        if any(size < OVERHEAD_V1 or phy < self._log.min_offset for phy, size, _ in units):
-            return Built(None, [], offset + 1)  # a damaged unit: no reader finds a message there either
-        records = await self._records(units)
-        return await _batch(offset, position, units, records, keys=keys)
+        disk = self._log.files.disk
+        first, last = begin - file.start, end - file.start
+        topic = part.queue.topic if part.keys else None
+
+        def make(file: MappedFile = file) -> tuple[memoryview, TierBatch | None]:
+            if first < file.in_memory_from:
+                disk.read_ahead(file.fd, first, last)
+            target = buffer.view(size)
+            # Nothing writes to these records any more: so the extension may read them beside the event loop.
+            log = memoryview(file.view)[first:last]
+            return target, extension.tier_batch(log, begin, part.units, part.position, target, topic)
+
+        file.hold()
+        try:
+            target, made = await disk.run(make)
+        except extension.NativeFault as fault:
+            NATIVE.turn_off(str(fault))
+            return None
+        finally:
+            file.release()
+        if made is None:
+            return None
+        units, entries, begin_ms, end_ms, columns = made
+        batch = Batch(part.offset, (target,), size, units, entries, begin_ms, end_ms)
+        hashes, positions, its_sizes, times = (
+            np.frombuffer(column, kind) for column, kind in zip(columns, "iqiq", strict=True)
+        )
+        items = items_of_columns(part.topic_id, part.queue.queue_id, hashes, positions, its_sizes, times)
+        return Built(batch, items)
 
     async def _records(self, units: list[tuple[int, int, int]]) -> list[bytes]:
         """The bytes of the records, each with the length of its unit, or shorter if the log ends there."""
@@ -142,21 +243,41 @@ class BatchBuilder:
         return found
 
 
-async def _batch(
-    offset: int, position: int, units: list[tuple[int, int, int]], records: list[bytes], *, keys: bool
-) -> Built:
+class _Part(NamedTuple):
+    """Messages of a queue that are uploaded together: offset of the first, its stream position, and their units."""
+
+    queue: ConsumeQueue
+    offset: int
+    position: int
+    units: bytes
+    topic_id: int
+    keys: bool
+
+
+def _first(flags: Any) -> int:
+    """The number of the first that is set; their number if none is."""
+    return int(np.argmax(flags)) if flags.any() else len(flags)
+
+
+def _no_keys() -> KeyItems:
+    return items_of(_BATCH, [])
+
+
+async def _built(part: _Part, records: list[bytes]) -> Built:
     pieces: list[bytes] = []
     tier_units, entries = bytearray(), bytearray()
-    indexed: list[Indexed] = []
-    begin_ms, end_ms = 1 << 62, 0
-    at = position
-    for number, ((phy, size, tags_code), data) in enumerate(zip(units, records, strict=True)):
+    messages: list[KeysOfMessage] = []
+    keys = _no_keys()
+    begin_ms, end_ms = 1 << 63, -(1 << 63)
+    topic, queue_id = part.queue.topic, part.queue.queue_id
+    at = part.position
+    for number, ((phy, size, tags_code), data) in enumerate(zip(UNIT.iter_unpack(part.units), records, strict=True)):
         if number % _SLICE == _SLICE - 1:
             await trio.lowlevel.checkpoint()
         if len(data) != size:
             if number:
                 break
-            return Built(None, [], offset + 1)
+            return Built(None, keys, part.offset + 1)
         sys_flag = int.from_bytes(data[AT_SYS_FLAG : AT_SYS_FLAG + 4], "big")
         time_at = store_time_at(sys_flag)
         store_ms = int.from_bytes(data[time_at : time_at + 8], "big", signed=True)
@@ -164,15 +285,17 @@ async def _batch(
         pieces += (data[:AT_PHYSICAL_OFFSET], _LONG.pack(at), data[AT_PHYSICAL_OFFSET + 8 :])
         tier_units += UNIT.pack(at, size, tags_code)
         entries += PHYSICAL.pack(phy, size, int.from_bytes(data[AT_BODY_CRC : AT_BODY_CRC + 4], "big"))
-        if keys:
+        if part.keys:
             try:
                 head = decode_head(data)
             except RecordError:
                 pass  # damaged: readers skip it
             else:
                 text = str(data[head.properties_at : head.properties_end], "utf-8", "replace")
-                indexed.append(Indexed(at, size, store_ms, text))
+                found = index_keys_of(text)
+                messages.append(KeysOfMessage(topic, part.topic_id, queue_id, found, at, size, store_ms))
         at += size
     record_bytes = b"".join(pieces)
-    batch = Batch(offset, (record_bytes,), len(record_bytes), bytes(tier_units), bytes(entries), begin_ms, end_ms)
-    return Built(batch, indexed)
+    size = len(record_bytes)
+    batch = Batch(part.offset, (record_bytes,), size, bytes(tier_units), bytes(entries), begin_ms, end_ms)
+    return Built(batch, items_of(_BATCH, messages))

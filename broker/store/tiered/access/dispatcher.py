@@ -17,12 +17,12 @@ import trio
 
 from trimq.broker.store.queue.consume_queue import ConsumeQueue
 from trimq.broker.store.queue.consume_queue_store import ConsumeQueueStore
-from trimq.broker.store.tiered.access.batch import BatchBuilder, Indexed, Limits
+from trimq.broker.store.tiered.access.batch import BatchBuilder, Buffer, Buffers, Limits
 from trimq.broker.store.tiered.container.flat_file_store import FlatFileStore
 from trimq.broker.store.tiered.container.flat_message_file import FlatMessageFile
 from trimq.broker.tiered_config import TieredStoreConfig
-from trimq.protocol.message_keys import index_keys_of
 from trimq.protocol.queue_unit import FILLER_SIZE, UNIT_SIZE
+from trimq.protocol.tiered_index_batch import KeyItems
 
 _log: Final = structlog.get_logger(__name__)
 
@@ -36,7 +36,6 @@ _HOUR_MS: Final = 3_600_000
 _GROUPS: Final = 16
 """So many groups of a queue are uploaded in one turn."""
 _SLICE: Final = 500
-_KEYS_AT_ONCE: Final = 64
 _MOST_WAITING: Final = 8192
 """With more keys that wait for space in the index, no group is uploaded: they take memory."""
 
@@ -46,13 +45,11 @@ class KeyIndex(Protocol):
 
     @property
     def waiting(self) -> int:
-        """The number of keys that wait for space on the disk."""
+        """The number of keys that are in no file yet."""
         ...
 
-    def put_keys(
-        self, topic: str, topic_id: int, queue_id: int, keys: tuple[str, ...], offset: int, size: int, store_ms: int
-    ) -> None:
-        """Put the keys of one message; there may be none."""
+    def put_items(self, topic_id: int, queue_id: int, items: KeyItems, end: int) -> None:
+        """Put the keys of the messages of a queue up to a stream position; there may be none."""
         ...
 
     async def fill(self) -> None:
@@ -63,7 +60,7 @@ class KeyIndex(Protocol):
 class _Pending:
     """A queue with messages that are not uploaded. ``since``: store time in ms of the oldest, or an earlier time."""
 
-    __slots__ = ("failures", "is_running", "not_before", "queue", "since", "unindexed")
+    __slots__ = ("failures", "is_running", "not_before", "queue", "since")
 
     def __init__(self, queue: ConsumeQueue, since: int) -> None:
         self.queue = queue
@@ -71,8 +68,6 @@ class _Pending:
         self.failures = 0
         self.not_before = 0.0
         self.is_running = False
-        self.unindexed: list[Indexed] = []
-        """Messages of the last group, which are uploaded, while their keys are not in the index."""
 
 
 class MessageStoreDispatcher:
@@ -105,6 +100,7 @@ class MessageStoreDispatcher:
         self._wake = trio.Event()
         self._stopping = False
         self._turns = trio.CapacityLimiter(min(config.uploads_at_once, _AT_ONCE))
+        self._buffers = Buffers()
         self._next_save = 0.0
         self.messages = 0
         self.bytes = 0
@@ -192,6 +188,8 @@ class MessageStoreDispatcher:
                 await self._start_due(nursery, force=False)
                 if trio.current_time() >= self._next_save:
                     await self._save()
+                if not any(waiting.is_running for waiting in self._pending.values()):
+                    self._buffers.release()
                 with trio.move_on_after(_LOOK):
                     await self._wake.wait()
 
@@ -221,7 +219,7 @@ class MessageStoreDispatcher:
                 if self._pending.get(key) is waiting:
                     del self._pending[key]
                 continue
-            if self._begin(queue) >= queue.next_offset and not waiting.unindexed:
+            if self._begin(queue) >= queue.next_offset:
                 # A dirty queue can get units without ``note``: it is looked at until it is flushed.
                 if not queue.dirty:
                     del self._pending[key]
@@ -266,16 +264,8 @@ class MessageStoreDispatcher:
     async def _upload(self, key: tuple[str, int], waiting: _Pending, force: bool) -> None:
         """Upload a queue until less than a group waits, or all of it if ``force``; others have turns in between."""
         try:
-            groups = 0
-            while not self._stopping and await self._upload_group(waiting):
-                groups += 1
-                rest = waiting.queue.next_offset - self._begin(waiting.queue)
-                late = self._wall_ms() - waiting.since >= self.config.tiered_store_group_commit_timeout
-                if not rest or not (force or late or rest >= self.config.group_commit_count):
-                    break
-                if groups >= _GROUPS and not force:
-                    self._wake.set()
-                    break
+            with self._buffers.one() as buffer:
+                await self._upload_groups(waiting, buffer, force)
             if waiting.failures:
                 _log.info("tiered_upload_resumed", topic=key[0], queue=key[1], failures=waiting.failures)
             waiting.failures = 0
@@ -292,7 +282,19 @@ class MessageStoreDispatcher:
             if self._pending.get(key) is waiting:
                 self._pending[key] = self._pending.pop(key)
 
-    async def _upload_group(self, waiting: _Pending) -> bool:
+    async def _upload_groups(self, waiting: _Pending, buffer: Buffer, force: bool) -> None:
+        groups = 0
+        while not self._stopping and await self._upload_group(waiting, buffer):
+            groups += 1
+            rest = waiting.queue.next_offset - self._begin(waiting.queue)
+            late = self._wall_ms() - waiting.since >= self.config.tiered_store_group_commit_timeout
+            if not rest or not (force or late or rest >= self.config.group_commit_count):
+                break
+            if groups >= _GROUPS and not force:
+                self._wake.set()
+                break
+
+    async def _upload_group(self, waiting: _Pending, buffer: Buffer) -> bool:
         """Upload the next messages of a queue. Returns False if there is none that may be uploaded. Raises OSError."""
         queue, config = waiting.queue, self.config
         if _is_gone(queue):
@@ -300,8 +302,6 @@ class MessageStoreDispatcher:
         flat = self._flat_files.find_or_create(queue.topic, queue.queue_id)
         if flat.is_destroyed:
             return False  # its files are being deleted: a new queue of its name waits for that
-        if waiting.unindexed:
-            await self._put_keys(flat, waiting)
         if self._index is not None and self._index.waiting > _MOST_WAITING:
             await self._index.fill()
         if not flat.is_initialized:
@@ -323,6 +323,8 @@ class MessageStoreDispatcher:
                 min(config.tiered_store_group_commit_size, room),
                 self._uploadable(),
             ),
+            flat.topic_id,
+            buffer,
             keys=self._index is not None,
         )
         if built is None or _is_gone(queue, flat):
@@ -336,8 +338,9 @@ class MessageStoreDispatcher:
         self.messages += count
         self.bytes += built.batch.size
         waiting.since = built.batch.end_ms
-        waiting.unindexed = built.indexed
-        await self._put_keys(flat, waiting)
+        if self._index is not None:
+            self._index.put_items(flat.topic_id, flat.queue_id, built.keys, flat.commit_log.commit_offset)
+            await self._index.fill()
         return True
 
     async def _roll(self, flat: FlatMessageFile) -> None:
@@ -358,20 +361,6 @@ class MessageStoreDispatcher:
             "messages_not_in_tier", topic=flat.topic, queue=flat.queue_id, begin=flat.commit_offset, end=offset
         )
         await flat.skip_to(offset)
-
-    async def _put_keys(self, flat: FlatMessageFile, waiting: _Pending) -> None:
-        """Put the keys of the last group into the index. Raises OSError if it has no space for more."""
-        if self._index is None:
-            return
-        for number, message in enumerate(waiting.unindexed):
-            keys = index_keys_of(message.properties)
-            self._index.put_keys(
-                flat.topic, flat.topic_id, flat.queue_id, keys, message.position, message.size, message.store_ms
-            )
-            if number % _KEYS_AT_ONCE == _KEYS_AT_ONCE - 1:
-                await trio.lowlevel.checkpoint()
-        waiting.unindexed = []
-        await self._index.fill()
 
 
 def _is_gone(queue: ConsumeQueue, flat: FlatMessageFile | None = None) -> bool:

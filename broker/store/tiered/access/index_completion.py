@@ -4,6 +4,7 @@ The index knows up to which position of a queue's stream its keys are durable. T
 Keys that are put twice do no harm: a query returns each message once.
 """
 
+from collections.abc import Sequence
 from typing import Final, Protocol
 
 import structlog
@@ -11,8 +12,10 @@ import trio
 
 from trimq.broker.store.tiered.container.flat_file_store import FlatFileStore
 from trimq.broker.store.tiered.container.flat_message_file import FlatMessageFile
+from trimq.protocol.index_batch import make_batch
 from trimq.protocol.message_keys import index_keys_of
 from trimq.protocol.record import MAGIC_V1, MAGIC_V2, OVERHEAD_V1, SIZE_MAGIC, RecordError, decode_head
+from trimq.protocol.tiered_index_batch import KeyItems, KeysOfMessage, items_of
 
 _log: Final = structlog.get_logger(__name__)
 
@@ -27,10 +30,16 @@ class CompletableIndex(Protocol):
         """See IndexStoreService."""
         ...
 
-    def put_keys(
-        self, topic: str, topic_id: int, queue_id: int, keys: tuple[str, ...], offset: int, size: int, store_ms: int
-    ) -> None:
+    def put_items(self, topic_id: int, queue_id: int, items: KeyItems, end: int) -> None:
         """See IndexStoreService."""
+        ...
+
+    def put_messages(self, messages: Sequence[KeysOfMessage]) -> None:
+        """See IndexStoreService."""
+        ...
+
+    async def fill(self) -> None:
+        """See IndexStoreService. Raises OSError."""
         ...
 
     async def flush(self) -> None:
@@ -46,7 +55,7 @@ async def complete_index(index: CompletableIndex, flat_files: FlatFileStore) -> 
         begin = index.indexed_until(file.topic_id, file.queue_id)
         if begin is None:
             # RocketMQ's broker kept the index until now, and counts as complete.
-            index.put_keys(file.topic, file.topic_id, file.queue_id, (), end, 0, 0)
+            index.put_items(file.topic_id, file.queue_id, items_of(make_batch(), []), end)
         elif begin < end:
             count += await _complete(index, file, max(begin, file.commit_log.min_offset), end)
     await index.flush()
@@ -57,6 +66,7 @@ async def complete_index(index: CompletableIndex, flat_files: FlatFileStore) -> 
 
 async def _complete(index: CompletableIndex, file: FlatMessageFile, at: int, end: int) -> int:
     count = 0
+    messages: list[KeysOfMessage] = []
     data, base = b"", at
     while at < end:
         if at - base + OVERHEAD_V1 > len(data):
@@ -73,11 +83,18 @@ async def _complete(index: CompletableIndex, file: FlatMessageFile, at: int, end
         else:
             text = str(data[head.properties_at : head.properties_end], "utf-8", "replace")
             keys = index_keys_of(text)
-            index.put_keys(file.topic, file.topic_id, file.queue_id, keys, at, size, head.store_timestamp)
+            messages.append(
+                KeysOfMessage(file.topic, file.topic_id, file.queue_id, keys, at, size, head.store_timestamp)
+            )
         at += size
         count += 1
-        if count % _AT_ONCE == 0:
+        if len(messages) >= _AT_ONCE:
+            index.put_messages(messages)
+            messages = []
+            await index.fill()
             await trio.lowlevel.checkpoint()
+    if messages:
+        index.put_messages(messages)
     return count
 
 

@@ -10,7 +10,7 @@ from trimq.broker.store.disk.disk import Disk
 from trimq.broker.store.index.index_file import Cold
 from trimq.broker.store.tiered.container.index_segment import IndexSegment
 from trimq.broker.store.tiered.container.index_store_file import IndexStoreFile
-from trimq.protocol.tiered_index_batch import KeysOfMessage
+from trimq.protocol.tiered_index_batch import KeyItems
 from trimq.protocol.tiered_index_layout import IndexItem
 
 _log = structlog.get_logger(__name__)
@@ -41,15 +41,17 @@ class IndexSearch:
             if self._topic_id is None or item.topic_id == self._topic_id:
                 self._found.setdefault((item.topic_id, item.queue_id, item.offset), item)
 
-    def add_waiting(self, topic: str, key: str, pending: Sequence[KeysOfMessage]) -> None:
-        """Search messages whose keys are in no file yet."""
-        self._add(
-            IndexItem(
-                self._key_hash, message.topic_id, message.queue_id, message.offset, message.size, message.store_ms
+    def add_waiting(self, pending: Sequence[KeyItems]) -> None:
+        """Search keys that are in no file yet."""
+        for waiting in reversed(pending):
+            items, times = waiting.items, waiting.times
+            same = (items["hash"] == self._key_hash) & (times >= self._begin_ms) & (times <= self._end_ms)
+            self._add(
+                IndexItem(
+                    self._key_hash, int(item["topic"]), int(item["queue"]), int(item["offset"]), int(item["size"]), ms
+                )
+                for item, ms in zip(items[same][::-1], times[same][::-1].tolist(), strict=True)
             )
-            for message in reversed(pending)
-            if message.topic == topic and key in message.keys and self._begin_ms <= message.store_ms <= self._end_ms
-        )
 
     async def run(
         self, disk: Disk, local: Mapping[int, IndexStoreFile], remote: Mapping[int, IndexSegment]

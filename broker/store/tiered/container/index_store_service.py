@@ -23,7 +23,7 @@ from trimq.broker.store.tiered.container.index_segment import IndexSegment, Slot
 from trimq.broker.store.tiered.container.index_store_file import IndexStatus, IndexStoreFile, TieredIndexShape
 from trimq.broker.tiered_config import TieredStoreConfig
 from trimq.protocol.index_batch import make_batch
-from trimq.protocol.tiered_index_batch import KeysOfMessage, items_of
+from trimq.protocol.tiered_index_batch import KeyItems, KeysOfMessage, items_of
 from trimq.protocol.tiered_index_layout import IndexItem, tiered_key_hash
 from trimq.protocol.tiered_layout import UNSET_TIME
 
@@ -33,7 +33,6 @@ BATCH_KEYS: Final = 1024
 """Keys that are put together: less than a millisecond."""
 INTERVAL: Final = 10.0
 _LONGEST_PAUSE: Final = 300.0
-_RETRY: Final = 1.0
 _HOUR_MS: Final = 3_600_000
 
 
@@ -61,7 +60,9 @@ class IndexStoreService:
         self._persist = persist
         self._wall_ms = wall_ms
         self._batch = make_batch()
-        self._pending: deque[KeysOfMessage] = deque()
+        self._pending: deque[KeyItems] = deque()
+        self._taken = 0
+        """Keys of the first of them that are in a file."""
         self._pending_keys = 0
         self._local: dict[int, IndexStoreFile] = {}
         self._remote: dict[int, IndexSegment] = {}
@@ -72,7 +73,6 @@ class IndexStoreService:
         self._space_lock = trio.Lock()
         self._flush_lock = trio.Lock()
         self._upload_lock = trio.Lock()
-        self._wake = trio.Event()
         self._failures = 0
         self._not_before = 0.0
         self._closed = False
@@ -125,7 +125,7 @@ class IndexStoreService:
         """The stream position of a queue below which all keys are in the index after a crash, 0 if nothing is known.
 
         None: no marks are kept yet, since RocketMQ's broker wrote the index until now. Then its keys count as put, and
-        the dispatcher calls ``put_keys`` without keys for the end of each queue.
+        the dispatcher calls ``put_items`` without keys for the end of each queue.
         """
         if self._durable_positions is None:
             return None
@@ -133,36 +133,26 @@ class IndexStoreService:
 
     # -- putting
 
-    def put_keys(
-        self,
-        topic: str,
-        topic_id: int,
-        queue_id: int,
-        keys: tuple[str, ...],
-        offset: int,
-        size: int,
-        store_ms: int,
-    ) -> None:
-        """Put the keys of the message at a stream position. Those of a queue come in order; there may be none."""
-        self._positions[topic_id, queue_id] = offset + size
+    def put_items(self, topic_id: int, queue_id: int, items: KeyItems, end: int) -> None:
+        """Put the keys of the messages of a queue up to a stream position; there may be none.
+
+        Those of a queue come in order. ``fill`` or ``flush`` puts them into a file.
+        """
+        self._positions[topic_id, queue_id] = end
         self._marks_due = True
-        if keys:
-            if len(keys) >= self._shape.items:
-                keys = keys[: self._shape.items - 1]  # RocketMQ drops all of them
-            self._pending.append(KeysOfMessage(topic, topic_id, queue_id, keys, offset, size, store_ms))
-            self._pending_keys += len(keys)
-            if self._pending_keys >= BATCH_KEYS:
-                self._apply()
+        if len(items):
+            self._pending.append(items)
+            self._pending_keys += len(items)
+
+    def put_messages(self, messages: Sequence[KeysOfMessage]) -> None:
+        """As ``put_items`` for some hundred messages of one queue, without gaps. There is at least one."""
+        last = messages[-1]
+        self.put_items(last.topic_id, last.queue_id, items_of(self._batch, messages), last.offset + last.size)
 
     @property
     def waiting(self) -> int:
-        """The number of keys that wait for space on the disk."""
+        """The number of keys that are in no file yet."""
         return self._pending_keys
-
-    def put_batch(self, messages: Sequence[KeysOfMessage]) -> None:
-        """As ``put_keys`` for each message. At most some hundred, as this does not give way to other tasks."""
-        for message in messages:
-            self.put_keys(*message)
 
     @property
     def _current(self) -> IndexStoreFile | None:
@@ -170,30 +160,21 @@ class IndexStoreService:
         return file if file is not None and file.status is IndexStatus.UNSEALED else None
 
     def _apply(self) -> bool:
-        """Put waiting keys, up to about BATCH_KEYS. False if there are some and they need space first."""
-        if not self._pending:
-            return True
+        """Put waiting keys, up to BATCH_KEYS. False if they need space first."""
         file = self._current
-        if file is not None:
-            taken: list[KeysOfMessage] = []
-            keys, space = 0, file.space
-            for message in self._pending:
-                if keys >= BATCH_KEYS or keys + len(message.keys) > space:
-                    break
-                taken.append(message)
-                keys += len(message.keys)
-            if taken:
-                times = [message.store_ms for message in taken]
-                file.put(items_of(self._batch, taken, file.stamp), min(times), max(times))
-                for _ in taken:
-                    self._pending.popleft()
-                self._pending_keys -= keys
-                return True
-            # The keys of a message stay together.
-            if len(self._pending[0].keys) > file.free:
+        if file is None or not file.space:
+            if file is not None and not file.free:
                 file.status = IndexStatus.SEALED
-        self._wake.set()
-        return False
+            return False
+        head = self._pending[0]
+        taken = head.part(self._taken, self._taken + min(BATCH_KEYS, file.space))
+        file.put(taken.since(file.stamp), int(taken.times.min()), int(taken.times.max()))
+        self._taken += len(taken)
+        self._pending_keys -= len(taken)
+        if self._taken == len(head):
+            self._pending.popleft()
+            self._taken = 0
+        return True
 
     async def fill(self) -> None:
         """Put all waiting keys into the file, where RocketMQ's broker finds them after a kill. Raises OSError."""
@@ -275,25 +256,23 @@ class IndexStoreService:
         try:
             await self.fill()
         except OSError:
-            search.add_waiting(topic, key, self._pending)
+            search.add_waiting(self._pending)
         return await search.run(self._disk, self._local, self._remote)
 
     # -- background
 
     async def run(self) -> None:
-        """Upload full files, delete expired ones, flush, and allocate space when keys wait for it."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._make_space)
-            while True:
-                try:
-                    await self.expire()
-                    if trio.current_time() >= self._not_before and await self.upload_next():
-                        self._failures = 0
-                        continue
-                    await self.flush()
-                except OSError as error:
-                    self._report(error)
-                await trio.sleep(INTERVAL)
+        """Upload full files, delete expired ones, and flush."""
+        while True:
+            try:
+                await self.expire()
+                if trio.current_time() >= self._not_before and await self.upload_next():
+                    self._failures = 0
+                    continue
+                await self.flush()
+            except OSError as error:
+                self._report(error)
+            await trio.sleep(INTERVAL)
 
     def _report(self, error: OSError) -> None:
         self._failures += 1
@@ -301,17 +280,6 @@ class IndexStoreService:
         self._not_before = trio.current_time() + pause
         if self._failures == 1:
             _log.error("tiered_index_failed", directory=self._directory, error=str(error))
-
-    async def _make_space(self) -> None:
-        while True:
-            await self._wake.wait()
-            self._wake = trio.Event()
-            try:
-                await self.fill()
-            except OSError as error:
-                _log.error("tiered_index_no_space", directory=self._directory, error=str(error))
-                await trio.sleep(_RETRY)
-                self._wake.set()
 
     async def upload_next(self) -> bool:
         """Upload the oldest local file, if it is not the last. Returns whether it did. Raises OSError."""

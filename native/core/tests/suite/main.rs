@@ -12,6 +12,7 @@ mod leaving_out;
 mod model;
 mod names;
 mod round_trip;
+mod tier;
 mod time;
 mod transactions;
 
