@@ -1,4 +1,4 @@
-"""Rare states of the tier's index: closed while it is read, many keys at once, a torn item, a given-up upload."""
+"""Rare states of the tier's index: closed while it is read, a torn item, a given-up upload."""
 
 import errno
 from collections.abc import Sequence
@@ -8,7 +8,6 @@ import trio
 
 from tests.store.simdisk import SimDisk
 from tests.store.tiered.index_stores import DIRECTORY, NOW, TOPIC, Wall, index, numbers, put
-from trimq.broker.store.tiered.container.index_store_service import BATCH_KEYS
 from trimq.broker.store.tiered.driver.file_segment import Piece
 from trimq.broker.store.tiered.driver.posix import PosixFileSegment
 from trimq.protocol.tiered_index_layout import ITEM, item_at, slot_of, tiered_key_hash
@@ -27,15 +26,6 @@ async def test_a_file_that_a_thread_reads_is_closed_when_it_has_read() -> None:
     assert [item.offset for item in found] == [300]
     file.release()
     assert disk.open_files() == 0
-
-
-async def test_many_keys_do_not_wait_for_a_flush() -> None:
-    service = await index(SimDisk(), slots=64, items=4 * BATCH_KEYS)
-    for number in range(2 * BATCH_KEYS + 10):
-        put(service, number, "k")
-        assert service.waiting <= BATCH_KEYS
-    assert service.waiting == 10
-    await service.close()
 
 
 async def test_a_torn_item_of_our_own_file_and_what_follows_are_cut() -> None:
