@@ -135,6 +135,14 @@ class TieredStoreConfig:
     read_ahead_cache_max_bytes: int = option(
         256 * MIB, "Most memory for them, whatever their share.", unit="bytes", minimum=MIB, ours=True
     )
+    tiered_store_read_timeout: int = option(
+        10_000,
+        "A read from the tier that takes longer has failed: consumers get the local messages, or are asked to come "
+        "again. What does not return holds a thread until it does.",
+        unit="ms",
+        minimum=100,
+        ours=True,
+    )
     tiered_store_crc_check_enable: bool = option(
         False, "Verify the checksum of each message that is read from the tier."
     )

@@ -1,12 +1,52 @@
 """The methods of a store's parts that processors on the hot path call directly, without a call in between."""
 
 from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 from trimq.broker.store.log.puts import Put, WaitablePut
 from trimq.broker.store.queue.consume_queue import ConsumeQueue
 from trimq.broker.store.read.in_memory_getter import InMemory
 from trimq.broker.store.read.query import InMemoryQuery
 from trimq.broker.store.types import GetMessageResult, MessageFilter, PutCallback, PutMessageResult, QueryMessageResult
+
+
+class GetMessage(Protocol):
+    """(topic, queue id, offset, max count, max bytes, filter, group): messages of a queue for a consumer.
+
+    ``group`` is the consumer group, empty for the broker's own reads: groups share the reads of the tier fairly.
+    """
+
+    def __call__(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_count: int,
+        max_bytes: int,
+        filter: MessageFilter | None,
+        group: str = "",
+        /,
+    ) -> GetMessageResult | None:
+        """None if the answer has to come from the device."""
+        ...
+
+
+class GetMessageCold(Protocol):
+    """As GetMessage, waiting for the device."""
+
+    def __call__(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_count: int,
+        max_bytes: int,
+        filter: MessageFilter | None,
+        group: str = "",
+        /,
+    ) -> Awaitable[GetMessageResult]:
+        """See GetMessage."""
+        ...
 
 
 class InMemoryCalls:
@@ -24,10 +64,8 @@ class InMemoryCalls:
     """Returns the first offset of a queue that consumers can read, if that is not its ``min_offset``: with a tier."""
     peek_max_offset: Callable[[str, int], int]
     """As MessageStore.max_offset, without loading the queue."""
-    get_message: Callable[[str, int, int, int, int, MessageFilter | None], GetMessageResult | None]
-    """(topic, queue id, offset, max count, max bytes, filter): None if the answer has to come from the device."""
-    get_message_cold: Callable[[str, int, int, int, int, MessageFilter | None], Awaitable[GetMessageResult]]
-    """As ``get_message``, waiting for the device."""
+    get_message: GetMessage
+    get_message_cold: GetMessageCold
     get_in_memory: Callable[[ConsumeQueue, int, int, int, MessageFilter | None], InMemory | None]
     """The messages of a queue that are in memory from a readable offset on, see InMemoryGetter.get."""
     get_ahead: Callable[[ConsumeQueue, int, int, int], InMemory | None]

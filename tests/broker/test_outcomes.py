@@ -203,6 +203,26 @@ async def test_outcomes_of_a_get(
     assert released == [1]
 
 
+async def test_the_store_learns_which_group_pulls(broker: BrokerController, client: WireClient) -> None:
+    await client.send("Orders", b"one")
+    store = broker.context.store
+    asked: list[tuple[object, ...]] = []
+    cold = store.get_message_cold
+
+    def get(*arguments: Any) -> GetMessageResult | None:
+        asked.append(arguments)
+        return None
+
+    async def get_cold(*arguments: Any) -> GetMessageResult:
+        asked.append(arguments)
+        return await cold(*arguments)
+
+    store.get_message, store.get_message_cold = get, get_cold
+    (message,) = await client.pull_messages("Orders", group="Readers")
+    assert message.body == b"one"
+    assert [arguments[6] for arguments in asked] == ["Readers"] * 2
+
+
 async def test_cold_data(broker: BrokerController, client: WireClient) -> None:
     sent = await client.send("Orders", b"one", {"KEYS": "k"})
     store = broker.context.store

@@ -17,7 +17,7 @@ from tests.crash.mutations import (
     try_mutation,
 )
 
-AREAS = ("client", "durability", "gate", "native", "pipeline", "recovery", "services", "sql92", "transactions")
+AREAS = ("client", "durability", "gate", "native", "pipeline", "recovery", "services", "sql92", "tier", "transactions")
 MUTATIONS = all_mutations()
 
 

@@ -39,6 +39,15 @@ def test_every_fault_of_a_zone_has_its_row(zone: str) -> None:
         assert set(re.findall(r"\*\*(\w+)\*\*", shown)) <= SHORT_NAMES
 
 
+def test_the_tier_has_its_rows() -> None:
+    found = rows("Tier")
+    assert len(found) >= 15
+    for row in found:
+        assert len(row) == 5
+        assert all(row)
+        assert "::" in row[4] or "the tier cuts" in row[4], row
+
+
 def test_the_tests_exist() -> None:
     names = set(re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", TEXT))
     assert len(names) > 50

@@ -507,6 +507,9 @@ class SimDisk:
         await trio.lowlevel.cancel_shielded_checkpoint()
         return fn(*args)
 
+    def with_own_threads(self) -> "SimDisk":
+        return self
+
     def space(self, path: str) -> DiskSpace:
         self._call("space", path)
         return DiskSpace(self.capacity, self.capacity - self.used())

@@ -227,6 +227,16 @@ def test_a_replaced_file_is_the_old_or_the_new_one_after_a_cut_at_any_call(loss:
     assert cut_at > 5
 
 
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_a_directory_whose_sync_has_failed_is_made_again(nth: int) -> None:
+    disk = SimDisk()
+    disk.fail("sync_directory", errno.EIO, nth)
+    with pytest.raises(OSError):
+        make_durable_directory(disk, "/d/e/f")
+    make_durable_directory(disk, "/d/e/f")
+    assert disk.power_cut(Loss.ALL).stat("/d/e/f") is not None
+
+
 def test_the_simulated_disk_forgets_what_was_not_synced() -> None:
     disk = SimDisk()
     make_durable_directory(disk, "/d")

@@ -176,7 +176,9 @@ class PullMessageProcessor:
         limit = header.max_msg_bytes
         if not limit or not 0 < limit < _MAX_BYTES:
             limit = _MAX_BYTES
-        result = self._store.get_message(topic, queue_id, header.queue_offset, header.max_msg_nums, limit, accept)
+        result = self._store.get_message(
+            topic, queue_id, header.queue_offset, header.max_msg_nums, limit, accept, group
+        )
         if result is None:
             return self._pull_cold(connection, command, header, flags, accept, limit, terms)
         if result.status is not _FOUND:
@@ -263,7 +265,13 @@ class PullMessageProcessor:
         terms: object,
     ) -> Any:
         result = await self._store.get_message_cold(
-            header.topic, header.queue_id, header.queue_offset, header.max_msg_nums, limit, accept
+            header.topic,
+            header.queue_id,
+            header.queue_offset,
+            header.max_msg_nums,
+            limit,
+            accept,
+            header.consumer_group,
         )
         return self._answer(connection, command, header, flags, accept, result, terms)
 

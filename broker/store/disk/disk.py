@@ -78,6 +78,10 @@ class Disk(Protocol):
         """Call ``fn`` where it may block: a thread in production, inline in a simulation. Not cancellable midway."""
         ...
 
+    def with_own_threads(self) -> "Disk":
+        """The same file systems, whose ``run`` has threads of its own: calls that hang there delay none here."""
+        ...
+
     def create(self, path: str, size: int) -> int:
         """A new file of ``size`` bytes without blocks, open for reading and writing. FileExistsError if it exists."""
         ...

@@ -1,5 +1,6 @@
 """Small files and directories that are replaced as a whole: after a power cut there is the old or the new state."""
 
+import contextlib
 import os
 
 from trimq.broker.store.disk.disk import Disk
@@ -44,7 +45,13 @@ def make_durable_directory(disk: Disk, path: str) -> None:
         path = os.path.dirname(path)
     for made in reversed(missing):
         disk.make_directory(made)
-        disk.sync_directory(os.path.dirname(made))
+        try:
+            disk.sync_directory(os.path.dirname(made))
+        except OSError:
+            # The next attempt must not find it and take its name for durable.
+            with contextlib.suppress(OSError):
+                disk.remove_directory(made)
+            raise
 
 
 def read_whole(disk: Disk, path: str) -> bytes | None:

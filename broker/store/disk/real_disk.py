@@ -1,6 +1,7 @@
 """RealDisk: the store's disk on the operating system. disk.py describes each method."""
 
 import contextlib
+import copy
 import ctypes
 import errno
 import fcntl
@@ -65,6 +66,11 @@ class RealDisk:
         if self._limiter is None:
             self._limiter = trio.CapacityLimiter(self._max_threads)
         return await trio.to_thread.run_sync(fn, *args, limiter=self._limiter)
+
+    def with_own_threads(self) -> "RealDisk":
+        other = copy.copy(self)
+        other.__dict__.update(_limiter=None, _scratch=[])
+        return other
 
     def create(self, path: str, size: int) -> int:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)

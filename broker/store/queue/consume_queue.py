@@ -148,15 +148,15 @@ class ConsumeQueue:
         if missing <= 0:
             return
         if self.next_offset == 0 and self.first_offset == 0:
-            self._start_at(queue_offset)
+            self.start_at(queue_offset)
         # Plausible only if the log has enough bytes between the two records for all missing messages: an offset from a
         # damaged record must not allocate units without bound.
         elif missing * OVERHEAD_V1 <= phy - self.max_phy:
             self.tail += UNIT.pack(phy - phy % self.shape.log_file_size, FILLER_SIZE, 0) * missing
             self.next_offset = queue_offset
 
-    def _start_at(self, queue_offset: int) -> None:
-        """Start a queue whose first messages expired long ago: its first file starts with fillers."""
+    def start_at(self, queue_offset: int) -> None:
+        """Start an empty queue whose first messages expired long ago: its first file starts with fillers."""
         self.first_offset = self.made_offset = queue_offset // self.units_per_file * self.units_per_file
         self.tail_offset = self.written = self.first_offset
         self.tail[:] = FILLER * (queue_offset - self.first_offset)

@@ -81,7 +81,14 @@ class MessageGetter:
         self.read_ahead = ReadAhead(log.files, memory)
 
     def get(
-        self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, filter: MessageFilter | None
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_count: int,
+        max_bytes: int,
+        filter: MessageFilter | None,
+        _group: str = "",
     ) -> GetMessageResult | None:
         """The messages that a consumer gets at ``offset``; None if they have to come from the device."""
         queue = self._queues.find(topic, queue_id)
@@ -113,7 +120,14 @@ class MessageGetter:
         return None
 
     async def get_cold(
-        self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, filter: MessageFilter | None
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_count: int,
+        max_bytes: int,
+        filter: MessageFilter | None,
+        _group: str = "",
     ) -> GetMessageResult:
         """As ``get``, waiting for the device."""
         started = time.perf_counter()

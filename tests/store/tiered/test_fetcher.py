@@ -15,7 +15,10 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.store.simdisk import SimDisk
 from tests.store.tiered.fake_queue import TOPIC, FakeQueue, filled, record
+from trimq.broker.config import MessageStoreConfig
+from trimq.broker.store.read.get_limits import GetLimits
 from trimq.broker.store.tiered.access.fetcher import FEW, OPERATIONS, MessageStoreFetcher
+from trimq.broker.store.tiered.access.timed_reads import TierHangsError
 from trimq.broker.store.tiered.container.flat_file_store import FlatFileStore
 from trimq.broker.store.tiered.container.flat_message_file import Batch, FlatMessageFile, TieredMessage
 from trimq.broker.store.tiered.driver.factory import FileSegmentFactory
@@ -31,6 +34,12 @@ from trimq.protocol.tiered_layout import PHYSICAL
 from trimq.remoting.runtime.clock import ManualClock
 
 MEMORY = 1 << 30
+LARGE = MessageStoreConfig(
+    max_transfer_bytes_on_message_in_memory=1 << 20,
+    max_transfer_count_on_message_in_memory=1000,
+    max_transfer_bytes_on_message_in_disk=1 << 20,
+    max_transfer_count_on_message_in_disk=1000,
+)
 S = GetMessageStatus
 
 
@@ -60,9 +69,12 @@ class Accept:
 
 
 @asynccontextmanager
-async def opened(files: Any, index: Any = None, **options: Any) -> AsyncIterator[MessageStoreFetcher]:
+async def opened(
+    files: Any, index: Any = None, local: MessageStoreConfig | None = None, **options: Any
+) -> AsyncIterator[MessageStoreFetcher]:
     config = TieredStoreConfig(**options)
-    fetcher = MessageStoreFetcher(config, files, index, clock=ManualClock(), memory=MEMORY)
+    limits = GetLimits(local or LARGE, MEMORY)
+    fetcher = MessageStoreFetcher(config, files, index, clock=ManualClock(), memory=MEMORY, limits=limits)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(fetcher.run)
         await wait_all_tasks_blocked()
@@ -162,6 +174,69 @@ async def test_limits_with_one_message_at_least_and_reads_from_memory() -> None:
         assert sum(fetcher.latency["get_message"].counts) == 5
 
 
+async def test_a_pull_gets_no_more_than_the_broker_allows_in_memory_and_from_the_tier() -> None:
+    queue = filled(100)
+    each = len(record(0))
+    local = MessageStoreConfig(
+        max_transfer_bytes_on_message_in_memory=20 * each,
+        max_transfer_count_on_message_in_memory=30,
+        max_transfer_bytes_on_message_in_disk=7 * each,
+        max_transfer_count_on_message_in_disk=5,
+    )
+    async with opened(FakeFiles(queue), local=local) as fetcher:
+        assert len(offsets(await get(fetcher, 0, 64))) == 5
+        assert len(offsets(await get(fetcher, 5, 64))) == 20
+        by_properties = await get(fetcher, 5, 64, accept=Accept(None, lambda _: True))
+        assert len(offsets(by_properties)) == 20
+        assert queue.reads == [(0, 100)]
+    queue = filled(100)
+    async with opened(FakeFiles(queue), local=local, read_ahead_cache_enable=False) as fetcher:
+        for begin in (0, 5):
+            assert offsets(await get(fetcher, begin, 64)) == list(range(begin, begin + 5))
+        assert queue.reads == [(0, 5), (5, 5)]
+        assert len(offsets(await get(fetcher, 5, 2))) == 2
+
+
+async def test_a_provider_that_hangs_fails_each_kind_of_read_in_time() -> None:
+    files, file = await flat_files([1000, 1005], 3, 50)
+
+    async def hangs(*_: object) -> Any:
+        await trio.sleep_forever()
+
+    class HangingIndex(FakeIndex):
+        async def query(self, *arguments: Any, **_: Any) -> list[IndexItem]:
+            await hangs(*arguments)
+            return []
+
+    record_there = IndexItem(1, file.topic_id, 0, 0, len(record(0)), 1000)
+    for name, call in {
+        "read_messages": lambda f: get(f, 3),
+        "store_time": lambda f: f.store_time(TOPIC, 0, 3),
+        "read_record": lambda f: f.query(TOPIC, "a", 3, 0, 1 << 50),
+        "query": lambda f: f.query(TOPIC, "a", 3, 0, 1 << 50),
+    }.items():
+        index = HangingIndex([]) if name == "query" else FakeIndex([record_there], file.topic_id)
+        found: list[Any] = []
+
+        async def run(fetcher: MessageStoreFetcher, call: Any = call, found: list[Any] = found) -> None:
+            try:
+                found.append(await call(fetcher))
+            except TierHangsError as error:
+                found.append(error)
+
+        with pytest.MonkeyPatch.context() as patch:
+            if name != "query":
+                patch.setattr(file, name, hangs)
+            async with opened(files, index) as fetcher, trio.open_nursery() as nursery:
+                nursery.start_soon(run, fetcher)
+                await wait_all_tasks_blocked()
+                assert not found
+                fetcher.cache._clock.advance(12.5)  # type: ignore[attr-defined]
+                await wait_all_tasks_blocked()
+                assert len(found) == 1, name
+                assert fetcher.reads.timeouts == 1
+
+
 async def test_requests_of_one_message_read_few() -> None:
     queue = filled(100)
     async with opened(FakeFiles(queue)) as fetcher:
@@ -227,14 +302,15 @@ async def test_many_properties_are_matched_with_pauses() -> None:
 
 
 class FakeIndex:
-    def __init__(self, items: list[IndexItem]) -> None:
+    def __init__(self, items: list[IndexItem], topic_id: int = 4) -> None:
         self.items = items
+        self.topic_id = topic_id
 
     async def query(
         self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int, *, topic_id: int | None = None
     ) -> list[IndexItem]:
         await trio.lowlevel.checkpoint()
-        assert topic_id == 4
+        assert topic_id == self.topic_id
         return list(self.items)
 
 
@@ -378,11 +454,13 @@ def test_random_gets_of_groups_return_the_messages_of_the_queue(seed: int, is_ca
         while offset < queue.commit_offset:
             if chance.random() < 0.1:
                 queue.failing.symmetric_difference_update({offset})
-            result = await get(fetcher, offset, chance.choice((1, 10, 64)), chance.choice((1, 1000)), accept, group)
+            most = chance.choice((1, 1000))
+            result = await get(fetcher, offset, chance.choice((1, 10, 64)), most, accept, group)
             if result.status is S.OFFSET_FOUND_NULL:
                 queue.failing.clear()
                 continue
             assert result.next_begin_offset > offset
+            assert result.count <= 1 or result.size <= most
             assert result.status is (S.FOUND if result.buffers else S.NO_MATCHED_MESSAGE)
             found += offsets(result)
             offset = result.next_begin_offset
@@ -391,18 +469,8 @@ def test_random_gets_of_groups_return_the_messages_of_the_queue(seed: int, is_ca
     async def check() -> None:
         options = {"read_ahead_cache_enable": is_cached, "read_ahead_message_count_threshold": 20}
         files = FakeFiles(queue)
-        if not is_cached:  # then readers of the same range read it each for itself
-            queue.under_way = _Ignored()
-        async with opened(files, **options) as fetcher, trio.open_nursery() as nursery:
+        async with opened(files, None, None, **options) as fetcher, trio.open_nursery() as nursery:
             for number in range(4):
                 nursery.start_soon(consume, fetcher, f"g{number % 3}")
 
     trio.run(check)
-
-
-class _Ignored(list[range]):
-    def append(self, item: range) -> None:
-        """Keep nothing."""
-
-    def remove(self, item: range) -> None:
-        """There is nothing."""

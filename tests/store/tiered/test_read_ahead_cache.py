@@ -1,6 +1,7 @@
 """The cache of ranges: one fetch for a range, the bound on memory, expiry, and shares of groups."""
 
 import random
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import pairwise
@@ -14,18 +15,22 @@ from trio.testing import wait_all_tasks_blocked
 from tests.store.tiered.fake_queue import FakeQueue, filled
 from trimq.broker.store.tiered.access.ranges import MESSAGE_COST
 from trimq.broker.store.tiered.access.read_ahead_cache import FETCHES, FETCHES_OF_GROUP, ReadAheadCache, cache_limit
+from trimq.broker.store.tiered.access.timed_reads import TierHangsError, TimedReads
 from trimq.broker.store.tiered.container.flat_message_file import TieredMessage
 from trimq.remoting.runtime.clock import ManualClock
 
 EXPIRE_MS = 15_000
+LIMIT_MS = 10_000
 
 
 @asynccontextmanager
 async def opened(
     clock: ManualClock, limit: int = 1 << 20, count: int = 10, size: int = 1 << 14
 ) -> AsyncIterator[ReadAheadCache]:
-    cache = ReadAheadCache(clock, limit, EXPIRE_MS, max_count=count, max_bytes=size)
+    reads = TimedReads(clock, LIMIT_MS)
+    cache = ReadAheadCache(clock, reads, limit, EXPIRE_MS, max_count=count, max_bytes=size)
     async with trio.open_nursery() as nursery:
+        nursery.start_soon(reads.run)
         nursery.start_soon(cache.run)
         await wait_all_tasks_blocked()
         yield cache
@@ -136,6 +141,54 @@ async def test_a_fetch_that_hangs_delays_only_its_range_and_others_have_free_one
                 assert (await cache.fetch("calm", other, 0, 10)).end == 10
             assert len(queue.under_way) == FETCHES_OF_GROUP
             nursery.cancel_scope.cancel()
+
+
+async def test_fetches_that_hang_give_their_places_back() -> None:
+    clock = ManualClock()
+    async with opened(clock) as cache:
+        queues = [filled(200, queue_id=number) for number in range(FETCHES_OF_GROUP)]
+        failed = 0
+
+        async def read(queue: FakeQueue) -> None:
+            nonlocal failed
+            with pytest.raises(TierHangsError):
+                await cache.fetch("g", queue, 0, 10)
+            failed += 1
+
+        async with trio.open_nursery() as nursery:
+            for queue in queues:
+                queue.gates[0] = trio.Event()
+                nursery.start_soon(read, queue)
+            await wait_all_tasks_blocked()
+            clock.advance(12.5)
+        assert failed == FETCHES_OF_GROUP
+        assert cache.bytes == 0
+        with trio.fail_after(5):
+            assert (await cache.fetch("g", filled(200), 0, 10)).end == 10
+
+
+async def test_reads_that_are_not_kept_wait_for_their_turn_too() -> None:
+    async with opened(ManualClock()) as cache:
+        queue = filled(200)
+        gate = trio.Event()
+        async with trio.open_nursery() as nursery:
+
+            async def read(group: str, offset: int) -> None:
+                item = await cache.fetch(group, queue, offset, 10, 600, keep=False)
+                assert [message.offset for message in item.messages] == list(range(offset, item.end))
+                assert item.size < 5000
+
+            for number in range(4):
+                for offset in range(40 * number, 40 * number + 40, 10):
+                    queue.gates[offset] = gate
+                    nursery.start_soon(read, f"g{number}", offset)
+            await wait_all_tasks_blocked()
+            assert len(queue.under_way) == FETCHES
+            assert max(Counter(span.start // 40 for span in queue.under_way).values()) <= FETCHES_OF_GROUP
+            assert 0 < cache.bytes < FETCHES * 5000
+            gate.set()
+        assert len(queue.reads) == 16
+        assert (cache.bytes, cache.count, cache.groups) == (0, 0, {})
 
 
 async def test_groups_have_their_turns() -> None:

@@ -54,18 +54,20 @@ async def opened(
         yield store
 
 
-async def get(store: MessageStore, offset: int, count: int = 32, topic: str = TOPIC) -> GetMessageResult:
-    arguments = topic, 0, offset, count, 1 << 20, None
+async def get(
+    store: MessageStore, offset: int, count: int = 32, topic: str = TOPIC, queue_id: int = 0
+) -> GetMessageResult:
+    arguments = topic, queue_id, offset, count, 1 << 20, None
     result = store.get_message(*arguments)
     return await store.get_message_cold(*arguments) if result is None else result
 
 
-async def all_offsets(store: MessageStore, begin: int, end: int) -> list[tuple[int, int]]:
+async def all_offsets(store: MessageStore, begin: int, end: int, *, queue_id: int = 0) -> list[tuple[int, int]]:
     """Queue offset and log offset of all messages, as a consumer reads them."""
     found: list[tuple[int, int]] = []
     offset = begin
     while offset < end:
-        result = await get(store, offset)
+        result = await get(store, offset, queue_id=queue_id)
         assert result.status is GetMessageStatus.FOUND, (offset, result)
         messages = decode_messages(b"".join(bytes(buffer) for buffer in result.buffers))
         found += [(message.queue_offset, message.commit_log_offset) for message in messages]
@@ -335,6 +337,53 @@ async def test_a_tier_that_cannot_be_read_is_replaced_by_the_local_store() -> No
         assert result.status is GetMessageStatus.FOUND
         assert store.fetcher.fallbacks == 1
         result.release()
+
+
+async def test_a_tier_that_hangs_is_replaced_by_the_local_store_or_found_null() -> None:
+    disk = SimDisk()
+    for level in (TieredStorageLevel.FORCE, TieredStorageLevel.NOT_IN_DISK):
+        async with opened(disk, tier(tiered_storage_level=level)) as store:
+            if level is TieredStorageLevel.FORCE:
+                await fill(store, 60)
+                await until_dispatched(store)
+                await store.flush()
+                await store.uploads.upload_all()
+            else:
+                await drop_local(store)
+            file = store.flat_files.find(TOPIC, 0)
+            assert file is not None
+            file.read_messages = _hangs  # type: ignore[assignment, method-assign]
+            await trio.testing.wait_all_tasks_blocked()
+            results: list[GetMessageResult] = []
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_get_into, results, store)
+                await trio.testing.wait_all_tasks_blocked()
+                store.clock.advance(12.5)  # type: ignore[attr-defined]
+            if level is TieredStorageLevel.FORCE:
+                assert (results[0].status, store.fetcher.fallbacks) == (GetMessageStatus.FOUND, 1)
+                results[0].release()
+            else:
+                assert (results[0].status, results[0].next_begin_offset) == (GetMessageStatus.OFFSET_FOUND_NULL, 0)
+            assert store.fetcher.reads.timeouts == 1
+
+
+async def _hangs(*_: object) -> Any:
+    await trio.sleep_forever()
+
+
+async def _get_into(results: list[GetMessageResult], store: MessageStore) -> None:
+    results.append(await get(store, 0))
+
+
+async def test_groups_have_shares_of_the_memory_for_reads() -> None:
+    async with opened(SimDisk()) as store:
+        await uploaded_store(store)
+        await trio.testing.wait_all_tasks_blocked()
+        for group, offset in (("GroupA", 0), ("GroupB", 0)):
+            arguments = TOPIC, 0, offset, 8, 1 << 20, None, group
+            result = store.get_message(*arguments) or await store.get_message_cold(*arguments)
+            assert result.status is GetMessageStatus.FOUND
+            assert set(store.fetcher.cache.groups) == {group}
 
 
 async def _script(store: TieredMessageStore, durable: list[int]) -> None:

@@ -233,7 +233,9 @@ class MessageStoreDispatcher:
 
     def _is_due(self, waiting: _Pending, now: int) -> bool:
         config, queue = self.config, waiting.queue
-        if not config.tiered_store_group_commit or now - waiting.since >= config.tiered_store_group_commit_timeout:
+        # A clock that was set back must not delay an upload until it has caught up.
+        waited = now - waiting.since
+        if not config.tiered_store_group_commit or not 0 <= waited < config.tiered_store_group_commit_timeout:
             return True
         begin = self._begin(queue)
         if queue.next_offset - begin >= config.group_commit_count:

@@ -14,11 +14,13 @@ from typing import Final, Protocol
 import structlog
 import trio
 
+from trimq.broker.store.read.get_limits import GetLimits
 from trimq.broker.store.read.query import is_answer
 from trimq.broker.store.read.record_look import place_of, properties_of
 from trimq.broker.store.tiered.access.ranges import Range
 from trimq.broker.store.tiered.access.read_ahead_cache import ReadAheadCache, cache_limit
 from trimq.broker.store.tiered.access.tier_time import first_stored_from
+from trimq.broker.store.tiered.access.timed_reads import TierHangsError, TimedReads
 from trimq.broker.store.tiered.container.flat_file_store import FlatFileStore
 from trimq.broker.store.tiered.container.flat_message_file import FlatMessageFile, TieredMessage
 from trimq.broker.store.types import GetMessageResult, GetMessageStatus, MessageFilter
@@ -72,13 +74,17 @@ class MessageStoreFetcher:
         *,
         clock: Clock,
         memory: int,
+        limits: GetLimits,
     ) -> None:
-        """``memory``: bytes that this process may use in all."""
+        """``memory``: bytes that this process may use in all. ``limits``: how much one pull may get."""
         self._config = config
         self._flat_files = flat_files
         self.index = index
+        self._limits = limits
+        self.reads = TimedReads(clock, config.tiered_store_read_timeout)
         self.cache = ReadAheadCache(
             clock,
+            self.reads,
             cache_limit(memory, config.cache_rate, config.read_ahead_cache_max_bytes),
             config.read_ahead_cache_expire_duration,
             max_count=config.read_ahead_message_count_threshold,
@@ -93,7 +99,9 @@ class MessageStoreFetcher:
 
     async def run(self) -> None:
         """Own the reads, until it is cancelled."""
-        await self.cache.run()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.reads.run)
+            nursery.start_soon(self.cache.run)
 
     @contextmanager
     def _measured(self, operation: str) -> Iterator[None]:
@@ -128,6 +136,7 @@ class MessageStoreFetcher:
         if item is None:
             return None
         self.cache.hits += 1
+        max_bytes, max_count = self._limits.in_memory(max_bytes, max_count)
         steps = self._gather(file, group, item, offset, max_count, max_bytes, filter)
         try:
             next(steps)
@@ -154,15 +163,18 @@ class MessageStoreFetcher:
             refused = refusal(file, offset)
             if refused is not None or file is None:
                 return refused or GetMessageResult(GetMessageStatus.NO_MATCHED_LOGIC_QUEUE, offset)
+            count = max_count
+            limit = self._limits.on_disk if self.cache.look(file, offset) is None else self._limits.in_memory
+            max_bytes, max_count = limit(max_bytes, max_count)
             try:
                 if self._is_cached:
-                    item = await self.cache.fetch(group, file, offset, self._range_count(max_count))
+                    item = await self.cache.fetch(group, file, offset, self._range_count(count))
                 else:
-                    item = await self._read_directly(file, offset, max_count, max_bytes, filter)
+                    item = await self._read_directly(group, file, offset, max_count, max_bytes, filter)
             except (OSError, LookupError) as error:
                 refused = refusal(file, offset)
                 if refused is None:  # else it was deleted meanwhile
-                    _log.error("tiered_read_failed", topic=topic, queue=queue_id, offset=offset, error=str(error))
+                    log_failed_read(error, topic, queue_id, offset)
                     low, high = file.min_offset, file.commit_offset
                     refused = GetMessageResult(GetMessageStatus.OFFSET_FOUND_NULL, offset, low, high)
                 return refused
@@ -179,11 +191,17 @@ class MessageStoreFetcher:
         return FEW if max_count == 1 else self._config.read_ahead_message_count_threshold
 
     async def _read_directly(
-        self, file: FlatMessageFile, offset: int, max_count: int, max_bytes: int, filter: MessageFilter | None
+        self,
+        group: str,
+        file: FlatMessageFile,
+        offset: int,
+        max_count: int,
+        max_bytes: int,
+        filter: MessageFilter | None,
     ) -> Range:
         count = max_count if filter is None else self._config.read_ahead_message_count_threshold
         most = min(max_bytes, self._config.read_ahead_message_size_threshold)
-        return await self.cache.read_alone(file, offset, max(1, count), max(1, most))
+        return await self.cache.fetch(group, file, offset, count, most, keep=False)
 
     def _gather(
         self,
@@ -243,7 +261,7 @@ class MessageStoreFetcher:
     async def _time_of(self, file: FlatMessageFile, offset: int) -> int:
         message = self._in_memory(file, offset)
         if message is None:
-            return await file.store_time(offset)
+            return await self.reads.read(file, file.store_time, offset)
         return store_time_of(message.record)
 
     async def store_time(self, topic: str, queue_id: int, offset: int) -> int:
@@ -290,7 +308,11 @@ class MessageStoreFetcher:
             known = self._flat_files.metadata.topics.get(topic)
             if self.index is None or known is None or max_num <= 0:
                 return []
-            items = await self.index.query(topic, key, _CANDIDATES, begin, end, topic_id=known.topic_id)
+            find = partial(self.index.query, topic_id=known.topic_id)
+            try:
+                items = await self.reads.read(self.index, find, topic, key, _CANDIDATES, begin, end)
+            except TierHangsError:
+                return []
             items.sort(key=_time_of_item, reverse=True)
             found: list[tuple[int, int, bytes]] = []
             for first in range(0, len(items), _AT_ONCE):
@@ -316,9 +338,9 @@ class MessageStoreFetcher:
             if file is None:
                 return
             try:
-                record = await file.read_record(item.offset, item.size)
+                record = await self.reads.read(file, file.read_record, item.offset, item.size)
             except OSError as error:
-                _log.error("tiered_read_failed", topic=topic, queue=item.queue_id, error=str(error))
+                log_failed_read(error, topic, item.queue_id)
                 return
             if record is not None:
                 found.append(record)
@@ -327,6 +349,12 @@ class MessageStoreFetcher:
             for item in items:
                 nursery.start_soon(read, item)
         return found
+
+
+def log_failed_read(error: Exception, topic: str, queue_id: int, offset: int | None = None) -> None:
+    """Log a failed read, unless the provider hangs, which is logged once when it begins."""
+    if not isinstance(error, TierHangsError):
+        _log.error("tiered_read_failed", topic=topic, queue=queue_id, offset=offset, error=str(error))
 
 
 def store_time_of(record: bytes) -> int:

@@ -64,11 +64,15 @@ def _offset_of(message: TieredMessage) -> int:
 
 
 class Fetch:
-    """A range that is waited for. ``reserved``: the memory that counts for it while it is under way."""
+    """A range that is waited for. ``reserved``: the memory that counts for it while it is under way.
 
-    __slots__ = ("count", "done", "error", "is_started", "max_bytes", "reserved", "waiters")
+    ``keeps``: whether its messages stay in memory.
+    """
 
-    def __init__(self, count: int, max_bytes: int, reserved: int) -> None:
+    __slots__ = ("count", "done", "error", "is_started", "keeps", "max_bytes", "reserved", "waiters")
+
+    def __init__(self, count: int, max_bytes: int, reserved: int, *, keeps: bool) -> None:
+        self.keeps = keeps
         self.count = count
         self.max_bytes = max_bytes
         self.reserved = reserved

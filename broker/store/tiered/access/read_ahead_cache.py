@@ -14,6 +14,7 @@ from typing import Final
 import trio
 
 from trimq.broker.store.tiered.access.ranges import MESSAGE_COST, Fetch, Group, Queue, Range, Ranges
+from trimq.broker.store.tiered.access.timed_reads import TierHangsError, TimedReads
 from trimq.remoting.runtime.clock import Clock
 
 FETCHES: Final = 6
@@ -33,13 +34,16 @@ class ReadAheadCache:
     reader reads for itself and nothing is kept.
     """
 
-    def __init__(self, clock: Clock, limit: int, expire_ms: int, *, max_count: int, max_bytes: int) -> None:
+    def __init__(
+        self, clock: Clock, reads: TimedReads, limit: int, expire_ms: int, *, max_count: int, max_bytes: int
+    ) -> None:
         """``max_count`` and ``max_bytes``: the most messages and bytes of one range."""
         self.limit = limit
         reserved = limit // FETCHES
         self.max_count = max(1, min(max_count, reserved // (2 * MESSAGE_COST) - 1))
         self._max_bytes = max(1, min(max_bytes, (reserved - MESSAGE_COST * (self.max_count + 1)) // _COPIES))
         self._clock = clock
+        self._reads = reads
         self._expire = expire_ms / 1000
         self._queues: dict[Queue, Ranges] = {}
         self._groups: dict[str, Group] = {}
@@ -93,9 +97,12 @@ class ReadAheadCache:
         item = None if ranges is None else ranges.at(offset)
         return item if item is not None and item.fetch is None else None
 
-    async def fetch(self, group: str, queue: Queue, offset: int, count: int) -> Range:
+    async def fetch(
+        self, group: str, queue: Queue, offset: int, count: int, max_bytes: int | None = None, *, keep: bool = True
+    ) -> Range:
         """The range with the message at ``offset``; it is read, up to ``count`` messages, if it is not in memory.
 
+        ``max_bytes``: fewer bytes than usual. ``keep``: whether it stays in memory; it waits for its turn in any case.
         Raises OSError, LookupError: the read has failed. The next call tries again.
         """
         while True:
@@ -103,11 +110,11 @@ class ReadAheadCache:
             if item is not None:
                 return item
             if self._nursery is None:
-                return await self.read_alone(queue, offset, min(count, self.max_count), self._max_bytes)
+                return await self._read_alone(queue, offset, min(count, self.max_count), self._bytes(max_bytes))
             ranges = self._queues.get(queue)
             item = None if ranges is None else ranges.at(offset)
             if item is None:
-                item = self._request(group, queue, offset, count)
+                item = self._request(group, queue, offset, count, max_bytes, keep=keep)
             await self._wait(item)
             if offset < item.end:
                 if item.is_kept:
@@ -129,10 +136,9 @@ class ReadAheadCache:
         error = fetch.error
         if error is not None:
             # A new one for each waiter: an exception collects the frames of each task that it goes through.
-            raise (LookupError if isinstance(error, LookupError) else OSError)(*error.args) from error
+            raise _kind_of(error)(*error.args) from error
 
-    async def read_alone(self, queue: Queue, offset: int, count: int, max_bytes: int) -> Range:
-        """Read a range that is not kept. Raises OSError, LookupError."""
+    async def _read_alone(self, queue: Queue, offset: int, count: int, max_bytes: int) -> Range:
         item = Range(queue, offset, max(offset + 1, min(offset + count, queue.commit_offset)), Group(""), None)
         item.fill(await queue.read_messages(offset, item.end - offset, max_bytes))
         return item
@@ -176,16 +182,21 @@ class ReadAheadCache:
 
     # -- fetches
 
-    def _reservation(self, count: int) -> int:
-        return _COPIES * self._max_bytes + MESSAGE_COST * (min(count, self.max_count) + 1)
+    def _bytes(self, max_bytes: int | None) -> int:
+        return self._max_bytes if max_bytes is None else max(1, min(max_bytes, self._max_bytes))
 
-    def _request(self, name: str, queue: Queue, offset: int, count: int) -> Range:
+    def _reservation(self, count: int, max_bytes: int | None = None) -> int:
+        return _COPIES * self._bytes(max_bytes) + MESSAGE_COST * (min(count, self.max_count) + 1)
+
+    def _request(
+        self, name: str, queue: Queue, offset: int, count: int, max_bytes: int | None = None, *, keep: bool = True
+    ) -> Range:
         """A range that waits for its turn."""
         ranges = self._queues.setdefault(queue, Ranges())
         end = ranges.end_before(offset, min(offset + max(1, min(count, self.max_count)), queue.commit_offset))
         end = max(end, offset + 1)
         group = self._group(name)
-        fetch = Fetch(end - offset, self._max_bytes, self._reservation(end - offset))
+        fetch = Fetch(end - offset, self._bytes(max_bytes), self._reservation(end - offset, max_bytes), keeps=keep)
         item = Range(queue, offset, end, group, fetch)
         ranges.add(item)
         if not group.waiting:
@@ -221,7 +232,8 @@ class ReadAheadCache:
     async def _run_fetch(self, item: Range, fetch: Fetch) -> None:
         error: Exception | None = OSError("the tier is being closed")
         try:
-            item.fill(await item.queue.read_messages(item.begin, fetch.count, fetch.max_bytes))
+            read = item.queue.read_messages
+            item.fill(await self._reads.read(item.queue, read, item.begin, fetch.count, fetch.max_bytes))
             error = None
         except (OSError, LookupError) as problem:
             error = problem
@@ -244,7 +256,7 @@ class ReadAheadCache:
             group.waiting.remove(item)
             if not group.waiting:
                 self._turns.remove(group)
-        if error is None and item.size <= self.limit and self._make_room(group, item.size, must=True):
+        if error is None and fetch.keeps and item.size <= self.limit and self._make_room(group, item.size, must=True):
             item.is_kept = True
             item.used = self._clock.monotonic()
             group.ranges[item] = None
@@ -336,6 +348,10 @@ class ReadAheadCache:
     def groups(self) -> dict[str, int]:
         """The bytes that each group uses."""
         return {name: group.used for name, group in self._groups.items()}
+
+
+def _kind_of(error: Exception) -> type[Exception]:
+    return next((kind for kind in (TierHangsError, LookupError) if isinstance(error, kind)), OSError)
 
 
 def cache_limit(memory: int, rate: float, most: int) -> int:

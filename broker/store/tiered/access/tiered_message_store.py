@@ -17,7 +17,7 @@ from trimq.broker.store.disk.memory import memory_limit
 from trimq.broker.store.message_store import MessageStore
 from trimq.broker.store.tiered.access.batch import BatchBuilder
 from trimq.broker.store.tiered.access.dispatcher import MessageStoreDispatcher, TieredMessages
-from trimq.broker.store.tiered.access.fetcher import MessageStoreFetcher
+from trimq.broker.store.tiered.access.fetcher import MessageStoreFetcher, log_failed_read
 from trimq.broker.store.tiered.access.index_completion import complete_index
 from trimq.broker.store.tiered.container.flat_file_store import FlatFileStore
 from trimq.broker.store.tiered.container.flat_message_file import FlatMessageFile
@@ -34,8 +34,6 @@ _log: Final = structlog.get_logger(__name__)
 
 _STOP_SECONDS: Final = 5.0
 """How long a stop waits for the uploads under way."""
-_ANY_GROUP: Final = ""
-"""Reads of a store do not say for which consumer group they are."""
 _QUEUE: Final = struct.Struct(">i4xq").unpack_from
 _LMQ: Final = "%LMQ%"
 _REVIVE: Final = "rmq_sys_REVIVE_LOG_"
@@ -53,7 +51,9 @@ class TieredMessageStore(MessageStore):
         self._stays_local = frozenset({cluster, broker_name})
         wall_ms = self.clock.wall_ms
         metadata = DefaultMetadataStore(self.disk, self.root, broker_name, wall_ms)
-        self.flat_files = FlatFileStore(FileSegmentFactory(tier, self.disk, cluster), metadata, broker_name)
+        self.flat_files = FlatFileStore(
+            FileSegmentFactory(tier, self.disk.with_own_threads(), cluster), metadata, broker_name
+        )
         self.tier_index: IndexStoreService | None = None
         if config.message_index_enable:
             index_file = self.flat_files.index_file()
@@ -71,7 +71,12 @@ class TieredMessageStore(MessageStore):
             wall_ms=wall_ms,
         )
         self.fetcher = MessageStoreFetcher(
-            tier, self.flat_files, self.tier_index, clock=self.clock, memory=memory_limit()
+            tier,
+            self.flat_files,
+            self.tier_index,
+            clock=self.clock,
+            memory=memory_limit(),
+            limits=self._getter.limits,
         )
         self.queues.on_growing = self.uploads.note
         self.hold_log(TieredMessages(self.uploads))
@@ -103,6 +108,7 @@ class TieredMessageStore(MessageStore):
         """See MessageStore. The tier is loaded once the store is locked and recovered."""
         async with super().opened():
             await self.flat_files.load()
+            self._continue_queues()
             if self.tier_index is not None:
                 await self.tier_index.recover()
             async with trio.open_nursery() as nursery:
@@ -118,6 +124,18 @@ class TieredMessageStore(MessageStore):
                     with trio.CancelScope(shield=True):
                         await self._stop_tier(finished, indexing)
                     nursery.cancel_scope.cancel()
+
+    def _continue_queues(self) -> None:
+        """Queues that only the tier has go on behind its messages.
+
+        Without this a queue whose local files were lost, and whose messages left the local log, would begin at 0.
+        """
+        for file in self.flat_files.all():
+            if file.commit_offset and not self.queues.peek_next_offset(file.topic, file.queue_id):
+                self.queues.find_or_create(file.topic, file.queue_id).start_at(file.commit_offset)
+                _log.warning(
+                    "queue_continues_behind_tier", topic=file.topic, queue=file.queue_id, offset=file.commit_offset
+                )
 
     async def _run_index(self, scope: trio.CancelScope) -> None:
         if self.tier_index is not None:
@@ -188,17 +206,31 @@ class TieredMessageStore(MessageStore):
         return queue is not None and queue.min_offset <= offset < queue.next_offset
 
     def _get(
-        self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, filter: MessageFilter | None
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_count: int,
+        max_bytes: int,
+        filter: MessageFilter | None,
+        group: str = "",
     ) -> GetMessageResult | None:
         file = self._tier_of(topic, queue_id, offset)
         if file is not None:
-            found = self.fetcher.get(_ANY_GROUP, topic, queue_id, offset, max_count, max_bytes, filter)
+            found = self.fetcher.get(group, topic, queue_id, offset, max_count, max_bytes, filter)
             return found if found is None else self._with_range(topic, queue_id, offset, found)
         result = self._get_local(topic, queue_id, offset, max_count, max_bytes, filter)
         return result if result is None else self._with_range(topic, queue_id, offset, result)
 
     async def _get_cold(
-        self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, filter: MessageFilter | None
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_count: int,
+        max_bytes: int,
+        filter: MessageFilter | None,
+        group: str = "",
     ) -> GetMessageResult:
         arguments = topic, queue_id, offset, max_count, max_bytes, filter
         file = self._tier_of(topic, queue_id, offset)
@@ -207,7 +239,7 @@ class TieredMessageStore(MessageStore):
             file = self.flat_files.find(topic, queue_id)
             file = file if file is not None and file.min_offset <= offset < file.commit_offset else None
         if file is not None:
-            result = await self.fetcher.get_cold(_ANY_GROUP, *arguments)
+            result = await self.fetcher.get_cold(group, *arguments)
             if result.status is not GetMessageStatus.OFFSET_FOUND_NULL or not self._has_local(topic, queue_id, offset):
                 return self._with_range(topic, queue_id, offset, result)
             self.fetcher.fallbacks += 1
@@ -239,7 +271,7 @@ class TieredMessageStore(MessageStore):
             try:
                 return await self.fetcher.store_time(topic, queue_id, offset)
             except OSError as error:
-                _log.error("tiered_read_failed", topic=topic, queue=queue_id, offset=offset, error=str(error))
+                log_failed_read(error, topic, queue_id)
         return await super().message_store_time(topic, queue_id, offset)
 
     async def earliest_store_time(self, topic: str, queue_id: int) -> int:
@@ -288,9 +320,9 @@ class TieredMessageStore(MessageStore):
             return found
         for file in self.flat_files.all():
             try:
-                record = await file.read_physical(offset)
+                record = await self.fetcher.reads.read(file, file.read_physical, offset)
             except OSError as error:
-                _log.error("tiered_read_failed", topic=file.topic, queue=file.queue_id, error=str(error))
+                log_failed_read(error, file.topic, file.queue_id)
                 continue
             if record is not None:
                 return record

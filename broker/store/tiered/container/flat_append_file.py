@@ -31,6 +31,8 @@ class FlatAppendFile:
         self._factory = factory
         self._metadata = metadata
         self._max_size = factory.max_size(type)
+        self._is_unclear = False
+        """Whether the durable metadata may have a change of the list of segments that has failed."""
 
     # -- what is there
 
@@ -125,8 +127,16 @@ class FlatAppendFile:
         if await segment.size():
             # Left of a stream that was deleted: RocketMQ's broker keeps files that it could not delete.
             await segment.cut(0)
+        # Not the entry of one whose deletion has failed: its mark would delete this one at the next start.
+        self._metadata.delete_segment(self.path, self.type, base_offset)
         self._metadata.update_segment(segment)
-        await self._metadata.persist()
+        self._is_unclear = True
+        try:
+            await self._metadata.persist()
+        except BaseException:
+            self._metadata.delete_segment(self.path, self.type, base_offset)
+            raise
+        self._is_unclear = False
         self.segments.append(segment)
 
     async def append(self, pieces: Sequence[Piece], size: int, begin_ms: int, end_ms: int) -> int:
@@ -142,10 +152,11 @@ class FlatAppendFile:
         times = segment.min_timestamp, segment.max_timestamp
         segment.include_time(begin_ms, end_ms)
         try:
-            if times[0] == UNSET_TIME:
+            if times[0] == UNSET_TIME or self._is_unclear:
                 # RocketMQ's broker deletes a segment without times as expired: they are durable before its first byte.
                 self._metadata.update_segment(segment)
                 await self._metadata.persist()
+                self._is_unclear = False
             await segment.write(pieces, segment.commit_position)
         except BaseException:
             segment.min_timestamp, segment.max_timestamp = times
@@ -204,6 +215,8 @@ class FlatAppendFile:
             if first.max_timestamp == UNSET_TIME or first.max_timestamp >= before_ms:
                 break
             if len(self.segments) == 1:
+                if not first.commit_position:  # times of what was taken back, or of an append that did not come
+                    break
                 await self.roll()
             await self._remove(first)
             deleted.append(first.base_offset)
@@ -225,7 +238,13 @@ class FlatAppendFile:
     async def _remove(self, segment: FileSegment) -> None:
         # Marked durably first: after a power cut the next start completes the deletion, and no file is left over.
         self._metadata.mark_deleted(self.path, self.type, segment.base_offset)
-        await self._metadata.persist()
+        self._is_unclear = True
+        try:
+            await self._metadata.persist()
+        except BaseException:
+            self._metadata.mark_deleted(self.path, self.type, segment.base_offset, undo=True)  # it stays in use
+            raise
+        self._is_unclear = False
         if segment in self.segments:
             self.segments.remove(segment)
         await segment.delete()

@@ -5,6 +5,7 @@ from typing import Final
 
 import trio
 
+from trimq.broker.store.disk.mapped_file_queue import StoreLoadError
 from trimq.broker.store.tiered.container.flat_append_file import FlatAppendFile
 from trimq.broker.store.tiered.container.flat_message_file import FlatMessageFile
 from trimq.broker.store.tiered.driver.factory import FileSegmentFactory
@@ -27,7 +28,12 @@ class FlatFileStore:
 
     async def load(self) -> None:
         """Read the metadata and recover each queue. Raises StoreLoadError, OSError."""
-        self.metadata.load()
+        if not self.metadata.load() and self.factory.has_segments(self._broker_name):
+            # Uploads would begin anew, over the segments that are there.
+            raise StoreLoadError(
+                f"{self.metadata.file} is missing, and the tier has segments of {self._broker_name}: restore the file "
+                "from a copy, or move the segments away"
+            )
         if not self.factory.keeps:
             self.metadata.forget_segments()
         found = [

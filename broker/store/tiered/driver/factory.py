@@ -5,7 +5,7 @@ from trimq.broker.store.tiered.driver.file_segment import FileSegment
 from trimq.broker.store.tiered.driver.memory import MemoryFileSegment
 from trimq.broker.store.tiered.driver.posix import PosixFileSegment
 from trimq.broker.tiered_config import POSIX_PROVIDER, TieredStoreConfig
-from trimq.protocol.tiered_layout import SegmentType
+from trimq.protocol.tiered_layout import SegmentType, cluster_directory
 
 
 class FileSegmentFactory:
@@ -23,6 +23,12 @@ class FileSegmentFactory:
             root = self.config.tiered_store_file_path
             return PosixFileSegment(self._disk, root, self._cluster, type, path, base_offset, suffix)
         return MemoryFileSegment(type, path, base_offset)
+
+    def has_segments(self, broker_name: str) -> bool:
+        """Whether the provider keeps anything of a broker. Blocks."""
+        return self.keeps and bool(
+            self._disk.list(f"{self.config.tiered_store_file_path}/{cluster_directory(self._cluster)}/{broker_name}")
+        )
 
     def max_size(self, type: SegmentType) -> int | None:
         """The most bytes of a segment; None if there is no limit."""

@@ -84,17 +84,21 @@ class DefaultMetadataStore:
 
     # -- reading
 
-    def load(self) -> None:
-        """Read the file. Blocks. Raises StoreLoadError if it cannot be understood, OSError."""
+    def load(self) -> bool:
+        """Read the file. Returns False if there is none. Blocks.
+
+        Raises StoreLoadError if it cannot be understood, OSError.
+        """
         data = read_whole(self._disk, self.file)
         if not data:
-            return
+            return False
         try:
             self._take(loads(data))
         except (ValueError, TypeError, KeyError, AttributeError, msgspec.ValidationError) as error:
             raise StoreLoadError(
                 f"{self.file} is damaged ({error}), and it lists what the tier holds: restore it from a copy"
             ) from error
+        return True
 
     def _take(self, tables: dict[str, Any]) -> None:
         self._last_id = int(tables.get("topicSerialNumber", -1))
@@ -163,11 +167,11 @@ class DefaultMetadataStore:
         known.begin_timestamp, known.end_timestamp = segment.min_timestamp, segment.max_timestamp
         self._touch(_TABLES[segment.type], segment.path)
 
-    def mark_deleted(self, path: str, type: SegmentType, base_offset: int) -> None:
-        """Note that a segment's file is being deleted. RocketMQ's broker ignores the mark."""
+    def mark_deleted(self, path: str, type: SegmentType, base_offset: int, *, undo: bool = False) -> None:
+        """Note that a segment's file is being deleted, or not any more. RocketMQ's broker ignores the mark."""
         known = self._segments[type].get(path, {}).get(base_offset)
         if known is not None:
-            known.status = DELETED
+            known.status = 0 if undo else DELETED
             self._touch(_TABLES[type], path)
 
     def forget_segments(self) -> None:
