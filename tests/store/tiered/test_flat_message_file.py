@@ -225,7 +225,7 @@ async def test_a_topic_is_forgotten_with_its_queues() -> None:
     await files.destroy_topic(TOPIC)
     assert files.metadata.topics == {}
     await files.destroy_topic(TOPIC)
-    assert files.all() == []
+    assert list(files.all()) == []
 
 
 async def test_messages_of_both_brokers_in_one_segment() -> None:
