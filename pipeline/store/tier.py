@@ -168,7 +168,6 @@ def _files(tier: StoreFiles, directory: str, type: SegmentType, segments: list[_
     for number, segment in enumerate(segments):
         name = segment_name(segment.file.start)
         size = sizes.get(name, 0) if number == len(segments) - 1 else segment.file.size
-        size -= size % UNIT_SIZE if type is SegmentType.CONSUME_QUEUE else 0
         if size:
             found.append(DataFile(f"{directory}/{type.name}/{name}", segment.file.start, size))
     return found
