@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import trio
 from click.testing import CliRunner
 
 from tests.docs.examples import examples
 from tests.spark.logs import START, LogWriter
 from tests.spark.stores import some
+from tests.spark.test_store_tier import ALL, write
 from trimq.pipeline.__main__ import main
 
 if TYPE_CHECKING:
@@ -30,9 +32,16 @@ def example(begin: str) -> str:
 
 def test_the_table_of_the_page(spark: SparkSession, tmp_path: Path) -> None:
     root = LogWriter(tmp_path / "store").put_all(some(20)).write()
-    expression = example("spark.read").replace("/var/lib/rocketmq/store", str(root))
+    expression = example('spark.read.format("rocketmq-store").load').replace("/var/lib/rocketmq/store", str(root))
     assert str(root) in expression
     assert eval(expression, {"spark": spark}).count() == 20
+
+
+def test_the_tier_of_the_page(spark: SparkSession, tmp_path: Path) -> None:
+    trio.run(write, tmp_path)
+    expression = example('spark.read.format("rocketmq-store").option').replace("/var/lib/rocketmq", str(tmp_path))
+    assert expression.count(str(tmp_path)) == 2
+    assert eval(expression, {"spark": spark}).count() == len(ALL)
 
 
 def test_the_commands_of_the_page(
