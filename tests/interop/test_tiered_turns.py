@@ -9,6 +9,8 @@ from __future__ import annotations
 import itertools
 import re
 import struct
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -185,6 +187,23 @@ def look_by_id(broker: Wire, story: Story, found: list[bytes]) -> None:
             assert broker.view(head.physical_offset) == record
 
 
+def verify(story: Story) -> None:
+    """All messages of both brokers are sound, those of Apache's without their offset in the log."""
+    command = [sys.executable, "-c", "from trimq.broker.tools.cli import main; main()", "tiered", "verify", "--json"]
+    configuration = story.directory / f"turn-{story.turns}" / "broker.conf"
+    done = subprocess.run(
+        [*command, "-c", str(configuration), str(story.directory / "store")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = loads(done.stdout.encode())
+    total = sum(map(len, story.sent.values()))
+    assert (report["messages"], report["known_offsets"]) == (total, total * 3 // 5)
+    assert report["index_entries"] >= 2 * total
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("exit", ["clean", "kill"])
 def test_both_brokers_continue_the_tier_of_the_other(tmp_path: Path, exit: Exit) -> None:
@@ -192,6 +211,7 @@ def test_both_brokers_continue_the_tier_of_the_other(tmp_path: Path, exit: Exit)
     peers: list[Peer] = ["trimq", "apache", "trimq", "apache", "trimq"]
     for peer in peers:
         turn(story, peer, exit, 60)
+    verify(story)
     tables = story.metadata()
     assert tables["topicSerialNumber"] == 0
     assert set(tables["topicMetadataTable"]) == {TOPIC}  # type: ignore[call-overload]
