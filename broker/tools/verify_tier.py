@@ -193,9 +193,10 @@ class TierVerification:
         if physical <= before:
             self._unordered += 1
             if self._unordered <= _SHOWN:
+                name = f"{queue.topic}/{queue.queue_id} message {offset}"
                 self._report.notes.append(
-                    f"{queue.topic}/{queue.queue_id} message {offset} had log offset {physical}, one before it {before}: if "
-                    "the log was not begun anew in between, an entry is damaged: messages are not found by their ids"
+                    f"{name} had log offset {physical}, one before it {before}: if the log was not begun anew in "
+                    "between, an entry is damaged, and messages are not found by id"
                 )
 
     def _why_wrong(self, queue: TierQueue, data: bytes, at: int, unit: tuple[int, int, int], offset: int) -> str:
