@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -220,7 +221,7 @@ async def test_a_tier_is_listed_and_verified(tmp_path: Path) -> None:
     assert out.endswith("the tier is sound\n")
 
 
-TIERED = {
+TIERED: dict[str, Any] = {
     "messageStorePlugIn": PLUG_IN,
     "tieredBackendServiceProvider": POSIX_PROVIDER,
     "tieredStoreIndexFileMaxHashSlotNum": "1000",
