@@ -15,6 +15,7 @@ from tests.broker.wire_client import WireClient
 from trimq.broker.controller import BrokerController
 from trimq.broker.metrics.limit import SeriesLimit
 from trimq.broker.metrics.tier import TierMetrics
+from trimq.broker.store.tiered.access import fetcher
 from trimq.broker.store.tiered.access.dispatcher import Backlog
 from trimq.broker.store.tiered.access.tiered_message_store import TieredMessageStore
 from trimq.broker.store.tiered.driver.posix import PosixFileSegment
@@ -151,6 +152,36 @@ async def test_how_long_messages_have_waited(tmp_path: Path, monkeypatch: pytest
             assert page.value(f"{PREFIX}dispatch_latency", topic="Other") == 0
             assert page.value(f"{PREFIX}dispatch_behind", topic="Other") == 2
             assert page.value("trimq_tiered_store_messages_waiting") == backlog.messages + 2
+
+
+async def test_each_count_has_its_name(tmp_path: Path) -> None:
+    async with tiered_broker(tmp_path, **GROUPED) as (broker, _):
+        store = tier_of(broker)
+        store.fetcher.fallbacks, store.uploads.skipped, store.uploads.failures = 1, 2, 3
+        reads, cache = store.fetcher.reads, store.fetcher.cache
+        reads.hanging, reads.timeouts, reads.refused = 4, 5, 6
+        cache.count, cache.bytes, cache.accesses, cache.hits = 7, 8, 10, 9
+        page = await scrape(broker)
+        reads.hanging = 0
+        assert page.value(f"{PREFIX}get_message_fallback_total", **TIER) == 1
+        names = ("messages_skipped_total", "upload_failures_total", "reads_hanging", "read_timeouts_total")
+        names += ("reads_refused_total", "keys_waiting")
+        assert [page.value(f"trimq_tiered_store_{name}") for name in names] == [2, 3, 4, 5, 6, 0]
+        names = ("count", "bytes", "hit_total", "access_total")
+        assert [page.value(f"{PREFIX}read_ahead_cache_{name}", **TIER) for name in names] == [7, 8, 9, 10]
+
+
+async def test_readers_beyond_a_limit_are_counted_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Group names come from clients: they must not fill the memory."""
+    monkeypatch.setattr(fetcher, "_READERS", 1)
+    async with tiered_broker(tmp_path, **GROUPED) as (broker, client):
+        await send_and_upload(broker, client)
+        for group in ("A", "B", "C", "A"):
+            await client.pull(TOPIC, 0, group=group)
+        counted = tier_of(broker).fetcher.delivered
+        assert set(counted) == {(TOPIC, "A"), ("", "")}
+        assert counted.total() == tier_of(broker).fetcher.messages
+        assert counted[TOPIC, "A"] == counted["", ""] > 0
 
 
 async def test_series_of_the_tier_are_limited(tmp_path: Path) -> None:
