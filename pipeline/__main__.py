@@ -121,6 +121,9 @@ def stats(store: str, as_json: bool, page: str | None, topics: str | None, begin
 @click.option("--broker-name", default="broker", show_default=True, help="Separates archives of several brokers.")
 @click.option("--file-size", default=128 << 20, show_default=True, help="Approximate size of a file, in bytes.")
 @click.option("--fail-on-data-loss/--accept-data-loss", default=True, help="Stop if the log was deleted unarchived.")
+@click.option(
+    "--tiered-store-file-path", default="", metavar="DIR", help="The tier, for records that the log has no longer."
+)
 @click.option("--format", default="parquet", show_default=True, help="Or another that Spark writes, as orc, json.")
 @click.option("--format-option", multiple=True, metavar="NAME=VALUE", help="For Spark's writer of another format.")
 def archive(store: str, target: str, as_json: bool, format_option: tuple[str, ...], **settings: Any) -> None:

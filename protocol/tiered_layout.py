@@ -54,14 +54,6 @@ def segment_name(base_offset: int) -> str:
     return f"{_hash(str(base_offset))}{base_offset:020d}"
 
 
-def base_of_name(name: str) -> int:
-    """The stream position in a segment's name. Raises ValueError if it is not such a name."""
-    digits = name[8:]
-    if len(digits) != 20 or not digits.isascii() or not digits.isdigit() or segment_name(int(digits)) != name:
-        raise ValueError(f"{name!r} is not the name of a segment")
-    return int(digits)
-
-
 def segment_file(root: str, cluster: str, path: str, type: SegmentType, base_offset: int) -> str:
     """The file of a segment below tieredStoreFilePath (``root``)."""
     return f"{root.rstrip('/')}/{cluster_directory(cluster)}/{path}/{type.name}/{segment_name(base_offset)}"

@@ -27,6 +27,8 @@ from pyspark.sql import functions as f
 from trimq.pipeline.jobs.job_support import Target, groups
 from trimq.pipeline.schema import COLUMNS, spark_schema
 from trimq.pipeline.store.files import DataFile, StoreFiles
+from trimq.pipeline.store.options import StoreOptions
+from trimq.pipeline.store.tier import plan_tier, tier_files, without_offset
 from trimq.pipeline.store.walk import Damage, LogWalk, Stretch
 
 FILE_SIZE: Final = 128 << 20
@@ -53,7 +55,8 @@ class ArchiveError(Exception):
 class ArchiveOptions(Struct, frozen=True):
     """``file_size`` is the approximate size of a file in bytes. ``broker_name`` separates archives of several brokers.
 
-    ``fail_on_data_loss``: stop if the broker has deleted records before they were archived. ``format``: any that Spark
+    ``fail_on_data_loss``: stop if the broker has deleted records before they were archived, or if the tier has messages
+    whose log offset is not known. ``format``: any that Spark
     can write, with the ``format_options`` of its writer; ``compression`` applies to Parquet.
     """
 
@@ -65,6 +68,8 @@ class ArchiveOptions(Struct, frozen=True):
     compression: str = "zstd"
     fail_on_data_loss: bool = True
     split_size: int = 64 << 20
+    tiered_store_file_path: str = ""
+    """The directory of the tier, for records that the log does not have any more."""
 
 
 class Batch(Struct):
@@ -117,6 +122,8 @@ def archive(spark: SparkSession, store: str, target: str, options: ArchiveOption
     reader = reader.option("splitSize", options.split_size)
     if options.topics:
         reader = reader.option("topics", options.topics)
+    if options.tiered_store_file_path:
+        reader = reader.option("tieredStoreFilePath", options.tiered_store_file_path)
     batch = Batch(number, options.broker_name, begin, end, lost=lost, format=options.format)
     if options.format == PARQUET:
         _add_files(batch, reader.load(), out, options)
@@ -200,6 +207,11 @@ def _range(files: StoreFiles, done: list[Batch], options: ArchiveOptions) -> tup
     log = files.log_files()
     if not log:
         return 0, 0, 0
+    if options.tiered_store_file_path:
+        begin = done[-1].end if done else 0
+        if begin < log[0].start and options.fail_on_data_loss:
+            _all_have_offsets(files, options)
+        return _checked(begin, _log_end(files, log, max(begin, log[0].start)), 0, options)
     begin = done[-1].end if done else log[0].start
     lost = max(0, log[0].start - begin)
     if lost and options.fail_on_data_loss:
@@ -208,7 +220,24 @@ def _range(files: StoreFiles, done: list[Batch], options: ArchiveOptions) -> tup
             "were archived; to continue without them, use failOnDataLoss=false"
         )
     begin = max(begin, log[0].start)
-    end = _log_end(files, log, begin)
+    return _checked(begin, _log_end(files, log, begin), lost, options)
+
+
+def _all_have_offsets(files: StoreFiles, options: ArchiveOptions) -> None:
+    """Raises ArchiveError if the tier has messages that belong to no batch, since their log offset is not known."""
+    wanted = StoreOptions(
+        files.path, topics=frozenset(filter(None, options.topics.split(","))), tier=options.tiered_store_file_path
+    )
+    tier = tier_files(wanted)
+    count = without_offset(tier, plan_tier(files, tier, files.log_files(), wanted))
+    if count:
+        raise ArchiveError(
+            f"the tier has {count} messages that RocketMQ's broker has uploaded, which does not keep their log offset: "
+            "they belong to no batch. Read them with rocketmq-store; to archive the others, use failOnDataLoss=false"
+        )
+
+
+def _checked(begin: int, end: int, lost: int, options: ArchiveOptions) -> tuple[int, int, int]:
     if end < begin and options.fail_on_data_loss:
         raise ArchiveError(
             f"the log ends at {end}, the archive at {begin}: the log was truncated or replaced, and records appended "

@@ -31,6 +31,7 @@ OPTIONS: Final = (
     "includeProperties",
     "damage",
     "storageOptions",
+    "tieredStoreFilePath",
 )
 _UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "kb": 1 << 10, "m": 1 << 20, "mb": 1 << 20, "g": 1 << 30, "gb": 1 << 30}
 _SIZE: Final = re.compile(r"(\d+)\s*([a-z]*)", re.ASCII)
@@ -66,6 +67,8 @@ class StoreOptions(Struct, frozen=True):
     nullable: frozenset[str] = frozenset()
     """Columns that a user's schema allows to be null."""
     storage_options: Mapping[str, Any] = {}
+    tier: str | None = None
+    """The directory of the tier's segments; None to read the log only."""
 
     @property
     def names_topics(self) -> bool:
@@ -112,6 +115,7 @@ def parse(given: Mapping[str, str]) -> StoreOptions:
         consume_queues=options.choice("consumeQueues", ("auto", "always", "never"), "auto"),
         damage=options.flag("damage", default=False),
         storage_options=_storage_options(options),
+        tier=options.text("tieredStoreFilePath"),
     )
 
 

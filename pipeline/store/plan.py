@@ -11,20 +11,28 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from trimq.pipeline.store.files import DataFile, StoreFiles
+from trimq.pipeline.store.files import DataFile, StoreFiles, StorePathError
 from trimq.pipeline.store.options import FAR, StoreOptions
 from trimq.pipeline.store.queues import QueueStretch, plan_queues
 from trimq.pipeline.store.scan import Found, find_record, record_at
+from trimq.pipeline.store.tier import TierStretch, plan_tier, tier_files
 from trimq.pipeline.store.walk import WINDOW, Damage, LogWalk, Stretch
 from trimq.protocol import record
 
 _THREADS: Final = 16
 
 
-class Plan(NamedTuple):
-    """``parts`` in the order of the log or of the queues; ``damages`` are gaps found while planning."""
+Part = Stretch | QueueStretch | TierStretch
+"""What one task reads."""
 
-    parts: list[Stretch | QueueStretch]
+
+class Plan(NamedTuple):
+    """``parts``: those of the tier, then the others in the order of the log or of the queues.
+
+    ``damages`` are gaps found while planning.
+    """
+
+    parts: list[Part]
     damages: list[Damage]
 
 
@@ -41,10 +49,17 @@ class _Mark(NamedTuple):
 
 def plan(files: StoreFiles, options: StoreOptions) -> Plan:
     """Plan the read of a store with these options. Raises StorePathError."""
-    log = files.log_files()
+    try:
+        log = files.log_files()
+    except StorePathError:
+        if options.tier is None or not files.exists("config"):
+            raise
+        log = []  # all that is left of the store is in the tier
+    tiered = list(plan_tier(files, tier_files(options), log, options)) if options.tier is not None else []
     if _through_queues(files, options):
-        return Plan(list(plan_queues(files, log, options)), [])
-    return _plan_log(files, log, options)
+        return Plan([*tiered, *plan_queues(files, log, options)], [])
+    found = _plan_log(files, log, options)
+    return Plan([*tiered, *found.parts], found.damages)
 
 
 def _through_queues(files: StoreFiles, options: StoreOptions) -> bool:

@@ -45,17 +45,37 @@ def plan_queues(files: StoreFiles, log: Sequence[DataFile], options: StoreOption
             continue
         for queue_id in files.queue_ids(topic):
             if not options.queue_ids or queue_id in options.queue_ids:
-                yield from _plan_queue(files, tuple(log), topic, queue_id, options)
+                queue = tuple(files.queue_files(topic, queue_id))
+                yield from plan_queue(files, queue, tuple(log), topic, queue_id, options)
 
 
-def _plan_queue(
-    files: StoreFiles, log: tuple[DataFile, ...], topic: str, queue_id: int, options: StoreOptions
+def first_local(files: StoreFiles, topic: str, queue_id: int, log_start: int) -> int | None:
+    """The queue offset of the first message of a queue that is in the log; None if the queue has no files."""
+    queue = files.queue_files(topic, queue_id)
+    if not queue:
+        return None
+    reader = _UnitReader(files, queue)
+    begin, end = queue[0].start // UNIT_SIZE, queue[-1].end // UNIT_SIZE
+    end = _first(begin, end, lambda at: reader.unit(at)[1] <= 0)
+    return _first(begin, end, lambda at: reader.unit(at)[0] >= log_start and reader.unit(at)[1] != FILLER_SIZE)
+
+
+def plan_queue(
+    files: StoreFiles,
+    queue: tuple[DataFile, ...],
+    log: tuple[DataFile, ...],
+    topic: str,
+    queue_id: int,
+    options: StoreOptions,
+    *,
+    before: int | None = None,
 ) -> Iterator[QueueStretch]:
-    queue = tuple(files.queue_files(topic, queue_id))
+    """Plan the read of one queue, up to the queue offset ``before`` if it is given."""
     if not queue:
         return
     reader = _UnitReader(files, queue)
     begin, end = queue[0].start // UNIT_SIZE, queue[-1].end // UNIT_SIZE
+    end = end if before is None else max(begin, min(end, before))
     # Each bound narrows the range for the next search. Units that are not written yet, and units of deleted records,
     # must be excluded first: their times cannot be read, and the searches by time need ascending ones.
     end = _first(begin, end, lambda at: reader.unit(at)[1] <= 0)
@@ -139,10 +159,14 @@ def _file_of(log: Sequence[DataFile], phy: int) -> DataFile | None:
 class QueueWalk:
     """Reads a stretch of a queue: windows of its records, and as damage the units that lead to no record."""
 
-    def __init__(self, files: StoreFiles, stretch: QueueStretch, *, check_crc: bool = True) -> None:
+    def __init__(
+        self, files: StoreFiles, stretch: QueueStretch, *, check_crc: bool = True, own_log: bool = False
+    ) -> None:
+        """``own_log``: the log is that of the queue, in its order. A unit that leads out of it is damaged."""
         self._files = files
         self._stretch = stretch
         self._check_crc = check_crc
+        self._own_log = own_log
         self._log = stretch.log
 
     def __iter__(self) -> Iterator[Chunk | Damage]:
@@ -156,7 +180,13 @@ class QueueWalk:
             yield from self._read(phy[real], size[real], np.arange(at, stop)[real])
 
     def _read(self, phy: Array, size: Array, offset: Array) -> Iterator[Chunk | Damage]:
-        if len(phy) and not (self._log and self._log[0].start <= phy.min() and phy.max() < self._log[-1].end):
+        if self._own_log:
+            inside = np.zeros(len(phy), dtype=bool)
+            if self._log:
+                inside = (phy >= self._log[0].start) & (phy + size <= self._log[-1].end)
+            yield from self._damages("", phy[~inside], size[~inside], offset[~inside])
+            phy, size, offset = phy[inside], size[inside], offset[inside]
+        elif len(phy) and not (self._log and self._log[0].start <= phy.min() and phy.max() < self._log[-1].end):
             # The planned files cover the first and the last unit. A queue out of log order may need others.
             self._log = tuple(self._files.log_files())
             if not self._log or phy.min() < self._log[0].start:
@@ -190,10 +220,13 @@ class QueueWalk:
             return
         if good.any():
             yield Chunk(view, heads.take(np.flatnonzero(good)))
+        yield from self._damages(file.path, phy[~good], size[~good], offset[~good])
+
+    def _damages(self, path: str, phy: Array, size: Array, offset: Array) -> Iterator[Damage]:
         name = f"{self._stretch.topic}/{self._stretch.queue_id}"
-        for bad in np.flatnonzero(~good).tolist():
-            why = f"the unit of queue {name} at {offset[bad]} does not lead to a valid record of this queue"
-            yield Damage(file.path, int(phy[bad]), int(size[bad]), why)
+        for place, length, at in zip(phy.tolist(), size.tolist(), offset.tolist(), strict=True):
+            why = f"the unit of queue {name} at {at} does not lead to a valid record of this queue"
+            yield Damage(path, place, length, why)
 
     def _window(self, source: ByteSource, at: Array, size: Array) -> tuple[memoryview, Array]:
         """Bytes that contain all the records, and the positions of the records in them."""

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from trimq.pipeline.store.queues import QueueStretch
-    from trimq.pipeline.store.walk import Damage, Stretch
+    from trimq.pipeline.store.plan import Part
+    from trimq.pipeline.store.walk import Damage
 
 NAME: Final = "rocketmq-store"
 _log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 class StorePart(InputPartition):
     """The part that one task reads, or None, and damages that were found while planning."""
 
-    part: "Stretch | QueueStretch | None"
+    part: "Part | None"
     damages: "tuple[Damage, ...]" = ()
 
 

@@ -10,7 +10,9 @@ from trimq.pipeline.store.columns import Rows
 from trimq.pipeline.store.files import StoreFiles
 from trimq.pipeline.store.heads import Array, Heads
 from trimq.pipeline.store.options import FAR, StoreOptions
+from trimq.pipeline.store.plan import Part
 from trimq.pipeline.store.queues import QueueStretch, QueueWalk
+from trimq.pipeline.store.tier import TierStretch, TierWalk, tier_files
 from trimq.pipeline.store.walk import Chunk, Damage, LogWalk, Stretch
 
 DAMAGE_SPARK_SCHEMA: Final = (
@@ -28,8 +30,12 @@ DAMAGE_SCHEMA: Final = pa.schema(
 )
 
 
-def walk(files: StoreFiles, part: Stretch | QueueStretch, options: StoreOptions) -> Iterator[Chunk | Damage]:
+def walk(files: StoreFiles, part: Part, options: StoreOptions) -> Iterator[Chunk | Damage]:
     """The records of a part that the options select, and the damage in it."""
+    if isinstance(part, TierStretch):
+        for item in TierWalk(tier_files(options), part, check_crc=options.check_crc):
+            yield _wanted(item, options, all_topics=True) if isinstance(item, Chunk) else item
+        return
     if isinstance(part, QueueStretch):
         found: Iterable[Chunk | Damage] = QueueWalk(files, part, check_crc=options.check_crc)
         for item in found:
@@ -78,7 +84,7 @@ def _of_topics(view: memoryview, heads: Heads, options: StoreOptions) -> Array:
     return wanted
 
 
-def batches(files: StoreFiles, part: Stretch | QueueStretch, options: StoreOptions) -> Iterator[pa.RecordBatch]:
+def batches(files: StoreFiles, part: Part, options: StoreOptions) -> Iterator[pa.RecordBatch]:
     """The rows of a part. Damage in it is skipped."""
     matches = _matcher(options.sql)
     for found in walk(files, part, options):
@@ -105,7 +111,7 @@ def _matching(chunk: Chunk, matches: Callable[[memoryview], bool]) -> Chunk:
     return chunk if wanted.all() else Chunk(view, heads.take(np.flatnonzero(wanted)))
 
 
-def damages(files: StoreFiles, part: Stretch | QueueStretch, options: StoreOptions) -> Iterator[Damage]:
+def damages(files: StoreFiles, part: Part, options: StoreOptions) -> Iterator[Damage]:
     """The damaged places of a part, including bodies that cannot be decompressed."""
     path = part.file.path if isinstance(part, Stretch) else ""
     for item in walk(files, part, options):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import trio
 
 from tests.spark.logs import START, LogWriter, Sent
 from tests.spark.stores import some
@@ -91,3 +92,24 @@ def test_a_large_record_is_read_whole(spark: SparkSession, tmp_path: Path) -> No
     writer.put_all([Sent(body=b"a"), Sent(body=b"b" * (6 << 20)), Sent(body=b"c")])
     table = spark.read.format("rocketmq-store").load(str(writer.write()))
     assert sorted(len(row.body) for row in table.collect()) == [1, 1, 6 << 20]
+
+
+def test_the_tier_of_a_store(spark: SparkSession, tmp_path: Path) -> None:
+    """One table of log and tier, with Spark's tasks; and an archive of it."""
+    from tests.spark.test_store_tier import ALL, write  # noqa: PLC0415 - its store needs trio only
+    from trimq.pipeline.jobs.archive import ArchiveOptions, archive, read  # noqa: PLC0415 - PySpark may be missing
+
+    trio.run(write, tmp_path)
+    store, tier = str(tmp_path / "store"), str(tmp_path / "tier")
+    table = (
+        spark.read.format("rocketmq-store").option("tieredStoreFilePath", tier).option("splitSize", 3000).load(store)
+    )
+    found = [(row.topic, row.queueId, row.queueOffset) for row in table.collect()]
+    assert sorted(found) == ALL
+    assert spark.read.format("rocketmq-store").load(store).count() < len(ALL)
+    batch = archive(spark, store, str(tmp_path / "archive"), ArchiveOptions(tiered_store_file_path=tier))
+    assert batch is not None
+    assert (batch.rows, batch.lost) == (len(ALL), 0)
+    rows = read(spark, str(tmp_path / "archive")).collect()
+    assert sorted((row.topic, row.queueId, row.queueOffset) for row in rows) == ALL
+    assert archive(spark, store, str(tmp_path / "archive"), ArchiveOptions(tiered_store_file_path=tier)) is None

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import trio
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -303,3 +304,61 @@ async def test_a_batch_ends_before_a_record_that_is_not_there() -> None:
     assert found.batch is not None
     assert len(found.batch.units) == 20
     assert (await batches._built(part, [b"", record]))[::2] == (None, 4)
+
+
+async def test_a_damaged_record_is_uploaded_as_it_is_and_has_no_keys() -> None:
+    async with opened(SimDisk()) as store:
+        await filled(store, 20)
+        queue = store.find_queue(TOPIC, 0)
+        assert queue is not None
+        units = list(UNIT.iter_unpack(store.queues.read(queue, 0, 20) or b""))
+        physical = units[3][0]
+        file = store.files.find(physical)
+        assert file is not None
+        good = await built(store)
+        file.view[physical - file.start + 84] ^= 0x7F  # its body's length
+        bad = await built(store)
+        assert good.batch is not None
+        assert bad.batch is not None
+        assert bad.batch.units == good.batch.units
+        keys_of_one = len(good.keys) // 20
+        assert len(bad.keys) == len(good.keys) - keys_of_one
+        assert units[3][1] not in (0, FILLER_SIZE)
+
+
+async def test_many_records_give_way_to_other_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "NATIVE", NativeExtension(None))
+    async with opened(SimDisk()) as store:
+        await filled(store, 25)
+        at_once = await built(store)
+        monkeypatch.setattr(batches, "_SLICE", 4)
+        ticks = 0
+
+        async def tick() -> None:
+            nonlocal ticks
+            while True:
+                await trio.lowlevel.checkpoint()
+                ticks += 1
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(tick)
+            same(await built(store), at_once)
+            nursery.cancel_scope.cancel()
+        assert ticks >= 10
+
+
+async def test_units_that_end_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A queue whose file was deleted meanwhile has no units; one that reads fewer than were asked is read again."""
+    async with opened(SimDisk()) as store:
+        await filled(store, 20)
+        read = store.queues.read
+        monkeypatch.setattr(store.queues, "read", lambda queue, offset, count: read(queue, offset, min(count, 7)))
+        found = await built(store)
+        assert found.batch is not None
+        assert len(found.batch.units) == 20 * 20
+        monkeypatch.setattr(
+            store.queues, "read", lambda queue, offset, _: read(queue, offset, 7) if offset < 7 else b""
+        )
+        found = await built(store)
+        assert found.batch is not None
+        assert len(found.batch.units) == 7 * 20

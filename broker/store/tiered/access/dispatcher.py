@@ -245,8 +245,8 @@ class MessageStoreDispatcher:
             if force or (trio.current_time() >= waiting.not_before and self._is_due(waiting, now)):
                 if not force and not self._turns.available_tokens:
                     return
-                await self._turns.acquire_on_behalf_of(waiting)
                 waiting.is_running = True
+                await self._turns.acquire_on_behalf_of(waiting)
                 nursery.start_soon(self._upload, key, waiting, force)
 
     def _is_due(self, waiting: _Pending, now: int) -> bool:

@@ -117,16 +117,6 @@ class FlatMessageFile:
         """Behind the last message that can be read."""
         return self.consume_queue.commit_offset // UNIT_SIZE
 
-    @property
-    def min_store_timestamp(self) -> int:
-        """Store time in ms of the oldest message, as the metadata has it; UNSET_TIME if there is none."""
-        return self.commit_log.min_timestamp
-
-    @property
-    def max_store_timestamp(self) -> int:
-        """The largest store time in ms; UNSET_TIME if there is no message."""
-        return self.commit_log.max_timestamp
-
     # -- start
 
     async def recover(self) -> None:

@@ -110,8 +110,6 @@ class IndexSegment:
         found: list[IndexItem] = []
         while position < end and len(found) < limit:
             data = await self.segment.read(position, min(_READ, end - position))
-            if not data:
-                break
             found += matching(data, key_hash, self.stamp, first_ms, last_ms, limit - len(found))
             position += len(data)
         return found
