@@ -129,7 +129,7 @@ class TierMetrics:
             if not since:
                 # It was there at the start: what is known is that it came behind the last one that was uploaded.
                 file = find(*queue)
-                since = UNSET_TIME if file is None else file.max_store_timestamp
+                since = UNSET_TIME if file is None else file.commit_log.max_timestamp
             latency[queue] = max(0, now - since) if backlog.messages and since != UNSET_TIME else 0
             if number % _SLICE == 0:
                 yield ""
@@ -158,7 +158,7 @@ class TierMetrics:
             for number, file in enumerate(self._store.flat_files.of_topic(topic)):
                 queue = topic, file.queue_id
                 uploaded[queue] = file.uploaded
-                oldest = file.min_store_timestamp
+                oldest = file.commit_log.min_timestamp
                 if oldest != UNSET_TIME:
                     ages[queue] = max(0, now - oldest)
                 sizes["commit_log"] += file.commit_log.size

@@ -136,7 +136,7 @@ async def test_how_long_messages_have_waited(tmp_path: Path, monkeypatch: pytest
     async with tiered_broker(tmp_path, **GROUPED) as (broker, client):
         await send_and_upload(broker, client)
         store = tier_of(broker)
-        newest = store.flat_files.of_topic(TOPIC)[0].max_store_timestamp
+        newest = store.flat_files.of_topic(TOPIC)[0].commit_log.max_timestamp
         now = newest + 90_000
         monkeypatch.setattr(store.clock, "wall_ms", lambda: now)
         found: list[Backlog] = []
