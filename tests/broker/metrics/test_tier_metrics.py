@@ -164,10 +164,10 @@ async def test_each_count_has_its_name(tmp_path: Path) -> None:
         page = await scrape(broker)
         reads.hanging = 0
         assert page.value(f"{PREFIX}get_message_fallback_total", **TIER) == 1
-        names = ("messages_skipped_total", "upload_failures_total", "reads_hanging", "read_timeouts_total")
-        names += ("reads_refused_total", "keys_waiting")
+        names = ["messages_skipped_total", "upload_failures_total", "reads_hanging", "read_timeouts_total"]
+        names += ["reads_refused_total", "keys_waiting"]
         assert [page.value(f"trimq_tiered_store_{name}") for name in names] == [2, 3, 4, 5, 6, 0]
-        names = ("count", "bytes", "hit_total", "access_total")
+        names = ["count", "bytes", "hit_total", "access_total"]
         assert [page.value(f"{PREFIX}read_ahead_cache_{name}", **TIER) for name in names] == [7, 8, 9, 10]
 
 
