@@ -16,5 +16,9 @@ class SeriesLimit:
 
     def shown(self, name: str, keys: Collection[_K]) -> list[_K]:
         """The oldest of ``keys``, as many as the limit allows."""
-        self.left_out[name] = max(0, len(keys) - self._most)
-        return list(islice(keys, self._most))
+        return list(islice(keys, self.room(name, len(keys))))
+
+    def room(self, name: str, series: int) -> int:
+        """How many of a metric's ``series`` may be shown."""
+        self.left_out[name] = max(0, series - self._most)
+        return self._most

@@ -6,7 +6,8 @@ the provider's calls, ``topic`` and ``group`` of durations and of fallbacks.
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Final
+from itertools import chain, islice
+from typing import Any, Final
 
 from prometheus_client.core import Metric
 
@@ -21,6 +22,7 @@ LARGE: Final = 5
 _PREFIX: Final = "rocketmq_tiered_store_"
 _SLICE: Final = 100
 """Queues that are looked at for one piece of the page."""
+_Queue = tuple[str, int]
 _STORAGE: Final = {"storage_type": "tiered", "storage_medium": "blob"}
 """As RocketMQ labels every provider but its own local store."""
 
@@ -118,66 +120,73 @@ class TierMetrics:
         yield from self._group_lines(labels, limit)
 
     def _backlog_lines(self, labels: str, limit: SeriesLimit) -> Iterator[str]:
-        behind: dict[tuple[str, int], int] = {}
-        latency: dict[tuple[str, int], int] = {}
+        """First the queues with a backlog, then the others, of which there may be many."""
+        files = self._store.flat_files
+        behind: dict[_Queue, int] = {}
+        latency: dict[_Queue, int] = {}
+        total = files.queues
         now = self._store.clock.wall_ms()
-        find = self._store.flat_files.find
         for number, backlog in enumerate(self._store.uploads.backlogs()):
             queue = backlog.topic, backlog.queue_id
+            file = files.find(*queue)
+            total += file is None
             behind[queue] = backlog.messages
             since = backlog.since
             if not since:
                 # It was there at the start: what is known is that it came behind the last one that was uploaded.
-                file = find(*queue)
                 since = UNSET_TIME if file is None else file.commit_log.max_timestamp
             latency[queue] = max(0, now - since) if backlog.messages and since != UNSET_TIME else 0
             if number % _SLICE == 0:
                 yield ""
-        waiting = sum(behind.values())
-        for topic in self._store.flat_files.topics():
-            for file in self._store.flat_files.of_topic(topic):
-                behind.setdefault((topic, file.queue_id), 0)
-            yield ""
         yield head("trimq_tiered_store_messages_waiting", "gauge", "Messages of all queues that wait for their upload.")
-        yield f"trimq_tiered_store_messages_waiting {waiting}\n"
+        yield f"trimq_tiered_store_messages_waiting {sum(behind.values())}\n"
         for name, doc, rows in (
             (f"{_PREFIX}dispatch_behind", "Messages that wait for their upload.", behind),
             (f"{_PREFIX}dispatch_latency", "How long the oldest of them has waited (ms), at most.", latency),
         ):
             yield head(name, "gauge", doc)
-            for topic, queue_id in limit.shown(name, behind):
+            others = ((file.topic, file.queue_id) for file in self._files())
+            queues = chain(behind, (queue for queue in others if queue not in behind))
+            for topic, queue_id in islice(queues, limit.room(name, total)):
                 where = f'topic="{label(topic)}",queue_id="{queue_id}",file_type="consume_queue"'
                 yield f"{name}{{{labels},{where}}} {rows.get((topic, queue_id), 0)}\n"
 
+    def _files(self) -> Iterator[Any]:
+        """Each queue: a FlatMessageFile, which metrics may not import."""
+        files = self._store.flat_files
+        for topic in files.topics():
+            yield from files.of_topic(topic)
+
     def _queue_lines(self, labels: str, limit: SeriesLimit) -> Iterator[str]:
-        uploaded: dict[tuple[str, int], int] = {}
-        ages: dict[tuple[str, int], int] = {}
         sizes: Counter[str] = Counter()
-        now = self._store.clock.wall_ms()
-        for topic in self._store.flat_files.topics():
-            for number, file in enumerate(self._store.flat_files.of_topic(topic)):
-                queue = topic, file.queue_id
-                uploaded[queue] = file.uploaded
-                oldest = file.commit_log.min_timestamp
-                if oldest != UNSET_TIME:
-                    ages[queue] = max(0, now - oldest)
-                sizes["commit_log"] += file.commit_log.size
-                sizes["consume_queue"] += file.consume_queue.size
-                if number % _SLICE == 0:
-                    yield ""
-        name = f"{_PREFIX}messages_dispatch_total"
-        yield head(name, "counter", "Messages uploaded.")
-        for topic, queue_id in limit.shown(name, uploaded):
-            where = f'topic="{label(topic)}",queue_id="{queue_id}",file_type="commit_log"'
-            yield f"{name}{{{labels},{where}}} {uploaded[topic, queue_id]}\n"
-        name = "rocketmq_storage_message_reserve_time"
-        yield head(name, "gauge", "Age (ms) of the oldest message in the tier.")
-        for topic, queue_id in limit.shown(name, ages):
-            yield f'{name}{{{labels},topic="{label(topic)}",queue_id="{queue_id}"}} {ages[topic, queue_id]}\n'
+        begun = 0
+        for number, file in enumerate(self._files()):
+            begun += file.commit_log.min_timestamp != UNSET_TIME
+            sizes["commit_log"] += file.commit_log.size
+            sizes["consume_queue"] += file.consume_queue.size
+            if number % _SLICE == 0:
+                yield ""
         name = "trimq_tiered_store_size_bytes"
         yield head(name, "gauge", "Bytes of the segments of all queues.")
         for kind, size in sizes.items():
             yield f'{name}{{file_type="{kind}"}} {size}\n'
+        name = f"{_PREFIX}messages_dispatch_total"
+        yield head(name, "counter", "Messages uploaded.")
+        for file in islice(self._files(), limit.room(name, self._store.flat_files.queues)):
+            where = f'topic="{label(file.topic)}",queue_id="{file.queue_id}",file_type="commit_log"'
+            yield f"{name}{{{labels},{where}}} {file.uploaded}\n"
+        name = "rocketmq_storage_message_reserve_time"
+        yield head(name, "gauge", "Age (ms) of the oldest message in the tier.")
+        now = self._store.clock.wall_ms()
+        most = limit.room(name, begun)
+        for number, file in enumerate(self._files()):
+            oldest = file.commit_log.min_timestamp
+            if oldest != UNSET_TIME and most:
+                most -= 1
+                where = f'topic="{label(file.topic)}",queue_id="{file.queue_id}"'
+                yield f"{name}{{{labels},{where}}} {max(0, now - oldest)}\n"
+            elif number % _SLICE == 0:
+                yield ""
 
     def _group_lines(self, labels: str, limit: SeriesLimit) -> Iterator[str]:
         name = f"{_PREFIX}messages_out_total"
