@@ -203,6 +203,8 @@ async def test_series_of_the_tier_are_limited(tmp_path: Path) -> None:
         in_files = dict.fromkeys(large[:3], 2)
         assert limit.left_out == dict.fromkeys(large, 1) | in_files
         assert [page.count(name) for name in large] == [3] * 5
+        # A queue without messages in the tier has no age.
+        assert lines(broker, SeriesLimit(10)).count("rocketmq_storage_message_reserve_time") == 4
 
 
 async def test_a_topics_range_shows_local_store_and_tier(tmp_path: Path) -> None:
