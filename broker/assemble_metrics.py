@@ -1,5 +1,7 @@
 """The metrics of a broker, from the services that have them. Imported only if metrics are on."""
 
+from typing import TYPE_CHECKING
+
 from trimq.broker.context import BrokerContext
 from trimq.broker.metrics.clients import ClientMetrics
 from trimq.broker.metrics.features import FeatureMetrics
@@ -7,8 +9,12 @@ from trimq.broker.metrics.page import BrokerMetrics
 from trimq.broker.metrics.series import SeriesMetrics
 from trimq.broker.metrics.services import ServiceMetrics
 from trimq.broker.metrics.transactions import TransactionMetrics
+from trimq.broker.tiered_config import TieredStoreConfig
 from trimq.remoting.http.health import Health
 from trimq.remoting.server.reactor import ReactorStats
+
+if TYPE_CHECKING:
+    from trimq.broker.metrics.tier import TierMetrics
 
 
 def broker_metrics(context: BrokerContext, reactor: ReactorStats, health: Health) -> BrokerMetrics:
@@ -34,6 +40,18 @@ def broker_metrics(context: BrokerContext, reactor: ReactorStats, health: Health
         ),
         series=SeriesMetrics(offsets=context.offsets, stats=context.stats, store=context.store),
         clients=ClientMetrics(producers=context.producers, consumers=context.consumers),
+        tier=_tier_metrics(context),
         reactor=reactor,
         health=health,
     )
+
+
+def _tier_metrics(context: BrokerContext) -> "TierMetrics | None":
+    if not context.configuration.section(TieredStoreConfig).is_enabled:
+        return None
+    # Only then: as in the controller, a broker without a tier imports nothing of it.
+    from trimq.broker.metrics.tier import TierMetrics  # noqa: PLC0415
+    from trimq.broker.store.tiered.access.tiered_message_store import TieredMessageStore  # noqa: PLC0415
+
+    store = context.store
+    return TierMetrics(store) if isinstance(store, TieredMessageStore) else None

@@ -2,6 +2,9 @@
 
 from collections.abc import Collection
 from itertools import islice
+from typing import TypeVar
+
+_K = TypeVar("_K")
 
 
 class SeriesLimit:
@@ -11,7 +14,11 @@ class SeriesLimit:
         self._most = most
         self.left_out: dict[str, int] = {}
 
-    def shown(self, name: str, keys: Collection[str]) -> list[str]:
+    def shown(self, name: str, keys: Collection[_K]) -> list[_K]:
         """The oldest of ``keys``, as many as the limit allows."""
-        self.left_out[name] = max(0, len(keys) - self._most)
-        return list(islice(keys, self._most))
+        return list(islice(keys, self.room(name, len(keys))))
+
+    def room(self, name: str, series: int) -> int:
+        """How many of a metric's ``series`` may be shown."""
+        self.left_out[name] = max(0, series - self._most)
+        return self._most

@@ -5,7 +5,7 @@ has at most metricsOtelCardinalityLimit series, and the whole page at most ``LAR
 """
 
 from collections.abc import Iterator
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from prometheus_client.core import Metric
 
@@ -35,14 +35,17 @@ from trimq.remoting.http.web_config import WebConfig
 from trimq.remoting.runtime.loop_probe import LoopProbe
 from trimq.remoting.server.limits import ReactorStats
 
+if TYPE_CHECKING:
+    from trimq.broker.metrics.tier import TierMetrics
+
 LARGE: Final = 9
-"""Number of metrics whose series grow with topics, groups and clients."""
+"""Number of metrics whose series grow with topics, groups and clients; those of the tier come on top."""
 
 
 class BrokerMetrics:
     """Reads counters that exist anyway. Between two scrapes only the loop probe runs, 20 times a second."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a part of the page each
         self,
         *,
         configuration: Configuration,
@@ -51,6 +54,7 @@ class BrokerMetrics:
         features: FeatureMetrics,
         series: SeriesMetrics,
         clients: ClientMetrics,
+        tier: "TierMetrics | None",
         reactor: ReactorStats,
         health: Health,
     ) -> None:
@@ -60,6 +64,7 @@ class BrokerMetrics:
         self._features = features
         self._series = series
         self._clients = clients
+        self._tier = tier
         self._reactor = reactor
         self._health = health
         self.probe = LoopProbe()
@@ -79,6 +84,8 @@ class BrokerMetrics:
         limit = SeriesLimit(self._configuration.section(WebConfig).metrics_otel_cardinality_limit)
         yield from self._series.lines(self._text, limit)
         yield from self._clients.lines(self._text, limit)
+        if self._tier is not None:
+            yield from self._tier.lines(self._text, limit)
         yield text_of(
             gauges(
                 "trimq_series_left_out",
@@ -108,6 +115,8 @@ class BrokerMetrics:
         yield from store_families(self._store, space, self._labels)
         yield from self._services.families()
         yield from self._features.families(self._labels)
+        if self._tier is not None:
+            yield from self._tier.families(self._labels)
         yield from reactor_families(self._reactor)
         yield from loop_families(self.probe)
         yield from process_families()

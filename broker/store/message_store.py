@@ -509,6 +509,18 @@ class MessageStore(InMemoryCalls):
         """Offset behind the last readable message of a queue."""
         return self.queues.next_offset(topic, queue_id)
 
+    def local_min_offset(self, topic: str, queue_id: int) -> int:
+        """As ``min_offset``, without what only a tier has."""
+        return self.queues.min_offset(topic, queue_id)
+
+    def tier_range(self, topic: str, queue_id: int) -> tuple[int, int] | None:  # noqa: ARG002 - see TieredMessageStore
+        """The first offset of a queue in the tier and the one behind its last; None if the tier has nothing of it."""
+        return None
+
+    async def tier_info(self) -> dict[str, str]:
+        """The tier's part of a broker's runtime information; nothing without a tier."""
+        return {}
+
     async def message_store_time(self, topic: str, queue_id: int, offset: int) -> int:
         """Store timestamp of a queue's message; -1 if there is none."""
         return await self._finder.store_time(topic, queue_id, offset)

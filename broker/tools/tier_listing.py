@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from trimq.broker.tools.offline_tier import IndexFile, Segment, Stream, TierQueue
-from trimq.protocol.tiered_layout import UNSET_TIME
+from trimq.broker.tools.offline_tier import IndexFile, Segment, Stream, TierQueue, side_file
+from trimq.protocol.tiered_layout import UNSET_TIME, SegmentType
 
 
 def listing(queues: list[TierQueue], index: list[IndexFile]) -> dict[str, Any]:
@@ -71,8 +71,11 @@ def listing_lines(queues: list[TierQueue], index: list[IndexFile], *, segments: 
 def _segment_line(segment: Segment) -> str:
     entry = segment.entry
     size = "missing" if segment.size < 0 else str(segment.size)
+    more = f"  status {entry.status}" if entry.status else ""
+    if entry.type == SegmentType.CONSUME_QUEUE and not side_file(segment).is_file():
+        more += "  no log offsets"
     times = _times(_text(entry.begin_timestamp), _text(entry.end_timestamp))
-    return f"  {segment.file.parent.name:13} at {entry.base_offset:15} {size:>15} bytes  {times}  {segment.file}"
+    return f"  {segment.file.parent.name:13} at {entry.base_offset:15} {size:>15} bytes  {times}  {segment.file}{more}"
 
 
 def _begin(stream: Stream) -> int:

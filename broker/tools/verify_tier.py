@@ -4,9 +4,10 @@ Each segment is read once, in pieces, so memory does not grow with the tier. The
 form, its chains, and that each entry leads to a record with such a key. That every key has an entry is not checked.
 """
 
+from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from msgspec import Struct, field
 
@@ -31,6 +32,7 @@ from trimq.protocol.tiered_index_layout import (
 )
 from trimq.protocol.tiered_layout import PHYSICAL
 
+_LINKED: Final = "a start of TriMQ links all entries again"
 _UNITS: Final = 4096
 _READ: Final = 1 << 20
 _SLOTS: Final = 1 << 16
@@ -80,6 +82,9 @@ class TierVerification:
         self._done = 0
         self._progress: Progress = lambda _: None
         self._queues: dict[tuple[int, int], TierQueue] = {}
+        self._last_physical = -1
+        """The last log offset of the queue that is being checked."""
+        self._unordered = 0
 
     def run(self, progress: Progress, topics: frozenset[str] = frozenset()) -> TierReport:
         """Check all, or the queues of some topics and no index. Raises OSError."""
@@ -99,6 +104,12 @@ class TierVerification:
             for file in self._tier.index():
                 report.index_files += 1
                 self._check_index(file)
+        unknown = report.messages - report.known_offsets
+        if unknown:
+            report.notes.append(
+                f"{unknown} messages have lost their offset in the log: RocketMQ's broker has uploaded them, or their "
+                "entry in the side file is damaged. Requests by their id are refused"
+            )
         return report
 
     def _read(self, size: int) -> None:
@@ -136,6 +147,7 @@ class TierVerification:
     # -- messages
 
     def _check_units(self, queue: TierQueue) -> None:
+        self._last_physical = -1
         first, end, covered = queue.min_offset, queue.max_offset, queue.log.begin
         for segment in queue.units.segments:
             for offset, units, entries in _pieces(segment):
@@ -171,8 +183,21 @@ class TierVerification:
             if len(entry) == PHYSICAL.size:
                 physical, its_size, crc = PHYSICAL.unpack(entry)
                 # An entry of another message: RocketMQ's broker has uploaded this one.
-                is_its_own = (its_size, crc) == (size, decode_head(data, position - base).body_crc)
-                self._report.known_offsets += physical >= 0 and is_its_own
+                if physical >= 0 and (its_size, crc) == (size, decode_head(data, position - base).body_crc):
+                    self._check_physical(queue, offset + number, physical)
+
+    def _check_physical(self, queue: TierQueue, offset: int, physical: int) -> None:
+        """Log offsets grow with queue offsets: a broker searches for them in that order."""
+        self._report.known_offsets += 1
+        before, self._last_physical = self._last_physical, physical
+        if physical <= before:
+            self._unordered += 1
+            if self._unordered <= _SHOWN:
+                name = f"{queue.topic}/{queue.queue_id} message {offset}"
+                self._report.notes.append(
+                    f"{name} had log offset {physical}, one before it {before}: if the log was not begun anew in "
+                    "between, an entry is damaged, and messages are not found by id"
+                )
 
     def _why_wrong(self, queue: TierQueue, data: bytes, at: int, unit: tuple[int, int, int], offset: int) -> str:
         position, size, _ = unit
@@ -220,6 +245,11 @@ class TierVerification:
                         "configuration with -c if it has other values"
                     )
                     return
+                if not 0 <= items < shape.items:
+                    self._report.index.add(
+                        f"{file.file}: its header says {items} entries, it takes {shape.items - 1}; {_LINKED}"
+                    )
+                    return
                 self._check_local(file.file, shape.slots, items)
 
     def _check_compacted(self, path: Path, slots: int, items: int) -> None:
@@ -246,6 +276,8 @@ class TierVerification:
         self._report.index_entries += found
 
     def _check_local(self, path: Path, slots: int, items: int) -> None:
+        heads = array("i", bytes(4 * slots))
+        """The newest entry of each slot so far, as the chains have it."""
         with path.open("rb") as file:
             file.seek(HEADER_SIZE + slots * SLOT_SIZE + ITEM_SIZE)
             number = 1
@@ -255,13 +287,28 @@ class TierVerification:
                     break
                 self._read(len(data))
                 for *item, previous in ITEM.iter_unpack(data):
-                    if previous >= number:
+                    slot = slot_of(item[0], slots)
+                    if previous != heads[slot]:
                         self._report.index.add(
-                            f"{path}: entry {number} follows entry {previous}; a start links it again"
+                            f"{path}: entry {number} follows entry {previous}, not {heads[slot]}; {_LINKED}"
                         )
+                    heads[slot] = number
                     self._check_item(path, tuple(item), slots, None)
                     number += 1
             self._report.index_entries += number - 1
+            self._check_heads(path, file, heads)
+
+    def _check_heads(self, path: Path, file: BinaryIO, heads: "array[int]") -> None:
+        """Each slot of a local file has to lead to its newest entry."""
+        file.seek(HEADER_SIZE)
+        for first in range(0, len(heads), _SLOTS):
+            data = file.read(min(_SLOTS, len(heads) - first) * SLOT_SIZE)
+            self._read(len(data))
+            for number, (head, _) in enumerate(GROUP.iter_unpack(data), start=first):
+                if head != heads[number]:
+                    self._report.index.add(
+                        f"{path}: slot {number} leads to entry {head}, its newest is {heads[number]}; {_LINKED}"
+                    )
 
     def _check_item(self, path: Path, item: tuple[int, ...], slots: int, slot: int | None) -> None:
         key_hash, topic_id, queue_id, position, size, _ = item

@@ -34,11 +34,18 @@ class GroupList(Body):
 
 
 class TopicOffset(Body):
-    """A queue's first offset, the offset of its next message, and the store time of its last message."""
+    """A queue's first offset, the offset of its next message, and the store time of its last message.
+
+    Only a TriMQ broker whose tier has messages of the queue sends the last three: the first offset in its local store,
+    the first one in the tier, and the one behind the last message in the tier.
+    """
 
     min_offset: int = 0
     max_offset: int = 0
     last_update_timestamp: int = 0
+    local_min_offset: int | None = None
+    tier_min_offset: int | None = None
+    tier_max_offset: int | None = None
 
 
 class OffsetWrapper(Body):

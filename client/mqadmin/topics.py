@@ -148,15 +148,21 @@ async def topic_route(admin: Admin, out: Output, *, topic: str, as_list: bool) -
 @commands.add("topicStatus")
 @_topic
 async def topic_status(admin: Admin, out: Output, *, topic: str) -> None:
-    """Show the first and next offset of a topic's queues, and when they were last written to."""
+    """Show the first and next offset of a topic's queues, and when they were last written to.
+
+    If a broker has a tier: also where its local store begins, and which offsets are in the tier.
+    """
     stats = await admin.topic_stats(topic)
-    out.table(
-        ["Broker Name", "QID", "Min Offset", "Max Offset", "Last Updated"],
-        (
-            [queue.broker_name, queue.queue_id, at.min_offset, at.max_offset, show_time(at.last_update_timestamp)]
-            for queue, at in stats.items()
-        ),
-    )
+    rows: list[list[Any]] = [
+        [queue.broker_name, queue.queue_id, at.min_offset, at.max_offset, show_time(at.last_update_timestamp)]
+        for queue, at in stats.items()
+    ]
+    titles = ["Broker Name", "QID", "Min Offset", "Max Offset", "Last Updated"]
+    if any(at.tier_max_offset is not None for at in stats.values()):
+        titles += ["Local Min", "Tier Min", "Tier Max"]
+        for row, at in zip(rows, stats.values(), strict=True):
+            row += ["" if n is None else n for n in (at.local_min_offset, at.tier_min_offset, at.tier_max_offset)]
+    out.table(titles, rows)
 
 
 @commands.add("topicClusterList")

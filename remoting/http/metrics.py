@@ -83,12 +83,27 @@ def counters(name: str, doc: str, labels: Sequence[str], rows: Mapping[tuple[str
 
 def histogram(name: str, doc: str, durations: Durations) -> Metric:
     """A histogram of seconds."""
+    return HistogramMetricFamily(name, doc, buckets=_buckets(durations), sum_value=durations.total)
+
+
+def histograms(
+    name: str, doc: str, labels: Sequence[str], rows: Mapping[tuple[str, ...], Durations], *, scale: int = 1
+) -> Metric:
+    """A histogram with labels. ``scale``: 1000 shows durations in ms; anything else than durations has 1."""
+    family = HistogramMetricFamily(name, doc, labels=labels)
+    for values, found in rows.items():
+        family.add_metric(values, buckets=_buckets(found, scale), sum_value=found.total * scale)
+    return family
+
+
+def _buckets(durations: Durations, scale: int = 1) -> list[tuple[str, float]]:
     buckets: list[tuple[str, float]] = []
     seen = 0
-    for end, count in zip((*map(str, durations.ends), "+Inf"), durations.counts, strict=True):
+    ends = [str(end) if scale == 1 else str(round(end * scale, 6)) for end in durations.ends]
+    for end, count in zip((*ends, "+Inf"), durations.counts, strict=True):
         seen += count
         buckets.append((end, seen))
-    return HistogramMetricFamily(name, doc, buckets=buckets, sum_value=durations.total)
+    return buckets
 
 
 def build_info(program: str) -> Metric:

@@ -1,4 +1,4 @@
-"""Durations in buckets: plain counts, in the form of Prometheus's histograms but independent of its client."""
+"""Durations, or sizes, in buckets: plain counts, in the form of Prometheus's histograms, without its client."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ class Durations:
         self.ends = ends
         self.counts = [0] * (len(ends) + 1)
         self.total = 0.0
-        """The sum of all durations, in seconds."""
+        """The sum of all: of durations in seconds."""
 
     def add(self, seconds: float, count: int = 1) -> None:
         """Count ``count`` durations of ``seconds`` each."""

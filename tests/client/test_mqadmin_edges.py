@@ -13,6 +13,7 @@ from tests.client.test_mqadmin import answered, run, said
 from trimq.client import Consumer, Message, MessageQueue, Producer, PullConsumer, UsageError
 from trimq.client.mqadmin import COMMANDS, main
 from trimq.protocol.codes import RequestCode, ResponseCode
+from trimq.protocol.command import RemotingCommand
 
 
 @pytest.fixture
@@ -149,6 +150,24 @@ async def test_a_broker_that_says_nothing_is_in_the_list_all_the_same() -> None:
         assert result.exit_code == 0, result.output
         [row] = json.loads(result.output)
         assert row["Broker Name"] == "a"
+
+
+@pytest.mark.anyio
+async def test_a_topics_status_shows_the_tier() -> None:
+    def status(command: RemotingCommand) -> RemotingCommand:
+        queue = b'{"brokerName":"a","queueId":%d,"topic":"T"}:{"lastUpdateTimestamp":0,"maxOffset":9,"minOffset":%d%s}'
+        tier = b',"localMinOffset":5,"tierMaxOffset":8,"tierMinOffset":2'
+        return command.reply(body=b'{"offsetTable":{%s,%s}}' % (queue % (0, 2, tier), queue % (1, 0, b"")))
+
+    async with scripted_broker(queues=2) as broker:
+        broker.answers[RequestCode.GET_TOPIC_STATS_INFO] = status
+        words = ["topicStatus", "-n", broker.address, "-t", "T", "--json"]
+        result = await anyio.to_thread.run_sync(CliRunner().invoke, main, words)
+        assert result.exit_code == 0, result.output
+        first, second = json.loads(result.output)
+        ranges = ("Min Offset", "Max Offset", "Local Min", "Tier Min", "Tier Max")
+        assert [first[name] for name in ranges] == [2, 9, 5, 2, 8]
+        assert [second[name] for name in ranges] == [0, 9, "", "", ""]
 
 
 # -- sending -----------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -15,7 +16,9 @@ from tests.broker.wire_client import WireClient
 from tests.docs.commands import ALL, PAGES, ROOT, RUN_IN
 from tests.ports import broker_port, free_port
 from trimq.broker import health
+from trimq.broker.store.tiered.access.tiered_message_store import TieredMessageStore
 from trimq.broker.testing import SMALL, running_broker
+from trimq.broker.tiered_config import PLUG_IN, POSIX_PROVIDER
 from trimq.protocol.codes import ResponseCode
 from trimq.remoting.http import health as phases
 
@@ -96,6 +99,9 @@ def test_every_block_of_commands_is_run_by_a_test() -> None:
 ELSEWHERE = {
     "mqadmin halfMessages": "tests/client/test_mqadmin_transactions.py",
     "mqadmin resumeCheckHalfMessage": "tests/client/test_mqadmin_transactions.py",
+    "mqadmin topicStatus": "tests/client/test_mqadmin.py",
+    "mqadmin queryCq": "tests/client/test_mqadmin.py",
+    "mqadmin brokerStatus": "tests/client/test_mqadmin.py",
     "mqadmin updateTopic": "tests/client/test_mqadmin.py",
     "mqadmin updateSubGroup": "tests/client/test_mqadmin.py",
     "mqadmin queryMsgTraceById": "tests/client/test_trace_reading.py",
@@ -197,6 +203,30 @@ async def test_a_backup_of_a_running_broker_has_all_that_was_acknowledged(tmp_pa
                 b"%d" % n for n in range(offset, offset + len(found))
             ]
             offset += len(found)
+
+
+async def test_a_tier_is_listed_and_verified(tmp_path: Path) -> None:
+    store, conf = tmp_path / "store", tmp_path / "conf"
+    settings = TIERED | {"tieredStoreFilePath": str(tmp_path / "tier")}
+    write(conf, **SMALL | settings | {"brokerIP1": "127.0.0.1"})
+    async with running_broker(store, **settings) as broker, WireClient.connect(broker.endpoint) as client:
+        for number in range(20):
+            assert (await client.send("T", b"%d" % number)).code == 0
+        assert isinstance(broker.context.store, TieredMessageStore)
+        assert await broker.context.store.flush()
+        await broker.context.store.uploads.upload_all()
+    out = await trio.to_thread.run_sync(sh, "operate tier", {"STORE": str(store), "CONF": str(conf)})
+    assert re.search(r"^T +0 +0 +20 ", out, re.MULTILINE), out
+    assert out.count("/tier/") >= 3
+    assert out.endswith("the tier is sound\n")
+
+
+TIERED: dict[str, Any] = {
+    "messageStorePlugIn": PLUG_IN,
+    "tieredBackendServiceProvider": POSIX_PROVIDER,
+    "tieredStoreIndexFileMaxHashSlotNum": "1000",
+    "tieredStoreIndexFileMaxIndexNum": "4000",
+}
 
 
 BACKUP_FILES = {"mappedFileSizeCommitLog": str(1 << 20)}

@@ -53,6 +53,7 @@ class BrokerAdminProcessor:
     async def runtime_info(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """GET_BROKER_RUNTIME_INFO (28): a table of texts, which clusterList and brokerStatus show."""
         info = dict(self._store.runtime_info())
+        info |= await self._store.tier_info()
         info |= self._stats.runtime_info()
         info |= self._delays_info()
         info |= self._queues_info()

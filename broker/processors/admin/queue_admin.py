@@ -26,12 +26,19 @@ _UNITS_AT_ONCE: Final = 500
 _UNIT_TEXT: Final = b'{"physicOffset":%d,"physicSize":%d,"tagsCode":%d}'
 
 
-class TopicOffset(Body):
-    """A queue in the reply to GET_TOPIC_STATS_INFO (202)."""
+class TopicOffset(Body, omit_defaults=True):
+    """A queue in the reply to GET_TOPIC_STATS_INFO (202).
+
+    ``min_offset`` is that of local store and tier. The last three are TriMQ's: where the local store begins, and what
+    the tier has.
+    """
 
     min_offset: int
     max_offset: int
     last_update_timestamp: int
+    local_min_offset: int | None = None
+    tier_min_offset: int | None = None
+    tier_max_offset: int | None = None
 
 
 class QueueAdminProcessor:
@@ -78,14 +85,19 @@ class QueueAdminProcessor:
         topic = config.topic_name
         end = max(0, self._store.max_offset(topic, queue_id))
         last = await self._store.message_store_time(topic, queue_id, end - 1) if end else 0
-        return TopicOffset(
+        found = TopicOffset(
             min_offset=max(0, self._store.min_offset(topic, queue_id)),
             max_offset=end,
             last_update_timestamp=max(0, last),
         )
+        tier = self._store.tier_range(topic, queue_id)
+        if tier is not None:
+            found.local_min_offset = self._store.local_min_offset(topic, queue_id)
+            found.tier_min_offset, found.tier_max_offset = tier
+        return found
 
     async def consume_queue(self, connection: Connection, command: RemotingCommand) -> Outcome:
-        """QUERY_CONSUME_QUEUE (321): units of a queue as its files hold them.
+        """QUERY_CONSUME_QUEUE (321): units of a queue as its local files hold them, and the range of these.
 
         INVALID_PARAMETER if the request names more than 65,536 existing units: there are no partial replies.
         """
@@ -93,7 +105,7 @@ class QueueAdminProcessor:
         topic, queue_id = header.topic, header.queue_id
         if not self._store.has_queue(topic, queue_id):
             raise RemotingError(ResponseCode.SYSTEM_ERROR, f"the topic {topic} has no queue {queue_id}")
-        first, end = self._store.min_offset(topic, queue_id), self._store.max_offset(topic, queue_id)
+        first, end = self._store.local_min_offset(topic, queue_id), self._store.max_offset(topic, queue_id)
         count = min(header.count, end - header.index) if header.index >= first else 0
         if count > _MOST_UNITS:
             raise invalid(

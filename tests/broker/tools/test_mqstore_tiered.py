@@ -240,6 +240,7 @@ def test_an_interrupted_deletion_and_bytes_behind_a_segment(place: Path, conf: s
         table["0"]["status"] = 2
 
     edit(place, "commitLogFileSegmentTable", deleting)
+    assert f"{first}  status 2" in run("tiered", "ls", place / "store", "-c", conf, "--segments").output
     report = verify(place, conf)[1]
     assert f"{first}: its deletion was interrupted" in shown(report, "repairable")
     assert f"{second} has 4 bytes behind its end" in shown(report, "repairable")
@@ -269,8 +270,23 @@ def test_messages_without_an_entry_of_their_own_have_lost_their_offset(place: Pa
     change(side, PHYSICAL.size, PHYSICAL.pack(-1, 0, 0))
     code, report = verify(place, conf)
     assert (code, report["known_offsets"]) == (0, COUNT + OTHERS - 2)
+    assert any(note.startswith("2 messages have lost their offset in the log") for note in report["notes"])
     side.unlink()
     assert verify(place, conf)[1]["known_offsets"] == COUNT + OTHERS - 20
+    text = run("tiered", "ls", place / "store", "-c", conf, "--segments").output
+    (line,) = (line for line in text.splitlines() if line.endswith("no log offsets"))
+    assert str(side.with_suffix("")) in line
+
+
+def test_log_offsets_that_do_not_grow(place: Path, conf: str) -> None:
+    side = Path(f"{segments(place, 'CONSUME_QUEUE')[0]}.phy")
+    physical, size, crc = PHYSICAL.unpack_from(side.read_bytes(), 3 * PHYSICAL.size)
+    change(side, 3 * PHYSICAL.size, PHYSICAL.pack(physical + (1 << 30), size, crc))
+    code, report = verify(place, conf)
+    assert (code, report["known_offsets"]) == (0, COUNT + OTHERS)
+    (note,) = report["notes"]
+    assert note.startswith(f"{TOPIC}/0 message 4 had log offset ")
+    assert f"one before it {physical + (1 << 30)}" in note
 
 
 def local_index(place: Path) -> Path:
@@ -300,7 +316,13 @@ def test_faults_of_the_index(place: Path, conf: str) -> None:
     assert "do not make" in after(uploaded, 24, struct.pack(">i", 1 << 20))
     assert "its header cannot be read" in after(uploaded, 0, b"bad!")
     local = local_index(place)
-    assert "a start links it again" in after(local, first_item + 32 + 28, struct.pack(">i", 99))
+    assert "entry 1 follows entry 99, not 0; a start of TriMQ links" in after(
+        local, first_item + 32 + 28, struct.pack(">i", 99)
+    )
+    head = next(at for at in range(28, first_item, 8) if local.read_bytes()[at : at + 4] != bytes(4))
+    assert f"slot {(head - 28) // 8} leads to entry 0, its newest is" in after(local, head, bytes(4))
+    assert "a start of TriMQ links" in after(local, 24, struct.pack(">i", 1))
+    assert "its header says 10000" in after(local, 24, struct.pack(">i", 10000))
     assert "which has no such key" in after(local, first_item + 32 + 12, struct.pack(">q", 1))
     other = local.read_bytes()
     local.write_bytes(other + b"more")

@@ -10,7 +10,7 @@ messages are read again, and their log files are held (``TieredMessages``).
 """
 
 from collections.abc import Callable, Iterator
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import structlog
 import trio
@@ -68,6 +68,18 @@ class _Pending:
         self.failures = 0
         self.not_before = 0.0
         self.is_running = False
+
+
+class Backlog(NamedTuple):
+    """The messages of a queue that wait for their upload.
+
+    ``since``: store time in ms of the oldest, or an earlier time; 0 if it was there at the start.
+    """
+
+    topic: str
+    queue_id: int
+    messages: int
+    since: int
 
 
 class MessageStoreDispatcher:
@@ -138,10 +150,16 @@ class MessageStoreDispatcher:
     @property
     def behind(self) -> int:
         """The number of messages that wait for their upload."""
-        return sum(max(0, waiting.queue.next_offset - self._begin(waiting.queue)) for waiting in self._waiting())
+        return sum(backlog.messages for backlog in self.backlogs())
 
     def _waiting(self) -> Iterator[_Pending]:
         yield from list(self._pending.values())
+
+    def backlogs(self) -> Iterator[Backlog]:
+        """What waits in each queue that has something new."""
+        for (topic, queue_id), waiting in list(self._pending.items()):
+            messages = max(0, waiting.queue.next_offset - self._begin(waiting.queue))
+            yield Backlog(topic, queue_id, messages, waiting.since)
 
     def _begin(self, queue: ConsumeQueue) -> int:
         """The first offset of a queue that is not uploaded, of those that are still there."""
@@ -336,6 +354,7 @@ class MessageStoreDispatcher:
             return False
         count = len(built.batch.units) // UNIT_SIZE
         self.messages += count
+        flat.uploaded += count
         self.bytes += built.batch.size
         waiting.since = built.batch.end_ms
         if self._index is not None:

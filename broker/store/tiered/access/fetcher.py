@@ -5,6 +5,7 @@ returns only records that have the key.
 """
 
 import time
+from collections import Counter
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -23,6 +24,7 @@ from trimq.broker.store.tiered.access.tier_time import first_stored_from
 from trimq.broker.store.tiered.access.timed_reads import TierHangsError, TimedReads
 from trimq.broker.store.tiered.container.flat_file_store import FlatFileStore
 from trimq.broker.store.tiered.container.flat_message_file import FlatMessageFile, TieredMessage
+from trimq.broker.store.tiered.driver.provider_stats import LATENCIES
 from trimq.broker.store.types import GetMessageResult, GetMessageStatus, MessageFilter
 from trimq.broker.tiered_config import TieredStoreConfig
 from trimq.protocol.record import AT_QUEUE_OFFSET, AT_SYS_FLAG, store_time_at
@@ -49,6 +51,8 @@ _EVALUATED_TAG: Final = SLICE >> 12
 Steps = Generator[None, None, GetMessageResult | None]
 
 
+_READERS: Final = 50_000
+"""Most pairs of topic and group whose messages are counted apart."""
 _CANDIDATES: Final = 1024
 """Most entries of a key that are looked at."""
 
@@ -95,7 +99,9 @@ class MessageStoreFetcher:
         """Reads that failed and were served by the local store, as far as it could."""
         self.messages = 0
         """Messages that consumers got."""
-        self.latency = {operation: Durations() for operation in OPERATIONS}
+        self.delivered: Counter[tuple[str, str]] = Counter()
+        """The same by topic and group; those that are too many are together under two empty names."""
+        self.latency = {operation: Durations(LATENCIES) for operation in OPERATIONS}
 
     async def run(self) -> None:
         """Own the reads, until it is cancelled."""
@@ -244,9 +250,17 @@ class MessageStoreFetcher:
             at = following
             item = self.cache.get(group, file, at) if not is_full and at < end else None
         self.cache.advance(group, file, offset, at, self._range_count(max_count))
-        self.messages += len(buffers)
+        self._count(file.topic, group, len(buffers))
         status = GetMessageStatus.FOUND if buffers else GetMessageStatus.NO_MATCHED_MESSAGE
         return GetMessageResult(status, at, file.min_offset, file.commit_offset, list(buffers), len(buffers), total)
+
+    def _count(self, topic: str, group: str, messages: int) -> None:
+        self.messages += messages
+        reader = topic, group
+        if reader in self.delivered or len(self.delivered) < _READERS:
+            self.delivered[reader] += messages
+        else:
+            self.delivered["", ""] += messages
 
     # -- by time
 

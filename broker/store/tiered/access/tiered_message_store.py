@@ -34,6 +34,8 @@ _log: Final = structlog.get_logger(__name__)
 
 _STOP_SECONDS: Final = 5.0
 """How long a stop waits for the uploads under way."""
+_SLICE: Final = 500
+"""Queues that are looked at in one turn of the event loop."""
 _QUEUE: Final = struct.Struct(">i4xq").unpack_from
 _LMQ: Final = "%LMQ%"
 _REVIVE: Final = "rmq_sys_REVIVE_LOG_"
@@ -263,6 +265,27 @@ class TieredMessageStore(MessageStore):
         if file is None or self._level is TieredStorageLevel.DISABLE or file.min_offset >= file.commit_offset:
             return local
         return min(local, file.min_offset) if self.has_queue(topic, queue_id) else file.min_offset
+
+    def tier_range(self, topic: str, queue_id: int) -> tuple[int, int] | None:
+        """See MessageStore: also of what level DISABLE does not read."""
+        file = self.flat_files.find(topic, queue_id)
+        if file is None or file.min_offset >= file.commit_offset:
+            return None
+        return file.min_offset, file.commit_offset
+
+    async def tier_info(self) -> dict[str, str]:
+        """See MessageStore. The names are not RocketMQ's, which has none."""
+        behind = 0
+        for number, backlog in enumerate(self.uploads.backlogs()):
+            behind += backlog.messages
+            if number % _SLICE == _SLICE - 1:
+                await trio.lowlevel.checkpoint()
+        return {
+            "tieredStoreBehind": str(behind),
+            "tieredStoreUploaded": str(self.uploads.messages),
+            "tieredStoreUploadFailures": str(self.uploads.failures),
+            "tieredStoreSkipped": str(self.uploads.skipped),
+        }
 
     async def message_store_time(self, topic: str, queue_id: int, offset: int) -> int:
         """See MessageStore."""

@@ -64,6 +64,11 @@ class FlatAppendFile:
             return 0
         return None if self._max_size is None else max(0, self._max_size - self.segments[-1].commit_position)
 
+    @property
+    def size(self) -> int:
+        """The durable bytes of all segments."""
+        return sum([segment.commit_position for segment in self.segments])
+
     # -- start
 
     async def recover(self) -> None:
@@ -157,7 +162,7 @@ class FlatAppendFile:
                 self._metadata.update_segment(segment)
                 await self._metadata.persist()
                 self._is_unclear = False
-            await segment.write(pieces, segment.commit_position)
+            await segment.upload(pieces, size, segment.commit_position)
         except BaseException:
             segment.min_timestamp, segment.max_timestamp = times
             raise

@@ -81,6 +81,11 @@ class FlatFileStore:
         for queues in list(self._files.values()):
             yield from list(queues.values())
 
+    @property
+    def queues(self) -> int:
+        """The number of queues."""
+        return sum(map(len, self._files.values()))
+
     def topics(self) -> list[str]:
         """The topics with queues in the tier."""
         return list(self._files)

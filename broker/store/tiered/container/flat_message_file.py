@@ -93,6 +93,8 @@ class FlatMessageFile:
         self.physical = PhysicalOffsets(factory, self.consume_queue)
         self._first_offset = 0
         """The queue offset of the first record of the stream; units below it lead nowhere any more."""
+        self.uploaded = 0
+        """Messages uploaded since the start."""
         self.is_destroyed = False
         """Set before its segments are deleted: what is appended then is dropped."""
         self._changes = trio.Lock()

@@ -51,7 +51,7 @@ class PhysicalOffsets:
         if missing > 0:
             # RocketMQ's broker has uploaded these.
             entries = UNKNOWN_PHYSICAL * (missing // SIZE) + entries
-        await file.write((entries,), min(at, file.commit_position))
+        await file.upload((entries,), len(entries), min(at, file.commit_position))
         file.commit_position = at + count * SIZE
 
     async def read(self, offset: int, count: int) -> list[bytes]:

@@ -4,6 +4,7 @@ from trimq.broker.store.disk.disk import Disk
 from trimq.broker.store.tiered.driver.file_segment import FileSegment
 from trimq.broker.store.tiered.driver.memory import MemoryFileSegment
 from trimq.broker.store.tiered.driver.posix import PosixFileSegment
+from trimq.broker.store.tiered.driver.provider_stats import PHYSICAL_KIND, ProviderStats
 from trimq.broker.tiered_config import POSIX_PROVIDER, TieredStoreConfig
 from trimq.protocol.tiered_layout import SegmentType, cluster_directory
 
@@ -15,10 +16,16 @@ class FileSegmentFactory:
         self.config = config
         self._disk = disk
         self._cluster = cluster
+        self.stats = ProviderStats()
         self.keeps = config.tiered_backend_service_provider == POSIX_PROVIDER
 
     def create(self, type: SegmentType, path: str, base_offset: int, suffix: str = "") -> FileSegment:
         """The segment, which need not exist. ``suffix``: a file beside it."""
+        segment = self._create(type, path, base_offset, suffix)
+        segment.stats = self.stats.of(PHYSICAL_KIND if suffix else type.name.lower())
+        return segment
+
+    def _create(self, type: SegmentType, path: str, base_offset: int, suffix: str) -> FileSegment:
         if self.keeps:
             root = self.config.tiered_store_file_path
             return PosixFileSegment(self._disk, root, self._cluster, type, path, base_offset, suffix)

@@ -6,6 +6,7 @@ Source: RocketMQ's FileSegment. It has no buffer here: what is to be written is 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+from trimq.broker.store.tiered.driver.provider_stats import FileStats
 from trimq.protocol.tiered_layout import UNSET_TIME, SegmentType
 
 Piece = bytes | bytearray | memoryview
@@ -26,6 +27,8 @@ class FileSegment(ABC):
         self.min_timestamp = UNSET_TIME
         self.max_timestamp = UNSET_TIME
         self.create_timestamp = 0
+        self.stats: FileStats | None = None
+        """Where its calls are counted."""
 
     @property
     def commit_offset(self) -> int:
@@ -44,10 +47,26 @@ class FileSegment(ABC):
         length = min(length, self.commit_position - position)
         if position < 0 or length <= 0:
             return b""
+        stats = self.stats
+        if stats is None:
+            return await self._read_all(position, length)
+        with stats.reads.measured(length):
+            return await self._read_all(position, length)
+
+    async def _read_all(self, position: int, length: int) -> bytes:
         data = await self._read(position, length)
         if len(data) != length:
             raise OSError(f"{self} has lost bytes: {length} were expected at {position}, {len(data)} are there")
         return data
+
+    async def upload(self, pieces: Sequence[Piece], size: int, position: int) -> None:
+        """Write ``pieces`` of ``size`` bytes together, see ``write``, and count it. Raises OSError."""
+        stats = self.stats
+        if stats is None:
+            await self.write(pieces, position)
+            return
+        with stats.writes.measured(size):
+            await self.write(pieces, position)
 
     @abstractmethod
     async def _read(self, position: int, length: int) -> bytes: ...
