@@ -72,8 +72,11 @@ class Tier:
         return sum(path.stat().st_size for path in self._files(type))
 
     def messages(self) -> int:
-        """The messages of the topic in the tier."""
-        return self.bytes_of(SegmentType.CONSUME_QUEUE) // UNIT_SIZE
+        """The sum of the offsets behind the last messages of the queues. Apache's queues need not begin at 0."""
+        ends: dict[Path, int] = {}
+        for path in self._files(SegmentType.CONSUME_QUEUE):
+            ends[path.parent] = max(ends.get(path.parent, 0), int(path.name[8:]) + path.stat().st_size)
+        return sum(end // UNIT_SIZE for end in ends.values())
 
     def evict(self) -> None:
         """Drop all of its files from the page cache."""
