@@ -8,7 +8,7 @@ from trimq.broker.config import load_broker
 from trimq.broker.store.disk.mapped_file_queue import StoreLoadError
 from trimq.broker.store.tiered.container.index_recovery import DIRECTORY as INDEX_DIRECTORY
 from trimq.broker.store.tiered.container.index_store_file import TieredIndexShape
-from trimq.broker.store.tiered.driver.metadata import DefaultMetadataStore, SegmentMetadata
+from trimq.broker.store.tiered.driver.metadata import DELETED, DefaultMetadataStore, SegmentMetadata
 from trimq.broker.tiered_config import TieredStoreConfig
 from trimq.broker.tools.offline_store import NotUsableError, OfflineStore
 from trimq.protocol.queue_unit import UNIT_SIZE
@@ -29,11 +29,16 @@ _HEAD_READ = 128
 
 @dataclass
 class Segment:
-    """A segment: what the metadata says of it, and its file. ``size``: bytes of the file, -1 if there is none."""
+    """A segment: what the metadata says of it, and its file.
+
+    ``size``: bytes of the file, -1 if there is none. ``used``: those that brokers read, as ``end`` says: what a failed
+    upload has left behind a segment that is not the last is not read.
+    """
 
     entry: SegmentMetadata
     file: Path
     size: int
+    used: int
 
     @property
     def begin(self) -> int:
@@ -43,7 +48,7 @@ class Segment:
     @property
     def end(self) -> int:
         """Stream position behind its last byte."""
-        return self.begin + max(0, self.size)
+        return self.begin + self.used
 
 
 @dataclass
@@ -58,14 +63,21 @@ class Stream:
     unknown: list[str]
 
     @property
+    def live(self) -> list[Segment]:
+        """The segments that are not being deleted."""
+        return [segment for segment in self.segments if segment.entry.status != DELETED]
+
+    @property
     def begin(self) -> int:
         """Stream position of the first byte."""
-        return self.segments[0].begin if self.segments else 0
+        live = self.live
+        return live[0].begin if live else 0
 
     @property
     def end(self) -> int:
         """Stream position behind the last byte."""
-        return self.segments[-1].end if self.segments else 0
+        live = self.live
+        return live[-1].end if live else 0
 
     @property
     def size(self) -> int:
@@ -75,11 +87,12 @@ class Stream:
     def read(self, position: int, length: int) -> bytes:
         """The bytes at a position, over edges of segments; fewer at an end and before a gap."""
         found = b""
-        for segment in self.segments:
-            if segment.begin <= position + len(found) < segment.end and len(found) < length:
+        for segment in self.live:
+            at = position + len(found)
+            if segment.begin <= at < segment.end and len(found) < length:
                 with segment.file.open("rb") as file:
-                    file.seek(position + len(found) - segment.begin)
-                    found += file.read(length - len(found))
+                    file.seek(at - segment.begin)
+                    found += file.read(min(length - len(found), segment.end - at))
         return found
 
 
@@ -111,7 +124,7 @@ class TierQueue:
         """Units that have an entry in a side file: their messages have kept their offset in the log."""
         return sum(
             min(_size(side_file(segment)) // PHYSICAL.size, max(0, segment.size) // UNIT_SIZE)
-            for segment in self.units.segments
+            for segment in self.units.live
         )
 
 
@@ -169,9 +182,12 @@ class OfflineTier:
     def _stream(self, path: str, type: SegmentType) -> Stream:
         directory = self._directory(path) / type.name
         segments = []
-        for entry in self.metadata.segments(path, type):
+        entries = self.metadata.segments(path, type)
+        for entry in entries:
             file = directory / segment_name(entry.base_offset)
-            segments.append(Segment(entry, file, _size(file, missing=-1)))
+            size = _size(file, missing=-1)
+            used = max(0, size if entry is entries[-1] else min(size, entry.size))
+            segments.append(Segment(entry, file, size, used))
         known = {segment.file.name for segment in segments}
         there = sorted(file.name for file in directory.iterdir()) if directory.is_dir() else []
         return Stream(directory, segments, [name for name in there if name.removesuffix(PHYSICAL_SUFFIX) not in known])

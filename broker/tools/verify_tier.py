@@ -149,7 +149,7 @@ class TierVerification:
     def _check_units(self, queue: TierQueue) -> None:
         self._last_physical = -1
         first, end, covered = queue.min_offset, queue.max_offset, queue.log.begin
-        for segment in queue.units.segments:
+        for segment in queue.units.live:
             for offset, units, entries in _pieces(segment):
                 self._check_piece(queue, max(first - offset, 0), offset, units, entries)
                 if units:
@@ -332,10 +332,10 @@ class TierVerification:
 
 def _pieces(segment: Segment) -> Iterator[tuple[int, list[tuple[int, int, int]], bytes]]:
     """Queue offset, units, and the entries of the side file, in pieces."""
-    if segment.size < UNIT_SIZE:
+    if segment.used < UNIT_SIZE:
         return
     side = side_file(segment)
-    count = segment.size // UNIT_SIZE
+    count = segment.used // UNIT_SIZE
     with segment.file.open("rb") as file:
         entries_file = side.open("rb") if side.is_file() else None
         try:

@@ -28,7 +28,7 @@ from trimq.pipeline.jobs.job_support import Target, groups
 from trimq.pipeline.schema import COLUMNS, spark_schema
 from trimq.pipeline.store.files import DataFile, StoreFiles
 from trimq.pipeline.store.options import StoreOptions
-from trimq.pipeline.store.tier import plan_tier, tier_files, without_offset
+from trimq.pipeline.store.tier import plan_tier, possible_losses, tier_files, without_offset
 from trimq.pipeline.store.walk import Damage, LogWalk, Stretch
 
 FILE_SIZE: Final = 128 << 20
@@ -205,12 +205,14 @@ def _clear(out: Target, broker_name: str, number: int) -> None:
 def _range(files: StoreFiles, done: list[Batch], options: ArchiveOptions) -> tuple[int, int, int]:
     """The log offsets of the next batch, and how many bytes in front of it were deleted unarchived."""
     log = files.log_files()
+    if not log and options.tiered_store_file_path:
+        raise ArchiveError("the log is empty, and archives are made of log offsets: read the tier with rocketmq-store")
     if not log:
         return 0, 0, 0
     if options.tiered_store_file_path:
         begin = done[-1].end if done else 0
         if begin < log[0].start and options.fail_on_data_loss:
-            _all_have_offsets(files, options)
+            _check_tier(files, log, begin, options)
         return _checked(begin, _log_end(files, log, max(begin, log[0].start)), 0, options)
     begin = done[-1].end if done else log[0].start
     lost = max(0, log[0].start - begin)
@@ -223,17 +225,23 @@ def _range(files: StoreFiles, done: list[Batch], options: ArchiveOptions) -> tup
     return _checked(begin, _log_end(files, log, begin), lost, options)
 
 
-def _all_have_offsets(files: StoreFiles, options: ArchiveOptions) -> None:
-    """Raises ArchiveError if the tier has messages that belong to no batch, since their log offset is not known."""
-    wanted = StoreOptions(
-        files.path, topics=frozenset(filter(None, options.topics.split(","))), tier=options.tiered_store_file_path
-    )
+def _check_tier(files: StoreFiles, log: Sequence[DataFile], begin: int, options: ArchiveOptions) -> None:
+    """Raises ArchiveError if the tier may not have all messages from ``begin`` on that the log has no longer."""
+    topics = frozenset(filter(None, options.topics.split(",")))
+    wanted = StoreOptions(files.path, topics=topics, tier=options.tiered_store_file_path)
     tier = tier_files(wanted)
-    count = without_offset(tier, plan_tier(files, tier, files.log_files(), wanted))
+    count = without_offset(tier, plan_tier(files, tier, log, wanted))
     if count:
         raise ArchiveError(
             f"the tier has {count} messages that RocketMQ's broker has uploaded, which does not keep their log offset: "
             "they belong to no batch. Read them with rocketmq-store; to archive the others, use failOnDataLoss=false"
+        )
+    queues = possible_losses(files, tier, log, wanted, begin)
+    if queues:
+        raise ArchiveError(
+            f"the log begins at {log[0].start}, the archive ends at {begin}, and the tier may not have all messages "
+            f"between, of {len(queues)} queues (as {queues[0]}): they may have expired before they were archived; to "
+            "continue without them, use failOnDataLoss=false"
         )
 
 

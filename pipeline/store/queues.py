@@ -50,13 +50,15 @@ def plan_queues(files: StoreFiles, log: Sequence[DataFile], options: StoreOption
 
 
 def first_local(files: StoreFiles, topic: str, queue_id: int, log_start: int) -> int | None:
-    """The queue offset of the first message of a queue that is in the log; None if the queue has no files."""
+    """The queue offset of the first message of a queue that is in the log; None if the queue has no units."""
     queue = files.queue_files(topic, queue_id)
     if not queue:
         return None
     reader = _UnitReader(files, queue)
     begin, end = queue[0].start // UNIT_SIZE, queue[-1].end // UNIT_SIZE
     end = _first(begin, end, lambda at: reader.unit(at)[1] <= 0)
+    if begin == end:
+        return None
     return _first(begin, end, lambda at: reader.unit(at)[0] >= log_start and reader.unit(at)[1] != FILLER_SIZE)
 
 

@@ -11,6 +11,7 @@ offset, as clients get it.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ import numpy as np
 from trimq.pipeline.store.files import DataFile, StoreFiles, StorePathError
 from trimq.pipeline.store.heads import Array
 from trimq.pipeline.store.options import FAR, StoreOptions
-from trimq.pipeline.store.queues import QueueStretch, QueueWalk, first_local, plan_queue
+from trimq.pipeline.store.queues import UNIT_TYPE, QueueStretch, QueueWalk, first_local, plan_queue
 from trimq.pipeline.store.walk import Chunk, Damage
 from trimq.protocol.lenient_json import loads
 from trimq.protocol.queue_unit import UNIT_SIZE
@@ -31,6 +32,7 @@ from trimq.protocol.tiered_layout import (
     SegmentType,
     segment_name,
 )
+from trimq.protocol.topic_rules import is_system_topic
 
 _ENTRY_TYPE: Final = np.dtype([("phy", ">i8"), ("size", ">i4"), ("crc", ">u4")])
 _TABLES: Final = {
@@ -45,7 +47,7 @@ class TierStretch(NamedTuple):
     """A stretch of a queue of the tier, as a part that one task reads.
 
     ``sides`` are the side files of the stretch's segments of units; ``start`` of one is that of its segment. Records
-    that the store's log has (log offsets from ``log_start`` on) are left out.
+    with log offsets from ``log_start`` on are left out: the store's log has them.
     """
 
     queue: QueueStretch
@@ -118,9 +120,29 @@ def _plan_queue(
     if not log or not units:
         return
     before = first_local(files, *place, log_start)
-    for stretch in plan_queue(tier, tuple(units), tuple(log), *place, options, before=before):
-        beside = [DataFile(file.path + PHYSICAL_SUFFIX, file.start, _size_of(sides, file)) for file in stretch.files]
-        yield TierStretch(stretch, tuple(side for side in beside if side.size), log_start)
+    for run in _runs(units):
+        for stretch in plan_queue(tier, run, tuple(log), *place, options, before=before):
+            beside = [
+                DataFile(file.path + PHYSICAL_SUFFIX, file.start, _size_of(sides, file)) for file in stretch.files
+            ]
+            # Where queues say which messages the log has, log offsets do not: the log may have begun anew.
+            start = log_start if before is None and not files.topics() else FAR
+            part = TierStretch(stretch, tuple(side for side in beside if side.size), start)
+            if start < FAR and (count := without_offset(tier, [part])):
+                raise StorePathError(
+                    f"{files.path} has no queues in consumequeue, and {count} messages of {place[0]}/{place[1]} were "
+                    "uploaded by RocketMQ's broker without their log offset: nothing says whether the log has them too"
+                )
+            yield part
+
+
+def _runs(units: list[DataFile]) -> Iterator[tuple[DataFile, ...]]:
+    """The segments in groups without a gap: messages that were deleted before they were uploaded leave one."""
+    begin = 0
+    for number in range(1, len(units) + 1):
+        if number == len(units) or units[number].start != units[number - 1].end:
+            yield tuple(units[begin:number])
+            begin = number
 
 
 def _size_of(sides: dict[str, int], file: DataFile) -> int:
@@ -178,9 +200,42 @@ def without_offset(tier: StoreFiles, parts: Iterable[object]) -> int:
     count = 0
     for part in parts:
         if isinstance(part, TierStretch):
-            entries = _entries(tier, part.sides, part.queue.begin, part.queue.end)
-            count += int(np.count_nonzero(entries["phy"] < 0))
+            queue = part.queue
+            entries = _entries(tier, part.sides, queue.begin, queue.end)
+            units = np.frombuffer(tier.units(queue.files, queue.begin, queue.end), UNIT_TYPE)
+            count += int(np.count_nonzero((entries["phy"] < 0) | (entries["size"] != units["size"])))
     return count
+
+
+def possible_losses(
+    files: StoreFiles, tier: StoreFiles, log: Sequence[DataFile], options: StoreOptions, begin: int
+) -> list[str]:
+    """The queues of which messages with log offsets from ``begin`` on may be neither in the tier nor in the log.
+
+    That is so if the messages in front of the log's first one do not begin at queue offset 0 or at a message in front
+    of ``begin``, or if some are missing between. It is not known whether the missing ones are older than ``begin``.
+    """
+    log_start = log[0].start if log else FAR
+    parts: dict[tuple[str, int], list[TierStretch]] = {}
+    for part in plan_tier(files, tier, log, options):
+        parts.setdefault((part.queue.topic, part.queue.queue_id), []).append(part)
+    local = {(topic, queue_id) for topic in files.topics() for queue_id in files.queue_ids(topic)}
+    found = []
+    for place in sorted(local | set(parts)):
+        if is_system_topic(place[0]) or not options.wants_topic(place[0]):
+            continue
+        before = first_local(files, *place, log_start)
+        stretches = parts.get(place, [])
+        if not stretches:
+            first, end = before or 0, before or 0
+        else:
+            first, end = stretches[0].queue.begin, stretches[-1].queue.end
+            if 0 <= int(_entries(tier, stretches[0].sides, first, first + 1)["phy"][0]) < begin:
+                first = 0
+        is_whole = all(one.queue.end == other.queue.begin for one, other in pairwise(stretches))
+        if first > 0 or not is_whole or (before is not None and end != before):
+            found.append(f"{place[0]}/{place[1]}")
+    return found
 
 
 def _entries(tier: StoreFiles, sides: Sequence[DataFile], begin: int, end: int) -> Array:

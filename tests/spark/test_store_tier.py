@@ -3,6 +3,8 @@
 import errno
 import shutil
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +38,8 @@ COUNT = 40
 """Messages of each queue in each of two hours."""
 
 
-async def write(root: Path) -> None:
-    """Messages of two topics in two hours: most are in the tier only, some in both, the last ones in the log."""
+@asynccontextmanager
+async def opened_store(root: Path) -> AsyncIterator[TieredMessageStore]:
     config = TieredStoreConfig(
         message_store_plug_in=PLUG_IN,
         tiered_backend_service_provider=POSIX_PROVIDER,
@@ -47,24 +49,29 @@ async def write(root: Path) -> None:
         tiered_store_index_file_max_hash_slot_num=64,
         tiered_store_index_file_max_index_num=4000,
     )
-    clock = ManualClock()
     store = TieredMessageStore(
         settings(str(root / "store")),
         config,
         cluster="C1",
         broker_name="broker-a",
         disk=RealDisk(),
-        clock=clock,
+        clock=ManualClock(),
         sync_place=SyncPlace.THREAD,
     )
     async with store.opened():
+        yield store
+
+
+async def write(root: Path) -> None:
+    """Messages of two topics in two hours: most are in the tier only, some in both, the last ones in the log."""
+    async with opened_store(root) as store:
         for hour in range(2):
             for number in range(COUNT):
                 for queue in range(QUEUES):
                     await fill(store, 1, queue_id=queue, first=hour * COUNT + number)
                 await fill(store, 1, topic="Other", first=hour * COUNT + number)
-                clock.advance(1.0)
-            clock.advance(3600.0)
+                store.clock.advance(1.0)  # type: ignore[attr-defined]
+            store.clock.advance(3600.0)  # type: ignore[attr-defined]
         await until_dispatched(store)
         await store.flush()
         await store.uploads.upload_all()
@@ -238,6 +245,7 @@ def test_messages_of_apaches_broker_have_no_offset_in_the_log(place: Path) -> No
     sides = sorted(found, key=lambda file: file.name[8:])
     first = bytearray(sides[0].read_bytes()[:-16])
     first[3 * 16 + 11] ^= 1  # a size
+    first[4 * 16 + 15] ^= 1  # a checksum
     sides[0].write_bytes(first)
     sides[1].write_bytes(b"\xff" * 16 + sides[1].read_bytes()[16:32] + b"\0" * 16 + sides[1].read_bytes()[48:])
     after = read(place)
@@ -251,7 +259,9 @@ def test_messages_of_apaches_broker_have_no_offset_in_the_log(place: Path) -> No
     assert all(row["commitLogOffset"] >= APACHE_UPLOADED for row in after if row["commitLogOffset"] not in old.values())
     log_start = min(row["commitLogOffset"] for row in rows(place / "store"))
     in_tier = [one for one in ALL if one[0] == "Other" and old[one] < log_start]
-    assert sorted(lost) == sorted([*in_tier, (TOPIC, 1, 3), (TOPIC, 1, 19), (TOPIC, 1, 20), (TOPIC, 1, 22)])
+    assert sorted(lost) == sorted(
+        [*in_tier, (TOPIC, 1, 3), (TOPIC, 1, 4), (TOPIC, 1, 19), (TOPIC, 1, 20), (TOPIC, 1, 22)]
+    )
     assert len({row["msgId"] for row in after}) == len(after)
 
 
@@ -341,3 +351,90 @@ def test_an_archive_takes_from_the_tier_what_the_log_has_no_longer(
     assert _range(files, [before], msgspec.structs.replace(options, fail_on_data_loss=False))[0] == 500
     assert _range(files, [done], options)[0] == log_start
     assert not target.exists()
+
+
+def metadata(place: Path, change: Any) -> None:
+    file = place / "store/config/tieredStoreMetadata.json"
+    tables: Any = loads(file.read_bytes())
+    change(tables)
+    file.write_bytes(msgspec.json.encode(tables))
+
+
+def units_of(tables: Any, path: str) -> dict[str, Any]:
+    found: dict[str, Any] = tables["consumeQueueFileSegmentTable"][path]
+    return found
+
+
+def tier_losses(place: Path, begin: int = 500) -> str:
+    files = StoreFiles(str(place / "store"))
+    options = ArchiveOptions(tiered_store_file_path=str(place / "tier"))
+    with pytest.raises(ArchiveError) as refused:
+        _range(files, [Batch(0, "broker", 0, begin)], options)
+    accepted = _range(files, [Batch(0, "broker", 0, begin)], msgspec.structs.replace(options, fail_on_data_loss=False))
+    assert accepted[0] == begin
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("base", [400, 800, 1200])
+def test_a_gap_between_units_hides_nothing_behind_it(base: int, place: Path) -> None:
+    """Messages that were deleted before they were uploaded leave one."""
+    metadata(place, lambda tables: units_of(tables, "broker-a/Other/0").pop(str(base)))
+    gone = {("Other", 0, number) for number in range(base // 20, base // 20 + 20)}
+    in_log = set(places(rows(place / "store")))
+    assert places(read(place)) == [one for one in ALL if one not in gone - in_log]
+    assert "all messages between, of 1 queues (as Other/0)" in tier_losses(place)
+
+
+def test_what_has_expired_in_the_tier_may_be_lost_for_an_archive(place: Path) -> None:
+    def expire(tables: Any) -> None:
+        path = f"broker-a/{TOPIC}/1"
+        for table in ("commitLogFileSegmentTable", "consumeQueueFileSegmentTable"):
+            first = min(tables[table][path], key=int)
+            tables[table][path][first]["status"] = 2
+        tables["consumeQueueFileSegmentTable"].pop("broker-a/Other/0")
+
+    metadata(place, expire)
+    for file in place.glob(f"tier/*/broker-a/{TOPIC}/1/*/cfcd2084{0:020}*"):
+        file.unlink()
+    found = {offset for topic, queue, offset in places(read(place)) if (topic, queue) == (TOPIC, 1)}
+    assert 0 < min(found) <= 20
+    assert found == set(range(min(found), 2 * COUNT))
+    assert "all messages between, of 2 queues (as Other/0)" in tier_losses(place)
+
+
+def test_a_log_that_was_begun_anew(place: Path) -> None:
+    for name in ("commitlog", "consumequeue", "index"):
+        shutil.rmtree(place / "store" / name)
+    for name in ("checkpoint", "abort"):
+        (place / "store" / name).unlink(missing_ok=True)
+
+    async def again() -> None:
+        async with opened_store(place) as store:
+            await fill(store, 3, topic="Other", first=900)
+            await until_dispatched(store)
+            await store.flush()
+
+    trio.run(again)
+    found = places(read(place))
+    in_tier = [one for one in ALL if one[0] != "New" and one[2] < 2 * COUNT]
+    new = {("Other", 0, 2 * COUNT + number) for number in range(3)}
+    assert len(set(found)) == len(found)
+    assert {*in_tier, *new} <= set(found) <= {*ALL, *new} - {("New", 0, 0)}
+
+
+def test_without_queues_messages_of_apaches_broker_cannot_be_told_apart(place: Path) -> None:
+    for side in place.glob("tier/*/broker-a/Other/0/CONSUME_QUEUE/*.phy"):
+        side.unlink()
+    assert places(read(place)) == ALL
+    shutil.rmtree(place / "store/consumequeue")
+    with pytest.raises(StorePathError, match="nothing says whether the log has them too"):
+        read(place)
+
+
+def test_an_archive_needs_a_log(place: Path) -> None:
+    for file in (place / "store/commitlog").iterdir():
+        file.write_bytes(b"")
+    options = ArchiveOptions(tiered_store_file_path=str(place / "tier"))
+    with pytest.raises(ArchiveError, match="the log is empty"):
+        _range(StoreFiles(str(place / "store")), [], options)
+    assert _range(StoreFiles(str(place / "store")), [], ArchiveOptions()) == (0, 0, 0)

@@ -342,3 +342,27 @@ def test_what_cannot_be_checked(place: Path, conf: str, tmp_path: Path) -> None:
     assert "it lists what the tier holds" in refusal("-c", conf)
     file.unlink()
     assert "has no tier" in refusal("-c", conf)
+
+
+def test_an_expiry_that_was_interrupted_is_no_damage(place: Path, conf: str) -> None:
+    """The file is gone, its metadata is not yet; the units of its messages are."""
+    first, *_ = segments(place, "COMMIT_LOG")
+    first.unlink()
+
+    def deleting(table: dict[str, Any]) -> None:
+        table["0"]["status"] = 2
+
+    edit(place, "commitLogFileSegmentTable", deleting)
+    code, report = verify(place, conf)
+    assert (code, report["verdict"]) == (1, "REPAIRABLE")
+    assert report["lost"]["count"] == 0
+    assert 0 < report["messages"] < COUNT + OTHERS
+
+
+@pytest.mark.parametrize("kind", ["COMMIT_LOG", "CONSUME_QUEUE"])
+def test_bytes_behind_a_segment_are_not_taken_for_messages(kind: str, place: Path, conf: str) -> None:
+    first, *_ = segments(place, kind)
+    first.write_bytes(first.read_bytes() + b"x" * 300)
+    code, report = verify(place, conf)
+    assert (code, report["messages"]) == (1, COUNT + OTHERS)
+    assert f"{first} has 300 bytes behind its end" in shown(report, "repairable")

@@ -7,7 +7,13 @@ import trio
 from structlog.testing import capture_logs
 from trio.testing import wait_all_tasks_blocked
 
-from trimq.broker.store.tiered.access.timed_reads import MOST_HANGING, TierHangsError, TimedReads
+from trimq.broker.store.tiered.access.timed_reads import (
+    MOST_HANGING,
+    MOST_OF_QUEUE,
+    MOST_READS,
+    TierHangsError,
+    TimedReads,
+)
 from trimq.remoting.runtime.clock import ManualClock
 
 LIMIT_MS = 10_000
@@ -135,3 +141,60 @@ async def test_what_a_read_raises_comes_through_and_a_stop_ends_who_waits() -> N
         await wait_all_tasks_blocked()
         assert ended == [1]
         assert await reads.read("q", Provider().read, 3) == 3
+
+
+async def test_a_queue_that_hangs_leaves_turns_to_others() -> None:
+    """Two reads of a queue run at a time, and six in all: the others wait, within their own limit."""
+    clock, provider = ManualClock(), Provider()
+    reads = TimedReads(clock, LIMIT_MS)
+    errors: list[int] = []
+
+    async def hangs(queue: str, number: int) -> None:
+        try:
+            await reads.read(queue, provider.read, number)
+        except TierHangsError:
+            errors.append(number)
+
+    async with trio.open_nursery() as nursery:
+        with provider:
+            nursery.start_soon(reads.run)
+            await wait_all_tasks_blocked()
+            for number in range(8):
+                provider.gates[number] = trio.Event()
+                nursery.start_soon(hangs, "q0", number)
+            await wait_all_tasks_blocked()
+            assert len(provider.begun) == MOST_OF_QUEUE
+            assert await reads.read("q1", provider.read, 50) == 50
+            for number in range(8, 20):
+                provider.gates[number] = trio.Event()
+                nursery.start_soon(hangs, f"q{number}", number)
+            await wait_all_tasks_blocked()
+            assert len(provider.begun) == MOST_READS + 1
+            first = provider.begun[-1]
+            provider.gates[first].set()
+            await wait_all_tasks_blocked()
+            assert len(provider.begun) == MOST_READS + 2
+            clock.advance(13)
+            await wait_all_tasks_blocked()
+            assert sorted(errors) == [number for number in range(20) if number != first]
+            # Those that waited for their turn do not hang: they have not begun.
+            assert reads.hanging == MOST_READS
+        await wait_all_tasks_blocked()
+        assert (reads.hanging, reads._turns_of) == (0, {})
+        nursery.cancel_scope.cancel()
+
+
+async def test_an_unexpected_error_is_the_readers() -> None:
+    reads = TimedReads(ManualClock(), LIMIT_MS)
+
+    async def broken() -> None:
+        await trio.lowlevel.checkpoint()
+        raise ZeroDivisionError
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(reads.run)
+        await wait_all_tasks_blocked()
+        with pytest.raises(ZeroDivisionError):
+            await reads.read("q0", broken)
+        assert await reads.read("q0", Provider().read, 5) == 5
+        nursery.cancel_scope.cancel()
