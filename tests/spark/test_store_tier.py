@@ -422,7 +422,7 @@ def test_a_log_that_was_begun_anew(place: Path) -> None:
     assert {*in_tier, *new} <= set(found) <= {*ALL, *new} - {("New", 0, 0)}
 
 
-def test_without_queues_messages_of_apaches_broker_cannot_be_told_apart(place: Path) -> None:
+def test_without_queues_messages_of_apaches_broker_may_be_in_the_log_too(place: Path) -> None:
     for side in place.glob("tier/*/broker-a/Other/0/CONSUME_QUEUE/*.phy"):
         side.unlink()
     assert places(read(place)) == ALL
