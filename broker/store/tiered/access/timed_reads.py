@@ -1,14 +1,12 @@
 """Reads of the provider with a time limit: a file system over a network may not answer for hours.
 
 The reader gets an error once the limit is over. The read itself may go on in its thread, which cannot be ended: it
-*hangs* until it returns. Meanwhile its queue is not read again, and with many such reads no queue is. Of one queue two
-reads run at a time, and six in all: what hangs leaves threads to readers of other queues, and to uploads. Others wait
-for their turn, within the same limit.
+*hangs* until it returns. Meanwhile its queue is not read again, and with four such reads no queue is. Six reads run at
+a time, so that uploads have threads whatever hangs; others wait for their turn, within the same limit.
 """
 
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from errno import ETIMEDOUT
 from typing import Any, Final, TypeVar
 
@@ -22,9 +20,8 @@ _log: Final = structlog.get_logger(__name__)
 
 MOST_HANGING: Final = 4
 """With as many reads that hang no further one begins: half of the provider's threads."""
-MOST_OF_QUEUE: Final = 2
 MOST_READS: Final = 6
-"""Most reads that run at a time, of one queue and in all; the provider has eight threads."""
+"""Most reads that run at a time; the provider has eight threads."""
 _LOOKS: Final = 4
 """Looks at the deadlines within one limit."""
 
@@ -55,7 +52,6 @@ class TimedReads:
         self._calls: dict[_Call, None] = {}
         """Those within their limit, in the order of their deadlines."""
         self._turns = trio.CapacityLimiter(MOST_READS)
-        self._turns_of: dict[object, trio.CapacityLimiter] = {}
         self._hanging: Counter[object] = Counter()
         self.hanging = 0
         """Reads over their limit that have not returned."""
@@ -103,7 +99,7 @@ class TimedReads:
         error: Exception | None = call.error
         try:
             with call.scope:
-                async with self._turn(call.queue), self._turns:
+                async with self._turns:
                     call.result = await fn(*arguments)
                 error = None
         except Exception as problem:  # noqa: BLE001 - the reader gets it, and the reads of others go on
@@ -115,17 +111,6 @@ class TimedReads:
                 call.done.set()
             else:
                 self._has_returned(call)
-
-    @asynccontextmanager
-    async def _turn(self, queue: object) -> AsyncIterator[None]:
-        turns = self._turns_of.setdefault(queue, trio.CapacityLimiter(MOST_OF_QUEUE))
-        try:
-            async with turns:
-                yield
-        finally:
-            used = turns.statistics()
-            if not used.borrowed_tokens and not used.tasks_waiting and self._turns_of.get(queue) is turns:
-                del self._turns_of[queue]
 
     def _expire(self) -> None:
         now = self._clock.monotonic()
