@@ -3,8 +3,6 @@
 import errno
 import shutil
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +15,8 @@ import msgspec
 import trio
 
 from tests.spark.test_store_core import damaged, ms, rows
-from tests.store.stores import TOPIC, fill, put, settings, until_dispatched
-from trimq.broker.store.disk.real_disk import RealDisk
-from trimq.broker.store.durability.log_sync import SyncPlace
-from trimq.broker.store.tiered.access.tiered_message_store import TieredMessageStore
-from trimq.broker.tiered_config import PLUG_IN, POSIX_PROVIDER, TieredStoreConfig
+from tests.store.stores import TOPIC, fill, put, until_dispatched
+from tests.store.tiered.real_stores import opened_store
 from trimq.pipeline.jobs.archive import ArchiveError, ArchiveOptions, Batch, _range
 from trimq.pipeline.store.files import LocalSource, StoreFiles, StorePathError
 from trimq.pipeline.store.options import parse
@@ -29,37 +24,12 @@ from trimq.pipeline.store.plan import plan
 from trimq.pipeline.store.tier import tier_files, without_offset
 from trimq.protocol.lenient_json import loads
 from trimq.protocol.tiered_layout import APACHE_UPLOADED
-from trimq.remoting.runtime.clock import ManualClock
 
 pytestmark = pytest.mark.one_pyspark
 
 QUEUES = 2
 COUNT = 40
 """Messages of each queue in each of two hours."""
-
-
-@asynccontextmanager
-async def opened_store(root: Path) -> AsyncIterator[TieredMessageStore]:
-    config = TieredStoreConfig(
-        message_store_plug_in=PLUG_IN,
-        tiered_backend_service_provider=POSIX_PROVIDER,
-        tiered_store_file_path=str(root / "tier"),
-        tiered_store_commit_log_max_size=4096,
-        tiered_store_consume_queue_max_size=400,
-        tiered_store_index_file_max_hash_slot_num=64,
-        tiered_store_index_file_max_index_num=4000,
-    )
-    store = TieredMessageStore(
-        settings(str(root / "store")),
-        config,
-        cluster="C1",
-        broker_name="broker-a",
-        disk=RealDisk(),
-        clock=ManualClock(),
-        sync_place=SyncPlace.THREAD,
-    )
-    async with store.opened():
-        yield store
 
 
 async def write(root: Path) -> None:

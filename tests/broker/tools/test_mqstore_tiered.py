@@ -10,13 +10,9 @@ import pytest
 import trio
 
 from tests.broker.tools.test_mqstore import change, run
-from tests.store.stores import TOPIC, fill, settings, until_dispatched
-from trimq.broker.store.disk.real_disk import RealDisk
-from trimq.broker.store.durability.log_sync import SyncPlace
-from trimq.broker.store.tiered.access.tiered_message_store import TieredMessageStore
-from trimq.broker.tiered_config import PLUG_IN, POSIX_PROVIDER, TieredStoreConfig
+from tests.store.stores import TOPIC, fill, until_dispatched
+from tests.store.tiered.real_stores import opened_store
 from trimq.protocol.tiered_layout import PHYSICAL, segment_name
-from trimq.remoting.runtime.clock import ManualClock
 
 COUNT, OTHERS = 60, 5
 OPTIONS = {
@@ -29,25 +25,7 @@ OPTIONS = {
 
 
 async def write(root: Path) -> None:
-    tier = TieredStoreConfig(
-        message_store_plug_in=PLUG_IN,
-        tiered_backend_service_provider=POSIX_PROVIDER,
-        tiered_store_file_path=str(root / "tier"),
-        tiered_store_commit_log_max_size=4096,
-        tiered_store_consume_queue_max_size=400,
-        tiered_store_index_file_max_hash_slot_num=64,
-        tiered_store_index_file_max_index_num=40,
-    )
-    store = TieredMessageStore(
-        settings(str(root / "store")),
-        tier,
-        cluster="C1",
-        broker_name="broker-a",
-        disk=RealDisk(),
-        clock=ManualClock(),
-        sync_place=SyncPlace.THREAD,
-    )
-    async with store.opened():
+    async with opened_store(root, tiered_store_index_file_max_index_num=40) as store:
         await fill(store, COUNT)
         await fill(store, OTHERS, topic="Other", queue_id=2)
         await until_dispatched(store)

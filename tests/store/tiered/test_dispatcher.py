@@ -14,6 +14,7 @@ from tests.store.tiered.test_tiered_message_store import all_offsets, drop_local
 from trimq.broker.store.tiered.access import dispatcher
 from trimq.broker.store.tiered.access.dispatcher import MessageStoreDispatcher
 from trimq.broker.store.tiered.access.tiered_message_store import TieredMessageStore
+from trimq.broker.store.tiered.access.tiered_messages import TieredMessages
 from trimq.protocol.queue_unit import FILLER_SIZE
 
 
@@ -144,7 +145,7 @@ async def test_messages_that_wait_are_counted_by_place() -> None:
         queue = store.find_queue(TOPIC, 0)
         assert queue is not None
         units = await store.uploads._builder.units(queue, 0, 60)
-        waiting = dispatcher.TieredMessages(store.uploads)
+        waiting = TieredMessages(store.uploads)
         await store.uploads._scan()
         assert await waiting.lowest() == 0
         assert await waiting.count(0, 1 << 40) == 60

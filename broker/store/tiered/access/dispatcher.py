@@ -6,7 +6,7 @@ bytes wait as one group takes. What is not on the device yet, or not confirmed, 
 history from before the tier was switched on is uploaded too, and a message of any size.
 
 An upload that fails is tried again after a pause that grows to half a minute. Nothing is kept in memory meanwhile: the
-messages are read again, and their log files are held (``TieredMessages``).
+messages are read again, and their log files are held (tiered_messages.py).
 """
 
 from collections.abc import Callable, Iterator
@@ -385,20 +385,3 @@ class MessageStoreDispatcher:
 def _is_gone(queue: ConsumeQueue, flat: FlatMessageFile | None = None) -> bool:
     """Whether the topic was deleted; asked again after each await."""
     return queue.deleted or (flat is not None and flat.is_destroyed)
-
-
-class TieredMessages:
-    """The messages that are not uploaded yet, as LogHolds asks for them: their log files are kept."""
-
-    name = "messages that are not in the tier"
-
-    def __init__(self, dispatcher: MessageStoreDispatcher) -> None:
-        self._dispatcher = dispatcher
-
-    async def lowest(self) -> int | None:
-        """See PendingMessages. Raises OSError."""
-        return await self._dispatcher.lowest_waiting()
-
-    async def count(self, start: int, end: int) -> int:
-        """See PendingMessages. Raises OSError."""
-        return await self._dispatcher.count_waiting(start, end)

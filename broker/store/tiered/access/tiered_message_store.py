@@ -16,9 +16,10 @@ from trimq.broker.config import MessageStoreConfig
 from trimq.broker.store.disk.memory import memory_limit
 from trimq.broker.store.message_store import MessageStore
 from trimq.broker.store.tiered.access.batch import BatchBuilder
-from trimq.broker.store.tiered.access.dispatcher import MessageStoreDispatcher, TieredMessages
+from trimq.broker.store.tiered.access.dispatcher import MessageStoreDispatcher
 from trimq.broker.store.tiered.access.fetcher import MessageStoreFetcher, log_failed_read
 from trimq.broker.store.tiered.access.index_completion import complete_index
+from trimq.broker.store.tiered.access.tiered_messages import TieredMessages
 from trimq.broker.store.tiered.container.flat_file_store import FlatFileStore
 from trimq.broker.store.tiered.container.flat_message_file import FlatMessageFile
 from trimq.broker.store.tiered.container.index_store_service import IndexStoreService
@@ -294,7 +295,7 @@ class TieredMessageStore(MessageStore):
             try:
                 return await self.fetcher.store_time(topic, queue_id, offset)
             except OSError as error:
-                log_failed_read(error, topic, queue_id)
+                log_failed_read(error, topic, queue_id, offset)
         return await super().message_store_time(topic, queue_id, offset)
 
     async def earliest_store_time(self, topic: str, queue_id: int) -> int:
