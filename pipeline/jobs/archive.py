@@ -55,8 +55,8 @@ class ArchiveError(Exception):
 class ArchiveOptions(Struct, frozen=True):
     """``file_size`` is the approximate size of a file in bytes. ``broker_name`` separates archives of several brokers.
 
-    ``fail_on_data_loss``: stop if the broker has deleted records before they were archived, or if the tier has messages
-    whose log offset is not known. ``format``: any that Spark
+    ``fail_on_data_loss``: stop if the broker has deleted records before they were archived; with a tier, if it has
+    messages whose log offset is not known, or may not have all that the log has no longer. ``format``: any that Spark
     can write, with the ``format_options`` of its writer; ``compression`` applies to Parquet.
     """
 

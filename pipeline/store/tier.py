@@ -112,10 +112,11 @@ def _plan_queue(
     if not records:
         return
     directory = _directory(tier, path)
-    log = _files(tier, directory, SegmentType.COMMIT_LOG, records)
+    # Units first: a broker that uploads meanwhile writes records before their units.
     units = _files(
         tier, directory, SegmentType.CONSUME_QUEUE, _segments(tables[_TABLES[SegmentType.CONSUME_QUEUE]][path])
     )
+    log = _files(tier, directory, SegmentType.COMMIT_LOG, records)
     sides = {name: size for name, size, _ in tier.entries(f"{directory}/{SegmentType.CONSUME_QUEUE.name}")}
     if not log or not units:
         return
