@@ -34,13 +34,8 @@ func transactions() {
 		}(c)
 	}
 	time.Sleep(*warm)
-	atomic.StoreInt32(&counting, 1)
-	start := time.Now()
-	time.Sleep(*dur)
-	el := time.Since(start).Seconds()
-	atomic.StoreInt32(&counting, 0)
-	atomic.StoreInt32(&stop, 1)
-	wg.Wait()
+	el, fin := measured(&wg, &stop)
+	<-fin
 	report(lat, el, "")
 }
 
@@ -117,6 +112,7 @@ func commits(c int, body []byte, stop *int32) []int64 {
 			atomic.AddInt64(&failed, 1)
 			lastRemark.Store(fmt.Sprintf("code %d %s", rep.h.Code, rep.h.Remark))
 		}
+		stopIfEnough(stop)
 	}
 }
 
