@@ -384,9 +384,9 @@ class SimDisk:
         self._call("allocate", f"{offset}+{length}")
         self._allocate(self._open[fd], offset, offset + length)
 
-    def evict(self, fd: int, part: MappedPart) -> None:
-        self._call("evict", f"{part.begin}+{part.end - part.begin}")
-        self._read_ahead.difference_update(self._pages(fd, part.begin, part.end))
+    def evict(self, fd: int, begin: int, end: int, mapping: Mapping | None = None) -> None:
+        self._call("evict", f"{begin}+{end - begin}")
+        self._read_ahead.difference_update(self._pages(fd, begin, end))
 
     def _pages(self, fd: int, begin: int, end: int) -> set[tuple[int, int]]:
         return {(self._open[fd].number, page) for page in range(begin // PAGE, (end + PAGE - 1) // PAGE)}

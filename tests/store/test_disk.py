@@ -184,7 +184,7 @@ def test_large_pages_are_zero_too_and_what_was_let_go_comes_back(tmp_path: Path)
     mapping.buffer[4096:4100] = b"kept"
     disk.data_sync(fd, MappedPart(mapping, 0, 8192))
     mapping.buffer[6 << 20 : (6 << 20) + 4] = b"late"
-    disk.evict(fd, MappedPart(mapping, 100, 7 << 20))
+    disk.evict(fd, 100, 7 << 20, mapping)
     assert bytes(mapping.view[4096:4100]) == disk.pread(fd, 4, 4096) == b"kept"
     assert bytes(mapping.view[6 << 20 : (6 << 20) + 4]) == b"late", "not on the device yet: not evicted"
     mapping.close()
@@ -404,7 +404,7 @@ def test_what_is_read_ahead_is_in_memory(disk: Disk, root: str) -> None:
     disk.pwrite(fd, bytes(range(250)) * (size // 250), 0)
     disk.data_sync(fd)
     mapping = disk.map(fd, size)
-    disk.evict(fd, MappedPart(mapping, 0, size))
+    disk.evict(fd, 0, size, mapping)
     if isinstance(disk, SimDisk):
         disk.cold = True
     assert disk.read_ahead(fd, 4096, size - 4096) == size - 4096

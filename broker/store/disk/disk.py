@@ -113,8 +113,11 @@ class Disk(Protocol):
         """
         ...
 
-    def evict(self, fd: int, part: MappedPart) -> None:
-        """Free the memory of bytes that are on the device; the next read comes from there."""
+    def evict(self, fd: int, begin: int, end: int, mapping: Mapping | None = None) -> None:
+        """Free the memory of the bytes of [begin, end) that are on the device; the next read comes from there.
+
+        ``mapping`` is the map of ``fd``, if there is one.
+        """
         ...
 
     def allocate(self, fd: int, offset: int, length: int) -> None:

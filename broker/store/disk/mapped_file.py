@@ -167,7 +167,7 @@ class MappedFile:
     def evict(self, begin: int, end: int) -> None:
         """Free the memory of [begin, end), which is on the device. Blocks: call it through ``disk.run``."""
         if self._mapping is not None:
-            self._disk.evict(self.fd, MappedPart(self._mapping, begin, end))
+            self._disk.evict(self.fd, begin, end, self._mapping)
 
     def read(self, position: int, length: int) -> memoryview | bytes | None:
         """Bytes below ``wrote``; None if they would have to come from the device: then use ``read_cold``.

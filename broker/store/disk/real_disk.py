@@ -145,10 +145,11 @@ class RealDisk:
         ahead = address % mmap.PAGESIZE
         return ctypes.get_errno() if _libc.madvise(address - ahead, ahead + len(view), advice) else 0
 
-    def evict(self, fd: int, part: MappedPart) -> None:
-        with part.mapping.view[part.begin : part.end] as view:
-            self._advise(view, mmap.MADV_DONTNEED)  # first: the kernel does not evict pages that are mapped
-        os.posix_fadvise(fd, part.begin, part.end - part.begin, os.POSIX_FADV_DONTNEED)
+    def evict(self, fd: int, begin: int, end: int, mapping: Mapping | None = None) -> None:
+        if mapping is not None:
+            with mapping.view[begin:end] as view:
+                self._advise(view, mmap.MADV_DONTNEED)  # first: the kernel does not evict pages that are mapped
+        os.posix_fadvise(fd, begin, end - begin, os.POSIX_FADV_DONTNEED)
 
     def allocate(self, fd: int, offset: int, length: int) -> None:
         if length:

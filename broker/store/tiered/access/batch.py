@@ -186,8 +186,7 @@ class BatchBuilder:
         topic = part.queue.topic if part.keys else None
 
         def make(file: MappedFile = file) -> tuple[memoryview, TierBatch | None]:
-            if first < file.in_memory_from:
-                disk.read_ahead(file.fd, first, last)
+            _bring_into_memory(file, first, last)
             target = buffer.view(size)
             # Nothing writes to these records any more: so the extension may read them beside the event loop.
             log = memoryview(file.view)[first:last]
@@ -233,7 +232,8 @@ class BatchBuilder:
                     held, reached = file, -1
                 if at + size > reached and at < file.in_memory_from:
                     end = min(last - file.start, file.wrote) if dense else at + size
-                    reached = await self._log.files.disk.run(self._log.files.disk.read_ahead, file.fd, at, end)
+                    await self._log.files.disk.run(_bring_into_memory, file, at, end)
+                    reached = end
                 found.append(bytes(file.view[at : at + size]) if at + size <= file.wrote else b"")
                 if number % _SLICE == _SLICE - 1:
                     await trio.lowlevel.checkpoint()
@@ -252,6 +252,17 @@ class _Part(NamedTuple):
     units: bytes
     topic_id: int
     keys: bool
+
+
+def _bring_into_memory(file: MappedFile, begin: int, end: int) -> None:
+    """Bring a part of a file of the log, which is written, into memory: for a thread, file held. Raises OSError.
+
+    The messages of several queues lie between each other: a batch of each would read the same part of the log again.
+    """
+    if begin < file.in_memory_from:
+        there = file.in_memory(begin, end)
+        if there < end:
+            file.read_ahead(there, end)
 
 
 def _first(flags: Any) -> int:

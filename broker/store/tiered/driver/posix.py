@@ -6,6 +6,7 @@ runs in a thread and makes only calls of the kernel.
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 
 from trimq.broker.store.disk.disk import Disk
 from trimq.broker.store.disk.durable_files import delete_durably, make_durable_directory
@@ -35,7 +36,9 @@ class PosixFileSegment(FileSegment):
     async def write(self, pieces: Sequence[Piece], position: int) -> None:
         """See FileSegment."""
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        await self._disk.run(_write, self._disk, self.file, data, position, not self._is_durable)
+        # What is uploaded is history: in memory it would take the place of what is read now, and of the log's new pages.
+        evict = self.type is not SegmentType.CONSUME_QUEUE
+        await self._disk.run(_write, self._disk, self.file, data, position, not self._is_durable, evict)
         self._is_durable = True
 
     async def cut(self, size: int) -> None:
@@ -56,7 +59,7 @@ def _read(disk: Disk, file: str, position: int, length: int) -> bytes:
         disk.close(fd)
 
 
-def _write(disk: Disk, file: str, data: Piece, position: int, name: bool) -> None:
+def _write(disk: Disk, file: str, data: Piece, position: int, name: bool, evict: bool) -> None:
     directory = os.path.dirname(file)
     if name:
         make_durable_directory(disk, directory)
@@ -70,6 +73,9 @@ def _write(disk: Disk, file: str, data: Piece, position: int, name: bool) -> Non
             disk.truncate(fd, position)
         disk.pwrite(fd, data, position)
         disk.data_sync(fd)
+        if evict:
+            with suppress(OSError):  # the bytes are durable all the same
+                disk.evict(fd, position, position + len(data))
     finally:
         disk.close(fd)
     if name:
