@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Literal, Protocol, cast
 
-VERSION: Final = "0.4.0"
+VERSION: Final = "0.5.0"
 """The version of the extension that this code needs, as in native/Cargo.toml: others may take other arguments."""
 VARIABLE: Final = "TRIMQ_NATIVE"
 _HOW: Final = "with Rust (https://rustup.rs), make native in a checkout, or pip install ./native"
@@ -118,9 +118,9 @@ SingleSend = tuple[str, int, int, bytes, int, int, int, int, int, tuple[str, ...
 reconsumeTimes, tags code, keys, unique key, opaque."""
 
 
-TierBatch = tuple[bytes, bytes, int, int, tuple[bytes, bytes, bytes, bytes]]
-"""Units, entries of the side file, smallest and largest store time; hash (i32), position (i64), size (i32) and store
-time (i64) of each key."""
+TierBatch = tuple[bytes, bytes, int, int, bytes, bytes]
+"""Units, entries of the side file, smallest and largest store time; an item of the index for each key (without seconds
+and link), and its store time (i64)."""
 
 
 class Reader(Protocol):
@@ -245,15 +245,21 @@ class Extension(Protocol):
         units: bytes,
         position: int,
         target: memoryview,
-        topic: str | None,
+        queue: tuple[str, int, int] | None,
         /,
     ) -> TierBatch | None:
         """Copy the records of ``units`` into ``target`` as they stand in the tier, the first at ``position``.
 
         ``log``: the part of the log from log offset ``start`` on, all of which is complete. ``target`` has the
-        records' size, and is used by nothing else. With a ``topic``, keys are hashed. None for anything unusual. The
-        interpreter is released meanwhile.
+        records' size, and is used by nothing else. With a ``queue`` (topic, topic id, queue id), items are made of the
+        keys. None for anything unusual. The interpreter is released meanwhile.
         """
+        ...
+
+    def put_tier_items(
+        self, file: memoryview, slots: int, count: int, items: Any, begin_ms: int, times: Any, /
+    ) -> int:
+        """See tiered_index_batch.put: ``items`` and ``times`` are buffers of bytes and of i64."""
         ...
 
     def panic(self) -> None:
@@ -300,7 +306,7 @@ class NativeExtension:
 
     @property
     def status(self) -> str:
-        """The implementation in use, as a short text: ``native 0.4.0``, ``python (not installed)``."""
+        """The implementation in use, as a short text: ``native 0.5.0``, ``python (not installed)``."""
         return f"native {VERSION}" if self.is_on else f"python ({self.reason.partition(':')[0]})"
 
 

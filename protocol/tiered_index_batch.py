@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from trimq.protocol.index_batch import Batch
+from trimq.protocol.native import NATIVE
 from trimq.protocol.tiered_index_layout import (
     COMPACT_ITEM_SIZE,
     HEADER_SIZE,
@@ -85,6 +86,11 @@ class KeyItems:
         return items
 
 
+def items_of_bytes(items: bytes, times: bytes) -> KeyItems:
+    """The items that the native extension has made (native.TierBatch)."""
+    return KeyItems(np.frombuffer(items, ITEM_TYPE), np.frombuffer(times, np.int64))
+
+
 def items_of_columns(topic_id: int, queue_id: int, hashes: Any, offsets: Any, sizes: Any, times: Any) -> KeyItems:
     """The items of messages of one queue: tiered_key_hash, stream position, size and store time (ms) of each key."""
     items = np.zeros(len(hashes), dtype=ITEM_TYPE)
@@ -112,11 +118,24 @@ def items_of(batch: Batch, messages: Sequence[KeysOfMessage]) -> KeyItems:
     return found
 
 
-def put(view: memoryview, slots: int, count: int, items: Any) -> int:
-    """Write items behind the ``count`` that are there and link them. Returns how many slots were empty before.
+def put(view: memoryview, slots: int, count: int, items: KeyItems, begin_ms: int) -> int:
+    """Write items behind the ``count`` of a file that began at a time, and link them.
 
-    Items first, then slots; the caller writes the header last.
+    Returns how many of their slots were empty before. The caller writes the header last.
     """
+    extension = NATIVE.extension
+    if extension is not None:
+        try:
+            return extension.put_tier_items(
+                view, slots, count, items.items.view(np.uint8), begin_ms, np.ascontiguousarray(items.times)
+            )
+        except extension.NativeFault as fault:  # the items it wrote are not counted yet: they are overwritten
+            NATIVE.turn_off(str(fault))
+    return put_with_numpy(view, slots, count, items.since(begin_ms))
+
+
+def put_with_numpy(view: memoryview, slots: int, count: int, items: Any) -> int:
+    """As ``put``, of items with seconds (KeyItems.since). Items first, then slots."""
     slot = _slots_of(items["hash"], slots)
     table = _table(view, slots)
     previous = table[slot].astype(np.int64)

@@ -1,20 +1,22 @@
-//! Messages that are uploaded to the tier.
+//! Messages that are uploaded to the tier, and the items of its index.
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use trimq_native_core::tier::upload;
+use trimq_native_core::tier::{upload, Queue};
+use trimq_native_core::tier_index::put;
 
 use crate::buffers::{Source, Target};
-use crate::entries::bytes_of;
-use crate::guarded;
+use crate::{fault, guarded};
 
-type Made<'py> = (Bound<'py, PyBytes>, Bound<'py, PyBytes>, i64, i64, [Bound<'py, PyBytes>; 4]);
+type Bytes<'py> = Bound<'py, PyBytes>;
+type Made<'py> = (Bytes<'py>, Bytes<'py>, i64, i64, Bytes<'py>, Bytes<'py>);
 
 /// Copy the records of ``units`` into ``target`` as they stand in the tier, the first at ``position``.
 ///
 /// ``log``: complete records of the log, from log offset ``start`` on. ``target``: memory of their size that nothing else uses.
-/// Returns units, entries of the side file, the smallest and largest store time, and with a ``topic`` hash, position,
-/// size and store time of each key, as bytes in native byte order; None for anything unusual.
+/// Returns units, entries of the side file, the smallest and largest store time, and with a ``queue`` (topic, topic id,
+/// queue id) an item for each key, without seconds and link, and its store time in native byte order. None for anything
+/// unusual.
 ///
 /// Called in a thread: the interpreter is released meanwhile.
 #[pyfunction]
@@ -25,21 +27,38 @@ pub fn tier_batch<'py>(
     units: &Bound<'py, PyBytes>,
     position: i64,
     target: &Bound<'py, PyAny>,
-    topic: Option<&str>,
+    queue: Option<(String, i32, i32)>,
 ) -> PyResult<Option<Made<'py>>> {
     guarded(|| {
         let log = Source::<u8>::of(log)?;
         let mut target = Target::of(target, &[log.place()])?;
         let (log, units, target) = (log.slice(), units.as_bytes(), target.slice());
-        let made = py.detach(|| upload(log, start, units, position, target, topic));
+        let queue = queue.as_ref().map(|(topic, topic_id, queue_id)| Queue { topic, ids: (*topic_id, *queue_id) });
+        let made = py.detach(|| upload(log, start, units, position, target, queue));
         Ok(made.map(|made| {
-            let columns = [
-                bytes_of(py, &made.hashes),
-                bytes_of(py, &made.positions),
-                bytes_of(py, &made.sizes),
-                bytes_of(py, &made.times),
-            ];
-            (PyBytes::new(py, &made.units), PyBytes::new(py, &made.entries), made.begin, made.end, columns)
+            let bytes = |bytes: &[u8]| PyBytes::new(py, bytes);
+            (bytes(&made.units), bytes(&made.entries), made.begin, made.end, bytes(&made.items), bytes(&made.times))
         }))
+    })
+}
+
+/// Write items behind the ``count`` ones of a local index file that began at ``begin`` (ms), with their seconds and links.
+///
+/// ``items`` are bytes as tier_batch makes them, ``times`` their store times in ms. Returns how many slots were empty
+/// before.
+#[pyfunction]
+pub fn put_tier_items(
+    file: &Bound<'_, PyAny>,
+    slots: usize,
+    count: u32,
+    items: &Bound<'_, PyAny>,
+    begin: i64,
+    times: &Bound<'_, PyAny>,
+) -> PyResult<usize> {
+    guarded(|| {
+        let (items, times) = (Source::<u8>::of(items)?, Source::<i64>::of(times)?);
+        let mut file = Target::of(file, &[items.place(), times.place()])?;
+        put(file.slice(), slots, count, items.slice(), begin, times.slice())
+            .ok_or_else(|| fault("the items do not fit into the file"))
     })
 }

@@ -16,3 +16,4 @@ pub mod round;
 pub mod rows;
 pub mod rules;
 pub mod tier;
+pub mod tier_index;

@@ -3,6 +3,7 @@
 use memchr::memmem;
 
 use crate::hash::Hash;
+use crate::tier_index::add_item;
 
 /// Bytes of a unit: log offset, size and tags code.
 pub const UNIT: usize = 20;
@@ -30,20 +31,25 @@ pub struct Upload {
     pub begin: i64,
     /// The largest.
     pub end: i64,
-    /// Hash of each key, as the tier's index stores it.
-    pub hashes: Vec<i32>,
-    /// Position in the tier of its message.
-    pub positions: Vec<i64>,
-    /// Size of its message.
-    pub sizes: Vec<i32>,
-    /// Store time of its message.
-    pub times: Vec<i64>,
+    /// An item of the tier's index for each key, without seconds and link.
+    pub items: Vec<u8>,
+    /// The store time of each, in native byte order.
+    pub times: Vec<u8>,
+}
+
+/// The queue that messages belong to, as the index knows it.
+#[derive(Clone, Copy, Debug)]
+pub struct Queue<'t> {
+    /// Its topic.
+    pub topic: &'t str,
+    /// The number of the topic, and the queue's.
+    pub ids: (i32, i32),
 }
 
 /// Copy the records that `units` refer to into `target`, one behind the other, with their positions in the tier.
 ///
 /// `log` is the part of the log from log offset `start` on; `target` has exactly the records' size; the first stands at
-/// `position` in the tier. With a topic, the keys are hashed. None for anything unusual, such as a damaged record: then
+/// `position` in the tier. With a queue, items are made of the keys. None for anything unusual, such as a damaged record: then
 /// what stands in `target` has no meaning.
 pub fn upload(
     log: &[u8],
@@ -51,13 +57,13 @@ pub fn upload(
     units: &[u8],
     position: i64,
     target: &mut [u8],
-    topic: Option<&str>,
+    queue: Option<Queue<'_>>,
 ) -> Option<Upload> {
     let count = units.len() / UNIT;
     let mut made = Upload { begin: i64::MAX, end: i64::MIN, ..Upload::default() };
     made.units.reserve_exact(count * UNIT);
     made.entries.reserve_exact(count * ENTRY);
-    let front = topic.map(|topic| Hash::of(topic).then("#"));
+    let queue = queue.map(|queue| (Hash::of(queue.topic).then("#"), queue.ids));
     let mut rest = target;
     let mut position = position;
     let mut units = units.chunks_exact(UNIT);
@@ -77,13 +83,11 @@ pub fn upload(
         made.entries.extend_from_slice(&record[AT_BODY_CRC..AT_BODY_CRC + 4]);
         made.begin = made.begin.min(stored);
         made.end = made.end.max(stored);
-        if let Some(front) = front {
+        if let Some((front, ids)) = queue {
             let text = std::str::from_utf8(properties).ok()?;
             let mut add = |key: &str| {
-                made.hashes.push(front.then(key).in_tier());
-                made.positions.push(position);
-                made.sizes.push(size as i32);
-                made.times.push(stored);
+                add_item(&mut made.items, front.then(key).in_tier(), ids, position, size as i32);
+                made.times.extend_from_slice(&stored.to_ne_bytes());
             };
             let unique = property(text, "\x02UNIQ_KEY\x01")?;
             if !unique.is_empty() {

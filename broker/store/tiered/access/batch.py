@@ -33,7 +33,7 @@ from trimq.protocol.record import (
     decode_head,
     store_time_at,
 )
-from trimq.protocol.tiered_index_batch import KeyItems, KeysOfMessage, items_of, items_of_columns
+from trimq.protocol.tiered_index_batch import KeyItems, KeysOfMessage, items_of, items_of_bytes
 from trimq.protocol.tiered_layout import PHYSICAL
 
 UNIT_TYPE: Final = np.dtype([("physical", ">i8"), ("size", ">i4"), ("tags", ">i8")])
@@ -183,14 +183,14 @@ class BatchBuilder:
             return None
         disk = self._log.files.disk
         first, last = begin - file.start, end - file.start
-        topic = part.queue.topic if part.keys else None
+        queue = (part.queue.topic, part.topic_id, part.queue.queue_id) if part.keys else None
 
         def make(file: MappedFile = file) -> tuple[memoryview, TierBatch | None]:
             _bring_into_memory(file, first, last)
             target = buffer.view(size)
             # Nothing writes to these records any more: so the extension may read them beside the event loop.
             log = memoryview(file.view)[first:last]
-            return target, extension.tier_batch(log, begin, part.units, part.position, target, topic)
+            return target, extension.tier_batch(log, begin, part.units, part.position, target, queue)
 
         file.hold()
         try:
@@ -202,13 +202,9 @@ class BatchBuilder:
             file.release()
         if made is None:
             return None
-        units, entries, begin_ms, end_ms, columns = made
+        units, entries, begin_ms, end_ms, items, times = made
         batch = Batch(part.offset, (target,), size, units, entries, begin_ms, end_ms)
-        hashes, positions, its_sizes, times = (
-            np.frombuffer(column, kind) for column, kind in zip(columns, "iqiq", strict=True)
-        )
-        items = items_of_columns(part.topic_id, part.queue.queue_id, hashes, positions, its_sizes, times)
-        return Built(batch, items)
+        return Built(batch, items_of_bytes(items, times))
 
     async def _records(self, units: list[tuple[int, int, int]]) -> list[bytes]:
         """The bytes of the records, each with the length of its unit, or shorter if the log ends there."""

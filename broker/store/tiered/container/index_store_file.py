@@ -8,11 +8,11 @@ Layout: tiered_index_layout. Source: RocketMQ's IndexStoreFile.
 import time
 from collections.abc import Callable
 from enum import Enum
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from trimq.broker.store.disk.disk import Disk, MappedPart, Mapping
 from trimq.broker.store.index.index_file import Cold
-from trimq.protocol.tiered_index_batch import Scan, compact, may_be_in, put, scan, slot_table
+from trimq.protocol.tiered_index_batch import KeyItems, Scan, compact, may_be_in, put, scan, slot_table
 from trimq.protocol.tiered_index_layout import (
     BEGIN_MAGIC,
     END_MAGIC,
@@ -177,10 +177,11 @@ class IndexStoreFile:
         """The number of items that can be put now."""
         return max(0, min(self.ready, self.shape.items - 1) - self.count)
 
-    def put(self, items: Any, first_ms: int, last_ms: int) -> None:
-        """Put items (tiered_index_batch.items_of), not more than ``space``, of messages from one time to another."""
-        self.used_slots += put(self._view, self.shape.slots, self.count, items)
+    def put(self, items: KeyItems) -> None:
+        """Put items, not more than ``space``; there is at least one."""
+        self.used_slots += put(self._view, self.shape.slots, self.count, items, self.stamp)
         self.count += len(items)
+        first_ms, last_ms = int(items.times.min()), int(items.times.max())
         self.first_ms, self.last_ms = min(self.first_ms, first_ms), max(self.last_ms, last_ms)
         self.end_ms = max(self.end_ms, last_ms)
         # The header last: after a kill it does not count items that were not written.

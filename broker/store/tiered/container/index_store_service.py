@@ -29,7 +29,7 @@ from trimq.protocol.tiered_layout import UNSET_TIME
 
 _log = structlog.get_logger(__name__)
 
-BATCH_KEYS: Final = 1024
+BATCH_KEYS: Final = 2048
 """Keys that are put together: less than a millisecond."""
 INTERVAL: Final = 10.0
 _LONGEST_PAUSE: Final = 300.0
@@ -168,7 +168,7 @@ class IndexStoreService:
             return False
         head = self._pending[0]
         taken = head.part(self._taken, self._taken + min(BATCH_KEYS, file.space))
-        file.put(taken.since(file.stamp), int(taken.times.min()), int(taken.times.max()))
+        file.put(taken)
         self._taken += len(taken)
         self._pending_keys -= len(taken)
         if self._taken == len(head):
