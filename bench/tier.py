@@ -59,6 +59,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _LIMIT_SECONDS = 900.0
 _STILL_SECONDS = 1.0
 _LONGEST_WAIT = 20.0
+_BRIEFLY = 5.0
 
 
 class Tier:
@@ -277,7 +278,7 @@ class Contender:
                 with self.broker(tiered=name == "with", store=store) as broker:
                     create_topic(broker.port)
                     self.run(broker, f"{FILL} -warm 0s", warm)  # the groups of all queues begin
-                    settle()
+                    settle(_BRIEFLY)  # a broker that runs writes now and then
                     before, began = tier.messages() if name == "with" else 0, time.monotonic()
                     got[name].append(self.run(broker, f"{arguments} -warm 0s", seconds)["msg_s"])
                     if name == "with":
