@@ -249,7 +249,8 @@ class Contender:
             memory = broker.memory_mib()
         if found["messages"] != self.total:
             raise RuntimeError(f"{self.name}: {found['messages']} of {self.total} messages were read")
-        return {figure: found[figure] for figure in ("messages", "msg_s", "mb_s", "empty")} | {"anonymous_mib": round(memory, 1)}
+        figures = {figure: found[figure] for figure in ("messages", "msg_s", "mb_s", "empty")}
+        return figures | {"anonymous_mib": round(memory, 1)}
 
     def cold(self) -> dict[str, float]:
         """The first message of each queue, which nothing has read since its segments left memory. In ms."""

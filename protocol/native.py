@@ -256,9 +256,25 @@ class Extension(Protocol):
         """
         ...
 
-    def put_tier_items(
-        self, file: memoryview, slots: int, count: int, items: Any, begin_ms: int, times: Any, /
-    ) -> int:
+    def tier_records(
+        self,
+        stored: Any,
+        start: int,
+        units: bytes,
+        entries: bytes,
+        offset: int,
+        place: tuple[int, int, bytes],
+        unknown: int,
+        /,
+    ) -> bytes | None:
+        """The records of ``units``, as the tier has them, with the log offsets of ``entries`` (of the side file).
+
+        ``stored`` begins at stream position ``start``; ``place`` is as for ``are_messages``. ``unknown`` is added to
+        the position of a record whose entry belongs to another one. None unless all are ordinary.
+        """
+        ...
+
+    def put_tier_items(self, file: memoryview, slots: int, count: int, items: Any, begin_ms: int, times: Any, /) -> int:
         """See tiered_index_batch.put: ``items`` and ``times`` are buffers of bytes and of i64."""
         ...
 

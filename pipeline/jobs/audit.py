@@ -26,8 +26,8 @@ from trimq.pipeline.jobs.page import Page
 from trimq.pipeline.jobs.rebuild import ENTRIES, SLOTS
 from trimq.pipeline.store.files import DataFile, StoreFiles
 from trimq.pipeline.store.options import StoreOptions
-from trimq.pipeline.store.queues import UNIT_TYPE
 from trimq.protocol.queue_unit import UNIT_SIZE
+from trimq.protocol.queue_unit_columns import UNIT_TYPE
 from trimq.protocol.topic_rules import SCHEDULE_TOPIC
 
 _SHOWN: Final = 20

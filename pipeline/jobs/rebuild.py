@@ -23,10 +23,10 @@ from trimq.pipeline.jobs.job_support import Target, groups, runs
 from trimq.pipeline.jobs.queue_slots import QueueImage
 from trimq.pipeline.store.files import StoreFiles
 from trimq.pipeline.store.options import StoreOptions
-from trimq.pipeline.store.queues import UNIT_TYPE
 from trimq.protocol import checkpoint_layout
 from trimq.protocol.file_names import index_name, offset_name
 from trimq.protocol.queue_unit import FILLER, UNIT_SIZE
+from trimq.protocol.queue_unit_columns import UNIT_TYPE
 
 QUEUE_FILE: Final = 6_000_000
 SLOTS: Final = 5_000_000

@@ -10,9 +10,9 @@ from trimq.pipeline.store.heads import Array, check_bodies, read_heads
 from trimq.pipeline.store.options import StoreOptions
 from trimq.pipeline.store.walk import Chunk, Damage
 from trimq.protocol.queue_unit import FILLER_SIZE, UNIT_SIZE
+from trimq.protocol.queue_unit_columns import UNIT_TYPE
 from trimq.protocol.record import store_time_at
 
-UNIT_TYPE: Final = np.dtype([("phy", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 _UNITS_AT_ONCE: Final = 16_384
 _BYTES_AT_ONCE: Final = 4 << 20
 _NEAR: Final = 64 << 10

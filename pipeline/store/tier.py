@@ -19,10 +19,11 @@ import numpy as np
 from trimq.pipeline.store.files import DataFile, StoreFiles, StorePathError
 from trimq.pipeline.store.heads import Array
 from trimq.pipeline.store.options import FAR, StoreOptions
-from trimq.pipeline.store.queues import UNIT_TYPE, QueueStretch, QueueWalk, first_local, plan_queue
+from trimq.pipeline.store.queues import QueueStretch, QueueWalk, first_local, plan_queue
 from trimq.pipeline.store.walk import Chunk, Damage
 from trimq.protocol.lenient_json import loads
 from trimq.protocol.queue_unit import UNIT_SIZE
+from trimq.protocol.queue_unit_columns import UNIT_TYPE
 from trimq.protocol.tiered_layout import (
     APACHE_UPLOADED,
     METADATA_FILE,

@@ -19,9 +19,9 @@ from trimq.pipeline.jobs.audit_files import (
     verdict,
 )
 from trimq.pipeline.store.files import DataFile
-from trimq.pipeline.store.queues import UNIT_TYPE
 from trimq.protocol.checkpoint_layout import CheckpointFields, CheckpointMark, encode
 from trimq.protocol.queue_unit import FILLER_SIZE
+from trimq.protocol.queue_unit_columns import UNIT_TYPE
 
 LOG = [DataFile("/s/commitlog/0", 0, 1000), DataFile("/s/commitlog/1000", 1000, 1000)]
 

@@ -15,7 +15,7 @@ from trimq.protocol.command import RemotingCommand
 from trimq.protocol.frame import encode
 from trimq.protocol.index_layout import file_size
 from trimq.protocol.native import NATIVE, Messages
-from trimq.protocol.record import encode_record
+from trimq.protocol.record import MAGIC_V1, encode_record
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 BODY: Final = encode_batch([(0, b"b" * size, b"UNIQ_KEY\x01A\x02TAGS\x01a\x02") for size in (10, 400)])
@@ -53,9 +53,11 @@ def test_each_call_does_its_work_in_guarded() -> None:
         "put_entries",
         "are_messages",
         "tier_batch",
+        "tier_records",
+        "put_tier_items",
         "panic",
     } <= set(found)
-    assert len(found) >= 22
+    assert len(found) >= 24
     for name, body in found.items():
         assert body.lstrip().startswith("guarded(|| "), name
 
@@ -201,6 +203,11 @@ def test_buffers_are_let_go_with_the_call() -> None:
     logged = a_record()
     one = struct.pack(">qiq", 0, len(logged), 1)
     target = memoryview(bytearray(len(logged)))
-    closed_after(logged, lambda view: extension.tier_batch(view, 0, one, 0, target, "T"))
-    closed_after(bytes(len(logged)), lambda view: extension.tier_batch(memoryview(logged), 0, one, 0, view, "T"))
+    queue = "T", 1, 2
+    closed_after(logged, lambda view: extension.tier_batch(view, 0, one, 0, target, queue))
+    closed_after(bytes(len(logged)), lambda view: extension.tier_batch(memoryview(logged), 0, one, 0, view, queue))
+    closed_after(logged, lambda view: extension.tier_records(view, 0, one, bytes(16), 0, (0, MAGIC_V1, b"\x01T"), 0))
+    item, time = bytes(32), row("q", 2)
+    closed_after(bytes(1000), lambda view: extension.put_tier_items(view, 2, 1, item, 0, time))
+    closed_after(item, lambda view: extension.put_tier_items(memoryview(bytearray(1000)), 2, 1, view, 0, time))
     assert None not in kept

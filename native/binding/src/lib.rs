@@ -55,7 +55,7 @@ mod trimq_native {
     #[pymodule_export]
     use super::panic;
     #[pymodule_export]
-    use super::tier::{put_tier_items, tier_batch};
+    use super::tier::{put_tier_items, tier_batch, tier_records};
 
     #[pymodule_export]
     const VERSION: &str = env!("CARGO_PKG_VERSION");

@@ -2,7 +2,8 @@
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use trimq_native_core::tier::{upload, Queue};
+use trimq_native_core::heads::Place;
+use trimq_native_core::tier::{can_restore, restore, upload, Queue};
 use trimq_native_core::tier_index::put;
 
 use crate::buffers::{Source, Target};
@@ -39,6 +40,40 @@ pub fn tier_batch<'py>(
             let bytes = |bytes: &[u8]| PyBytes::new(py, bytes);
             (bytes(&made.units), bytes(&made.entries), made.begin, made.end, bytes(&made.items), bytes(&made.times))
         }))
+    })
+}
+
+/// The records of ``units``, as the tier has them, with their offsets in the log, which ``entries`` of the side file hold.
+///
+/// ``stored`` begins at stream position ``start``; ``offset`` is the queue offset of the first. ``place``: queue id, magic,
+/// topic with its length. ``unknown`` is added to the position of a record whose entry belongs to another one. None
+/// unless all are ordinary.
+#[pyfunction]
+#[allow(clippy::too_many_arguments)] // as heads.are_messages, and the entries
+pub fn tier_records<'py>(
+    py: Python<'py>,
+    stored: &Bound<'py, PyAny>,
+    start: i64,
+    units: &Bound<'py, PyBytes>,
+    entries: &Bound<'py, PyBytes>,
+    offset: i64,
+    place: (i32, u32, &[u8]),
+    unknown: i64,
+) -> PyResult<Option<Bytes<'py>>> {
+    guarded(|| {
+        let stored = Source::<u8>::of(stored)?;
+        let (queue_id, magic, topic) = place;
+        let place = Place { queue_id, magic, topic };
+        let (stored, units, entries) = (stored.slice(), units.as_bytes(), entries.as_bytes());
+        if !can_restore(stored, start, units, entries, offset, &place, unknown) {
+            return Ok(None);
+        }
+        let records = PyBytes::new_with(py, stored.len(), |records| {
+            records.copy_from_slice(stored);
+            restore(records, start, units, entries, unknown);
+            Ok(())
+        })?;
+        Ok(Some(records))
     })
 }
 

@@ -3,6 +3,7 @@
 use memchr::memmem;
 
 use crate::hash::Hash;
+use crate::heads::{are_messages, Place};
 use crate::tier_index::add_item;
 
 /// Bytes of a unit: log offset, size and tags code.
@@ -100,6 +101,46 @@ pub fn upload(
     (rest.is_empty() && units.remainder().is_empty() && count > 0).then_some(made)
 }
 
+/// Whether `stored` has the records of `units`, one behind the other, as they stand in the tier: ordinary ones only.
+///
+/// `stored` begins at stream position `start`, `offset` is the queue offset of the first; each has one of `entries`.
+pub fn can_restore(
+    stored: &[u8],
+    start: i64,
+    units: &[u8],
+    entries: &[u8],
+    offset: i64,
+    place: &Place<'_>,
+    unknown: i64,
+) -> bool {
+    let sizes = || units.chunks_exact(UNIT).map(|unit| u64::from(u32_at(unit, 8)));
+    let length = stored.len() as u64;
+    // They neither overlap (are_messages) nor leave bytes between them.
+    sizes().sum::<u64>() == length
+        && entries.len() / ENTRY == units.len() / UNIT
+        && entries.len() % ENTRY == 0
+        && start.checked_add(length as i64).and_then(|end| end.checked_add(unknown)).is_some()
+        && are_messages(stored, start, units, offset, place)
+}
+
+/// Put the offsets that records have in the log, which `entries` hold, into `records`, for which `can_restore` is true.
+///
+/// A record whose entry belongs to another one gets its position plus `unknown`.
+pub fn restore(records: &mut [u8], start: i64, units: &[u8], entries: &[u8], unknown: i64) {
+    let mut at = 0;
+    for (unit, entry) in units.chunks_exact(UNIT).zip(entries.chunks_exact(ENTRY)) {
+        let record = &mut records[at..at + u32_at(unit, 8) as usize];
+        let is_its = entry[0] < 0x80 && entry[8..12] == unit[8..12] && entry[12..] == record[AT_BODY_CRC..AT_BODY_CRC + 4];
+        let place = &mut record[AT_POSITION..AT_POSITION + 8];
+        if is_its {
+            place.copy_from_slice(&entry[..8]);
+        } else {
+            place.copy_from_slice(&(start + at as i64 + unknown).to_be_bytes());
+        }
+        at += record.len();
+    }
+}
+
 /// Store time and properties of a record whose lengths fill it exactly.
 fn parse(record: &[u8]) -> Option<(i64, &[u8])> {
     if record.len() < LEAST || u32::from_be_bytes(array(record, 0)?) as usize != record.len() {
@@ -139,4 +180,10 @@ fn property<'t>(text: &'t str, mark: &str) -> Option<&'t str> {
 
 fn array<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..at.checked_add(N)?)?.try_into().ok()
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    let mut number = [0; 4];
+    number.copy_from_slice(&bytes[at..at + 4]);
+    u32::from_be_bytes(number)
 }

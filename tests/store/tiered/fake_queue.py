@@ -4,7 +4,8 @@ from types import SimpleNamespace
 
 import trio
 
-from trimq.broker.store.tiered.container.flat_message_file import Fetched, TieredMessage
+from trimq.broker.store.tiered.container.flat_message_file import Fetched
+from trimq.broker.store.tiered.container.message_runs import Messages, TieredMessage
 from trimq.protocol.queue_unit import UNIT_SIZE
 from trimq.protocol.record import encode_record
 
@@ -81,7 +82,7 @@ class FakeQueue:
                         break
                     found.append(message)
                 at += 1
-            return Fetched(found, at)
+            return Fetched(Messages.of(found), at)
         finally:
             self.under_way.remove(wanted)
 

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
 import trio
 from hypothesis import example, given
@@ -17,7 +16,7 @@ from trimq.broker.store.tiered.access.tiered_message_store import TieredMessageS
 from trimq.protocol.native import NATIVE, NativeExtension
 from trimq.protocol.queue_unit import FILLER_SIZE, UNIT
 from trimq.protocol.record import encode_record
-from trimq.protocol.tiered_index_batch import KeyItems, items_of_columns
+from trimq.protocol.tiered_index_batch import KeyItems, items_of_bytes
 
 native = pytest.mark.skipif(not NATIVE.is_on, reason=f"the native extension is off: {NATIVE.reason}")
 START, POSITION, TOPIC_ID, QUEUE_ID = 10_000, 777, 5, 3
@@ -81,10 +80,6 @@ def same_keys(one: KeyItems, other: KeyItems) -> None:
     assert one.times.tolist() == other.times.tolist()
 
 
-def columns(made: tuple[bytes, ...]) -> list[Any]:
-    return [np.frombuffer(column, kind) for column, kind in zip(made, "iqiq", strict=True)]
-
-
 @native
 @given(st.lists(RECORDS, min_size=1, max_size=5), st.booleans())
 @example([{"topic": "T", "body": b"", "properties": "", "v6": 0, "time": 9, "gap": 0, "harm": None}], True)
@@ -99,16 +94,16 @@ async def test_the_extension_makes_what_python_makes(drawn: list[dict[str, Any]]
     target = memoryview(bytearray(sum(map(len, records))))
     extension = NATIVE.extension
     assert extension is not None
-    topic = "Tä" if keys else None
-    made = extension.tier_batch(memoryview(log), START, bytes(units), POSITION, target, topic)
+    named = ("Tä", TOPIC_ID, QUEUE_ID) if keys else None
+    made = extension.tier_batch(memoryview(log), START, bytes(units), POSITION, target, named)
     if made is None:
         assert any(one["harm"] is not None or _is_odd(one["properties"]) for one in drawn)
         return
-    queue: Any = type("Queue", (), {"topic": topic, "queue_id": QUEUE_ID})
+    queue: Any = type("Queue", (), {"topic": "Tä", "queue_id": QUEUE_ID})
     built = await batches._built(batches._Part(queue, 3, POSITION, bytes(units), TOPIC_ID, keys=keys), records)
     assert built.batch is not None
     assert (b"".join(built.batch.records), *built.batch[3:]) == (bytes(target), *made[:4])
-    same_keys(items_of_columns(TOPIC_ID, QUEUE_ID, *columns(made[4])), built.keys)
+    same_keys(items_of_bytes(*made[4:]), built.keys)
 
 
 def _is_odd(text: str) -> bool:
@@ -129,7 +124,7 @@ def test_what_does_not_fit_is_left_to_python(change: dict[str, Any]) -> None:
 
     def made(start: int, units: bytes, more: int) -> object:
         target = memoryview(bytearray(len(record) + more))
-        return extension.tier_batch(memoryview(record), start, units, 0, target, "T")
+        return extension.tier_batch(memoryview(record), start, units, 0, target, ("T", 1, 2))
 
     assert made(START, UNIT.pack(START, len(record), 1), 0) is not None
     assert made(change.get("start", START), units, change.get("target", 0)) is None

@@ -20,14 +20,16 @@ from trimq.broker.store.read.get_limits import GetLimits
 from trimq.broker.store.tiered.access.fetcher import FEW, OPERATIONS, MessageStoreFetcher
 from trimq.broker.store.tiered.access.timed_reads import TierHangsError
 from trimq.broker.store.tiered.container.flat_file_store import FlatFileStore
-from trimq.broker.store.tiered.container.flat_message_file import Batch, FlatMessageFile, TieredMessage
+from trimq.broker.store.tiered.container.flat_message_file import Batch, FlatMessageFile
+from trimq.broker.store.tiered.container.message_runs import TieredMessage
 from trimq.broker.store.tiered.driver.factory import FileSegmentFactory
 from trimq.broker.store.tiered.driver.metadata import DefaultMetadataStore
 from trimq.broker.store.types import GetMessageResult, GetMessageStatus
 from trimq.broker.tiered_config import PLUG_IN, TieredStoreConfig
 from trimq.protocol.hashing import crc32
+from trimq.protocol.message import decode_messages
 from trimq.protocol.queue_unit import UNIT
-from trimq.protocol.record import AT_QUEUE_OFFSET, decode_head
+from trimq.protocol.record import decode_head
 from trimq.protocol.sql92.cost import AT_ONCE
 from trimq.protocol.tiered_index_layout import IndexItem
 from trimq.protocol.tiered_layout import PHYSICAL
@@ -97,9 +99,10 @@ async def get(
 
 
 def offsets(result: GetMessageResult) -> list[int]:
-    assert result.count == len(result.buffers)
+    found = decode_messages(b"".join(result.buffers))
+    assert result.count == len(found)
     assert result.size == sum(map(len, result.buffers))
-    return [int.from_bytes(data[AT_QUEUE_OFFSET : AT_QUEUE_OFFSET + 8], "big") for data in result.buffers]
+    return [message.queue_offset for message in found]
 
 
 @pytest.mark.parametrize("is_cached", [True, False])
@@ -428,7 +431,8 @@ async def test_gets_over_segments() -> None:
     async with opened(files) as fetcher:
         result = await get(fetcher, 3, 200)
         assert offsets(result) == list(range(3, 103))
-        assert [decode_head(data).physical_offset for data in result.buffers] == [77_000 + n for n in range(100)]
+        found = decode_messages(b"".join(result.buffers))
+        assert [message.commit_log_offset for message in found] == [77_000 + n for n in range(100)]
         await file.skip_to(500)
         result = await get(fetcher, 103)
         assert (result.status, result.next_begin_offset) == (S.NO_MATCHED_MESSAGE, 500)

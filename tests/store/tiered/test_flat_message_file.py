@@ -112,7 +112,7 @@ async def test_what_is_outside_of_the_queue() -> None:
         with pytest.raises(LookupError, match=f"no message {offset} in the tier"):
             await file.read_messages(offset, 1, 100)
         assert await file.store_time(offset) == -1
-    assert await file.physical.read(0, 3) == [*await file.physical.read(0, 2), UNKNOWN_PHYSICAL]
+    assert await file.physical.read(0, 3) == await file.physical.read(0, 2) + UNKNOWN_PHYSICAL
     first = file.commit_log.segments[0]
     first.commit_position -= 1
     assert await file.store_time(1) == 100

@@ -16,7 +16,7 @@ from tests.store.tiered.fake_queue import FakeQueue, filled
 from trimq.broker.store.tiered.access.ranges import MESSAGE_COST
 from trimq.broker.store.tiered.access.read_ahead_cache import FETCHES, FETCHES_OF_GROUP, ReadAheadCache, cache_limit
 from trimq.broker.store.tiered.access.timed_reads import TierHangsError, TimedReads
-from trimq.broker.store.tiered.container.flat_message_file import TieredMessage
+from trimq.broker.store.tiered.container.message_runs import TieredMessage
 from trimq.remoting.runtime.clock import ManualClock
 
 EXPIRE_MS = 15_000
@@ -49,7 +49,9 @@ async def test_waiters_share_one_fetch_and_later_reads_need_none() -> None:
         assert queue.reads == [(0, 10)]
         found = cache.get("other", queue, 9)
         assert found is not None
-        assert found.messages[found.index_of(9)].offset == 9
+        message = found.messages.get(9)
+        assert message is not None
+        assert message.offset == 9
         assert cache.get("g", queue, 10) is None
 
 
@@ -333,10 +335,9 @@ class Model:
                         continue
                     expected = [m for m in queue.messages[item.begin - queue.first : item.end - queue.first] if m]
                     assert item.begin <= offset < item.end
-                    assert item.messages == expected
-                    at = item.index_of(offset)
-                    assert all(message.offset >= offset for message in item.messages[at:])
-                    assert all(message.offset < offset for message in item.messages[:at])
+                    assert list(item.messages) == expected
+                    behind = [run.message(number) for run, number in item.messages.behind(offset)]
+                    assert behind[:1] == [message for message in expected if message.offset >= offset][:1]
                     cache.advance(group, queue, offset, item.end, count)
                     offset = item.next_offset
                 self.check(cache)

@@ -2,12 +2,24 @@
 
 from collections.abc import Iterable
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trimq.protocol.index_batch import make_batch
-from trimq.protocol.tiered_index_batch import KeysOfMessage, Scan, compact, items_of, matching, put, scan
+from trimq.protocol.native import NATIVE
+from trimq.protocol.tiered_index_batch import (
+    KeysOfMessage,
+    Scan,
+    compact,
+    items_of,
+    items_of_columns,
+    matching,
+    put,
+    put_with_numpy,
+    scan,
+)
 from trimq.protocol.tiered_index_layout import (
     BEGIN_MAGIC,
     COMPACT_ITEM,
@@ -154,8 +166,8 @@ def test_batches_write_what_single_puts_write(messages: list[KeysOfMessage], slo
         part = messages[at : at + size]
         at += size
         if part:
-            items = items_of(BATCH, part).since(50_000)
-            used += put(view, slots, count, items)
+            items = items_of(BATCH, part)
+            used += put(view, slots, count, items, 50_000)
             count += len(items)
     assert data == referee.data
     assert (count, used) == (referee.count, referee.used)
@@ -175,6 +187,49 @@ def test_batches_write_what_single_puts_write(messages: list[KeysOfMessage], slo
     assert (result.items, result.used_slots) == (count, used)
     scanned[HEADER_SIZE : slot_at(slots)] = data[HEADER_SIZE : slot_at(slots)]
     assert scanned == data
+
+
+@pytest.mark.skipif(not NATIVE.is_on, reason=f"the native extension is off: {NATIVE.reason}")
+@given(
+    slots=st.integers(1, 9),
+    known=st.lists(st.integers(-(1 << 31), (1 << 31) - 1) | st.integers(0, 30), max_size=8),
+    lost=st.lists(st.integers(0, 30), max_size=8),
+    new=st.lists(
+        st.tuples(st.integers(0, 30) | st.just(-(1 << 31)), st.integers(0, 1 << 60), st.integers(-(1 << 45), 1 << 45)),
+        max_size=9,
+    ),
+    begin=st.integers(0, 1 << 40),
+    stale=st.lists(st.tuples(st.integers(0, 8), st.integers(-5, 40)), max_size=3),
+)
+def test_the_extension_puts_what_numpy_puts(
+    slots: int,
+    known: list[int],
+    lost: list[int],
+    new: list[tuple[int, int, int]],
+    begin: int,
+    stale: list[tuple[int, int]],
+) -> None:
+    """Also over items that a killed process has left, and slots that lead nowhere."""
+    extension = NATIVE.extension
+    assert extension is not None
+    files = [bytearray(file_size(slots, len(known) + len(lost) + len(new) + 2)) for _ in range(2)]
+    hashes, positions, times = (np.array([row[at] for row in new], np.int64) for at in range(3))
+    items = items_of_columns(1, 2, hashes, positions, 7, times)
+    for file in files:
+        for count, others in ((0, known), (len(known), lost)):
+            old = items_of_columns(3, 4, np.array(others, np.int64), 5, 6, np.zeros(len(others), np.int64))
+            put_with_numpy(memoryview(file), slots, count, old.since(0))
+        for slot, number in stale:
+            file[slot_at(slot % slots) : slot_at(slot % slots) + 4] = number.to_bytes(4, "big", signed=True)
+    used = extension.put_tier_items(
+        memoryview(files[0]), slots, len(known), items.items.view(np.uint8), begin, items.times
+    )
+    assert used == put_with_numpy(memoryview(files[1]), slots, len(known), items.since(begin))
+    assert files[0] == files[1]
+    many = np.zeros(32 * 100, np.uint8)
+    with pytest.raises(extension.NativeFault, match="do not fit"):
+        extension.put_tier_items(memoryview(files[0]), slots, len(known), many, begin, np.zeros(100, np.int64))
+    assert files[0] == files[1]
 
 
 def _scan(data: bytearray, slots: int, limit: int, *, durable: int = 0, exact: bool) -> Scan:

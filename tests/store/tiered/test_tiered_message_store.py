@@ -18,7 +18,7 @@ from trimq.broker.store.message_store import MessageStore
 from trimq.broker.store.tiered.access.batch import Buffer
 from trimq.broker.store.tiered.access.dispatcher import _Pending
 from trimq.broker.store.tiered.access.tiered_message_store import TieredMessageStore
-from trimq.broker.store.tiered.container.flat_message_file import TieredMessage
+from trimq.broker.store.tiered.container.message_runs import TieredMessage
 from trimq.broker.store.types import GetMessageResult, GetMessageStatus
 from trimq.broker.tiered_config import PLUG_IN, POSIX_PROVIDER, TieredStorageLevel, TieredStoreConfig
 from trimq.protocol.message import decode_messages

@@ -24,6 +24,7 @@ from trimq.protocol.index_batch import make_batch
 from trimq.protocol.message_keys import index_keys_of
 from trimq.protocol.native import NATIVE, TierBatch
 from trimq.protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE
+from trimq.protocol.queue_unit_columns import UNIT_TYPE
 from trimq.protocol.record import (
     AT_BODY_CRC,
     AT_PHYSICAL_OFFSET,
@@ -36,7 +37,6 @@ from trimq.protocol.record import (
 from trimq.protocol.tiered_index_batch import KeyItems, KeysOfMessage, items_of, items_of_bytes
 from trimq.protocol.tiered_layout import PHYSICAL
 
-UNIT_TYPE: Final = np.dtype([("physical", ">i8"), ("size", ">i4"), ("tags", ">i8")])
 _BATCH: Final = make_batch()
 _LONG: Final = struct.Struct(">q")
 _SLICE: Final = 256
@@ -135,7 +135,7 @@ class BatchBuilder:
         if not data:
             return None
         units = np.frombuffer(data, UNIT_TYPE)
-        begins, sizes = units["physical"].astype(np.int64), units["size"].astype(np.int64)
+        begins, sizes = units["phy"].astype(np.int64), units["size"].astype(np.int64)
         fillers = sizes == FILLER_SIZE
         if fillers[0]:
             return Built(None, _no_keys(), offset + _first(~fillers))

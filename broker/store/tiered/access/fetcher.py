@@ -17,18 +17,19 @@ import trio
 
 from trimq.broker.store.read.get_limits import GetLimits
 from trimq.broker.store.read.query import is_answer
-from trimq.broker.store.read.record_look import place_of, properties_of
+from trimq.broker.store.read.record_look import place_of
 from trimq.broker.store.tiered.access.ranges import Range
 from trimq.broker.store.tiered.access.read_ahead_cache import ReadAheadCache, cache_limit
+from trimq.broker.store.tiered.access.taken import Taken
 from trimq.broker.store.tiered.access.tier_time import first_stored_from
 from trimq.broker.store.tiered.access.timed_reads import TierHangsError, TimedReads
 from trimq.broker.store.tiered.container.flat_file_store import FlatFileStore
-from trimq.broker.store.tiered.container.flat_message_file import FlatMessageFile, TieredMessage
+from trimq.broker.store.tiered.container.flat_message_file import FlatMessageFile
+from trimq.broker.store.tiered.container.message_runs import TieredMessage
 from trimq.broker.store.tiered.driver.provider_stats import LATENCIES
 from trimq.broker.store.types import GetMessageResult, GetMessageStatus, MessageFilter
 from trimq.broker.tiered_config import TieredStoreConfig
 from trimq.protocol.record import AT_QUEUE_OFFSET, AT_SYS_FLAG, store_time_at
-from trimq.protocol.sql92.cost import SLICE, cost
 from trimq.protocol.tiered_index_layout import IndexItem
 from trimq.remoting.runtime.clock import Clock
 from trimq.remoting.runtime.durations import Durations
@@ -45,8 +46,6 @@ OPERATIONS: Final = (
     *("get_message", "get_earliest_message_time", "get_time_by_offset", "get_offset_by_time"),
     "query_message",
 )
-_EVALUATED_TAG: Final = SLICE >> 12
-"""The cost of a message whose tags do not match: 4096 of them are a slice."""
 
 Steps = Generator[None, None, GetMessageResult | None]
 
@@ -220,39 +219,27 @@ class MessageStoreFetcher:
         filter: MessageFilter | None,
     ) -> Steps:
         """Take messages of a range and of those behind it that are in memory. Yields where others have to run."""
-        by_properties = filter if filter is not None and filter.needs_properties else None
-        place = place_of(file.topic, file.queue_id)
-        buffers: list[bytes] = []
-        at, total, left = offset, 0, SLICE
         end = offset + self._config.read_ahead_message_count_threshold
+        taken = Taken(max_count, max_bytes, end)
+        place = place_of(file.topic, file.queue_id)
+        at = offset
         is_full = False
         while item is not None and not is_full:
-            messages = item.messages
             following = item.next_offset
-            for number in range(item.index_of(at), len(messages)):
-                position, tags_code, record = messages[number]
-                if (buffers and (len(buffers) >= max_count or total + len(record) > max_bytes)) or position >= end:
-                    following, is_full = position, True
+            for run, first in item.messages.behind(at):
+                if filter is None:
+                    last = taken.take(run, first)
+                else:
+                    last = yield from taken.take_matching(run, first, filter, place)
+                if last < len(run.tags_codes):
+                    following, is_full = run.offset + last, True
                     break
-                if left <= 0:
-                    left = SLICE
-                    yield
-                if filter is not None and not filter.match_tags(tags_code):
-                    left -= _EVALUATED_TAG
-                    continue
-                if by_properties is not None:
-                    properties = properties_of(record, 0, len(record), place)
-                    left -= cost(len(properties), by_properties.terms)
-                    if not by_properties.match_record(properties):
-                        continue
-                buffers.append(record)
-                total += len(record)
             at = following
             item = self.cache.get(group, file, at) if not is_full and at < end else None
         self.cache.advance(group, file, offset, at, self._range_count(max_count))
-        self._count(file.topic, group, len(buffers))
-        status = GetMessageStatus.FOUND if buffers else GetMessageStatus.NO_MATCHED_MESSAGE
-        return GetMessageResult(status, at, file.min_offset, file.commit_offset, list(buffers), len(buffers), total)
+        self._count(file.topic, group, taken.count)
+        status = GetMessageStatus.FOUND if taken.count else GetMessageStatus.NO_MATCHED_MESSAGE
+        return GetMessageResult(status, at, file.min_offset, file.commit_offset, taken.buffers, taken.count, taken.size)
 
     def _count(self, topic: str, group: str, messages: int) -> None:
         self.messages += messages
@@ -266,11 +253,7 @@ class MessageStoreFetcher:
 
     def _in_memory(self, file: FlatMessageFile, offset: int) -> TieredMessage | None:
         item = self.cache.look(file, offset)
-        if item is None:
-            return None
-        index = item.index_of(offset)
-        message = item.messages[index] if index < len(item.messages) else None
-        return message if message is not None and message.offset == offset else None
+        return None if item is None else item.messages.get(offset)
 
     async def _time_of(self, file: FlatMessageFile, offset: int) -> int:
         message = self._in_memory(file, offset)

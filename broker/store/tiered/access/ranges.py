@@ -6,7 +6,8 @@ from typing import Final, Protocol
 
 import trio
 
-from trimq.broker.store.tiered.container.flat_message_file import Fetched, TieredMessage
+from trimq.broker.store.tiered.container.flat_message_file import Fetched
+from trimq.broker.store.tiered.container.message_runs import Messages
 
 MESSAGE_COST: Final = 256
 """Bytes of memory of a message besides its record."""
@@ -39,7 +40,7 @@ class Range:
         self.end = self.next_offset = end
         self.owner = owner
         self.fetch = fetch
-        self.messages: list[TieredMessage] = []
+        self.messages = Messages()
         self.size = 0
         self.used = 0.0
         self.is_kept = False
@@ -50,17 +51,7 @@ class Range:
             raise OSError(f"nothing could be read at offset {self.begin}")
         self.messages, self.next_offset = fetched
         self.end = min(self.end, self.next_offset)
-        self.size = sum([len(message.record) for message in self.messages]) + MESSAGE_COST * (1 + len(self.messages))
-
-    def index_of(self, offset: int) -> int:
-        """The index of the first message at ``offset`` or behind it."""
-        if len(self.messages) == self.end - self.begin:
-            return offset - self.begin
-        return bisect_right(self.messages, offset - 1, key=_offset_of)
-
-
-def _offset_of(message: TieredMessage) -> int:
-    return message.offset
+        self.size = self.messages.size + MESSAGE_COST * (1 + len(self.messages))
 
 
 class Fetch:

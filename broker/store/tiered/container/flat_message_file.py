@@ -5,20 +5,24 @@ elsewhere; readers get the log's offset back from the side file beside each segm
 """
 
 import struct
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
 
+import numpy as np
 import trio
 
 from trimq.broker.store.read.query import store_timestamp_of
 from trimq.broker.store.read.record_look import HEAD_SIZE, is_message, place_of
 from trimq.broker.store.tiered.container.flat_append_file import FlatAppendFile
-from trimq.broker.store.tiered.container.physical_offsets import PhysicalOffsets
+from trimq.broker.store.tiered.container.message_runs import MessageRun, Messages, TieredMessage, restored
+from trimq.broker.store.tiered.container.physical_offsets import ENTRY_SIZE, PhysicalOffsets
 from trimq.broker.store.tiered.driver.factory import FileSegmentFactory
 from trimq.broker.store.tiered.driver.file_segment import Piece
 from trimq.broker.store.tiered.driver.metadata import DefaultMetadataStore
 from trimq.protocol.hashing import crc32
 from trimq.protocol.queue_unit import UNIT, UNIT_SIZE
+from trimq.protocol.queue_unit_columns import UNIT_TYPE
 from trimq.protocol.record import (
     AT_BODY_CRC,
     AT_PHYSICAL_OFFSET,
@@ -30,24 +34,17 @@ from trimq.protocol.tiered_layout import APACHE_UPLOADED, PHYSICAL, SegmentType,
 
 _LONG: Final = struct.Struct(">q")
 _U32: Final = struct.Struct(">I")
-_SLICE: Final = 64
-"""Records that are restored in one turn of the event loop."""
+_TOGETHER: Final = 128
+_TOGETHER_BYTES: Final = 256 * 1024
+"""So many records, and bytes of them unless one is larger, are restored in one turn of the event loop."""
 _HEAD_READ: Final = 128
 """Enough bytes of a record for its store time, with IPv6 hosts too."""
-
-
-class TieredMessage(NamedTuple):
-    """A message of a queue: offset in the queue, tags code, the record as clients get it."""
-
-    offset: int
-    tags_code: int
-    record: bytes
 
 
 class Fetched(NamedTuple):
     """Messages, and the queue offset behind them and behind what was skipped."""
 
-    messages: list[TieredMessage]
+    messages: Messages
     next_offset: int
 
 
@@ -232,29 +229,30 @@ class FlatMessageFile:
             raise LookupError(f"{self.topic}/{self.queue_id} has no message {offset} in the tier")
         count = min(count, self.commit_offset - offset)
         try:
-            units = list(UNIT.iter_unpack(await self.read_units(offset, count)))
+            units = await self.read_units(offset, count)
         except LookupError:
-            return Fetched([], self._behind_gap(offset))
-        total = 0
-        for number, (_, size, _) in enumerate(units):
-            total += size
-            if total > max_bytes and number:
-                del units[number:]
-                break
-        entries = await self.physical.read(offset, len(units))
-        messages: list[TieredMessage] = []
-        for begin, end in _runs(units):
-            start = units[begin][0]
-            data = await self._read_log(start, units[end - 1][0] + units[end - 1][1] - start)
-            for number in range(begin, end):
-                position, size, tags_code = units[number]
-                at = position - start
-                if number % _SLICE == _SLICE - 1:
-                    await trio.lowlevel.checkpoint()
-                record = self._restore(data[at : at + size], position, size, offset + number, entries[number])
-                if record is not None:
-                    messages.append(TieredMessage(offset + number, tags_code, record))
-        return Fetched(messages, offset + len(units))
+            return Fetched(Messages(), self._behind_gap(offset))
+        table = np.frombuffer(units, UNIT_TYPE)
+        ends = np.cumsum(table["size"], dtype=np.int64)
+        count = max(1, int(np.searchsorted(ends, max_bytes, "right")))
+        positions, ends = table["phy"][:count].astype(np.int64), ends[:count]
+        entries = await self.physical.read(offset, count)
+        runs: list[MessageRun] = []
+        for begin, end in _joined(positions, ends):
+            start = int(positions[begin])
+            before = int(ends[begin - 1]) if begin else 0
+            data = memoryview(await self._read_log(start, int(ends[end - 1]) - before))
+            for first, last in _pieces(ends, begin, end):
+                at = int(ends[first - 1]) if first else 0
+                bounds = [0, *(ends[first:last] - at).tolist()]
+                its_units = units[first * UNIT_SIZE : last * UNIT_SIZE]
+                its_entries = entries[first * ENTRY_SIZE : last * ENTRY_SIZE]
+                tags_codes = table["tags_code"][first:last].tolist()
+                piece = data[at - before : at - before + bounds[-1]]
+                run = offset + first, tags_codes, bounds
+                runs += self._restore(piece, int(positions[first]), its_units, its_entries, *run)
+                await trio.lowlevel.checkpoint()
+        return Fetched(Messages(runs), offset + count)
 
     async def _read_log(self, position: int, length: int) -> bytes:
         try:
@@ -266,7 +264,33 @@ class FlatMessageFile:
         bases = [segment.base_offset // UNIT_SIZE for segment in self.consume_queue.segments]
         return min((base for base in bases if base > offset), default=self.commit_offset)
 
-    def _restore(self, data: bytes, position: int, size: int, offset: int, entry: bytes) -> bytes | None:
+    def _restore(
+        self,
+        data: memoryview,
+        position: int,
+        units: bytes,
+        entries: bytes,
+        offset: int,
+        tags_codes: Sequence[int],
+        bounds: Sequence[int],
+    ) -> Sequence[MessageRun]:
+        """The messages of units that follow each other, with the log's offsets put back.
+
+        ``data`` has their records as the tier has them, the first of which stands at ``position`` in the stream. The
+        rest is as in MessageRun. Records that are not the messages of their units are left out.
+        """
+        records = None if self._check_crc else restored(data, position, units, entries, offset, self._place)
+        if records is not None:
+            return [MessageRun(offset, tags_codes, bounds, records)]
+        messages = []
+        for number, (begin, end) in enumerate(pairwise(bounds)):
+            entry = entries[number * ENTRY_SIZE : (number + 1) * ENTRY_SIZE]
+            record = self._restored(bytes(data[begin:end]), position + begin, end - begin, offset + number, entry)
+            if record is not None:
+                messages.append(TieredMessage(offset + number, tags_codes[number], record))
+        return Messages.of(messages).runs
+
+    def _restored(self, data: bytes, position: int, size: int, offset: int, entry: bytes) -> bytes | None:
         """The record with the log's offset put back; None if it is not the message of its unit."""
         if len(data) != size or size < HEAD_SIZE or not is_message(data, 0, position, size, offset, self._place):
             return None
@@ -288,8 +312,8 @@ class FlatMessageFile:
         offset = _LONG.unpack_from(data, AT_QUEUE_OFFSET)[0]
         if not self.min_offset <= offset < self.commit_offset:
             return None
-        entries = await self.physical.read(offset, 1)
-        return self._restore(data, position, size, offset, entries[0])
+        entry = await self.physical.read(offset, 1)
+        return self._restored(data, position, size, offset, entry)
 
     async def read_physical(self, physical: int) -> bytes | None:
         """The record that had an offset in the log; None if this queue has none. Raises OSError."""
@@ -297,7 +321,8 @@ class FlatMessageFile:
         if offset is None or not self.min_offset <= offset < self.commit_offset:
             return None
         found = await self.read_messages(offset, 1, 1)
-        record = found.messages[0].record if found.messages else None
+        message = found.messages.get(offset)
+        record = None if message is None else message.record
         if record is None or _LONG.unpack_from(record, AT_PHYSICAL_OFFSET)[0] != physical:
             return None
         return record
@@ -337,15 +362,22 @@ class FlatMessageFile:
             self._metadata.delete_queue(self.topic, self.queue_id)
 
 
-def _runs(units: list[tuple[int, int, int]]) -> list[tuple[int, int]]:
-    """The units in groups whose records follow each other: (begin, end) of each group."""
-    runs: list[tuple[int, int]] = []
-    begin = 0
-    for number in range(1, len(units) + 1):
-        if number == len(units) or units[number][0] != units[number - 1][0] + units[number - 1][1]:
-            runs.append((begin, number))
-            begin = number
-    return runs
+def _joined(positions: Any, ends: Any) -> Iterator[tuple[int, int]]:
+    """The messages in groups whose records follow each other in the stream: (begin, end) of each group.
+
+    ``ends`` are the sums of the sizes, so a record follows the one before it if both have grown by the same.
+    """
+    edges = np.flatnonzero(np.diff(positions)[: len(ends) - 1] != np.diff(ends, prepend=0)[:-1]) + 1
+    return pairwise((0, *edges.tolist(), len(ends)))
+
+
+def _pieces(ends: Any, begin: int, end: int) -> Iterator[tuple[int, int]]:
+    """Messages of a group that are restored in one turn of the event loop: (begin, end) of each part."""
+    while begin < end:
+        most = (ends[begin - 1] if begin else 0) + _TOGETHER_BYTES
+        last = min(end, begin + _TOGETHER, max(begin + 1, int(np.searchsorted(ends, most, "right"))))
+        yield begin, last
+        begin = last
 
 
 def _has_body(data: bytes) -> bool:

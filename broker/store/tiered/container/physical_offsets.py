@@ -11,7 +11,7 @@ from trimq.broker.store.tiered.driver.file_segment import FileSegment
 from trimq.protocol.queue_unit import UNIT_SIZE
 from trimq.protocol.tiered_layout import PHYSICAL, PHYSICAL_SUFFIX, UNKNOWN_PHYSICAL, SegmentType
 
-SIZE = PHYSICAL.size
+ENTRY_SIZE = PHYSICAL.size
 
 
 class PhysicalOffsets:
@@ -35,7 +35,7 @@ class PhysicalOffsets:
             file = self._file(segment.base_offset)
             size = await file.size() or 0
             # Not more than there are units: what follows belongs to an upload that did not come to its end.
-            file.commit_position = min(size // SIZE, segment.commit_position // UNIT_SIZE) * SIZE
+            file.commit_position = min(size // ENTRY_SIZE, segment.commit_position // UNIT_SIZE) * ENTRY_SIZE
 
     async def append(self, entries: bytes, count: int) -> None:
         """Write the entries of the next ``count`` units, before these are written. Raises OSError."""
@@ -45,29 +45,28 @@ class PhysicalOffsets:
         ):
             await units.roll()
         segment = units.segments[-1]
-        at = segment.commit_position // UNIT_SIZE * SIZE
+        at = segment.commit_position // UNIT_SIZE * ENTRY_SIZE
         file = self._file(segment.base_offset)
         missing = at - file.commit_position
         if missing > 0:
             # RocketMQ's broker has uploaded these.
-            entries = UNKNOWN_PHYSICAL * (missing // SIZE) + entries
+            entries = UNKNOWN_PHYSICAL * (missing // ENTRY_SIZE) + entries
         await file.upload((entries,), len(entries), min(at, file.commit_position))
-        file.commit_position = at + count * SIZE
+        file.commit_position = at + count * ENTRY_SIZE
 
-    async def read(self, offset: int, count: int) -> list[bytes]:
+    async def read(self, offset: int, count: int) -> bytes:
         """The entries of ``count`` units from a queue offset on; UNKNOWN_PHYSICAL for missing ones. Raises OSError."""
-        found: list[bytes] = []
-        while len(found) < count:
-            at = (offset + len(found)) * UNIT_SIZE
+        found = b""
+        while len(found) < count * ENTRY_SIZE:
+            at = offset * UNIT_SIZE + len(found) // ENTRY_SIZE * UNIT_SIZE
             segment = self._units.segment_at(at)
             if segment is None:
                 break
             first = (at - segment.base_offset) // UNIT_SIZE
-            wanted = min(count - len(found), (segment.commit_offset - at) // UNIT_SIZE)
-            data = await self._file(segment.base_offset).read(first * SIZE, wanted * SIZE)
-            data += UNKNOWN_PHYSICAL * (wanted - len(data) // SIZE)
-            found += [data[place : place + SIZE] for place in range(0, wanted * SIZE, SIZE)]
-        return found + [UNKNOWN_PHYSICAL] * (count - len(found))
+            wanted = min(count - len(found) // ENTRY_SIZE, (segment.commit_offset - at) // UNIT_SIZE)
+            data = await self._file(segment.base_offset).read(first * ENTRY_SIZE, wanted * ENTRY_SIZE)
+            found += data + UNKNOWN_PHYSICAL * (wanted - len(data) // ENTRY_SIZE)
+        return found + UNKNOWN_PHYSICAL * (count - len(found) // ENTRY_SIZE)
 
     async def find(self, physical: int, lowest: int) -> int | None:
         """The queue offset, from ``lowest`` on, of the message that had an offset in the log; None if there is none.
@@ -77,7 +76,7 @@ class PhysicalOffsets:
         for segment in reversed(self._units.segments):
             file = self._file(segment.base_offset)
             first = segment.base_offset // UNIT_SIZE
-            low, high = max(0, lowest - first), file.commit_position // SIZE
+            low, high = max(0, lowest - first), file.commit_position // ENTRY_SIZE
             end = high
             while low < high:
                 middle = (low + high) // 2
@@ -96,7 +95,7 @@ class PhysicalOffsets:
         """The first entry from ``begin`` on that is known: its number and its offset; None if there is none."""
         at = begin
         while at < end:
-            data = await file.read(at * SIZE, min(end - at, 256) * SIZE)
+            data = await file.read(at * ENTRY_SIZE, min(end - at, 256) * ENTRY_SIZE)
             for physical, _, _ in PHYSICAL.iter_unpack(data):
                 if physical >= 0:
                     return at, physical

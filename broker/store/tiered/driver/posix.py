@@ -36,7 +36,7 @@ class PosixFileSegment(FileSegment):
     async def write(self, pieces: Sequence[Piece], position: int) -> None:
         """See FileSegment."""
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        # What is uploaded is history: in memory it would take the place of what is read now, and of the log's new pages.
+        # What is uploaded is history: in memory it would take the place of what is read now, and of new messages.
         evict = self.type is not SegmentType.CONSUME_QUEUE
         await self._disk.run(_write, self._disk, self.file, data, position, not self._is_durable, evict)
         self._is_durable = True
