@@ -130,7 +130,8 @@ pub fn restore(records: &mut [u8], start: i64, units: &[u8], entries: &[u8], unk
     let mut at = 0;
     for (unit, entry) in units.chunks_exact(UNIT).zip(entries.chunks_exact(ENTRY)) {
         let record = &mut records[at..at + u32_at(unit, 8) as usize];
-        let is_its = entry[0] < 0x80 && entry[8..12] == unit[8..12] && entry[12..] == record[AT_BODY_CRC..AT_BODY_CRC + 4];
+        let is_its =
+            entry[0] < 0x80 && entry[8..12] == unit[8..12] && entry[12..] == record[AT_BODY_CRC..AT_BODY_CRC + 4];
         let place = &mut record[AT_POSITION..AT_POSITION + 8];
         if is_its {
             place.copy_from_slice(&entry[..8]);

@@ -212,6 +212,28 @@ async def test_records_far_from_each_other_are_read_one_by_one(monkeypatch: pyte
         assert len(found.batch.units) == 2 * 20
 
 
+@pytest.mark.parametrize("is_native", [pytest.param(True, marks=native), False])
+async def test_what_is_in_memory_is_not_read_ahead_again(is_native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The messages of several queues lie between each other: a batch of each would read the same part of the log."""
+    disk = SimDisk()
+    async with opened(disk) as store:
+        await filled(store)
+        monkeypatch.setattr(batches, "NATIVE", NativeExtension(NATIVE.extension if is_native else None))
+        for file in store.commit_log.files.files:
+            file.in_memory_from = file.size
+        disk.cold = True
+        before = len(disk.history)
+
+        def reads() -> list[str]:
+            return [entry for entry in disk.history[before:] if entry.startswith("read_ahead")]
+
+        cold = await built(store, 1, most=12)
+        first = reads()
+        assert first
+        same(await built(store, 1, most=12), cold)
+        assert reads() == first
+
+
 @native
 async def test_a_fault_of_the_extension_switches_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
     async with opened(SimDisk()) as store:

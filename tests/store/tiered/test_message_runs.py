@@ -4,7 +4,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.store.tiered.fake_queue import TOPIC, record
@@ -108,6 +108,10 @@ class Stored:
         st.tuples(st.sampled_from(["data", "units", "entries"]), st.integers(0, 800), st.integers(1, 255)), max_size=2
     ),
 )
+@example([(b"b", 7)], [("entries", 15, 1)])  # the body CRC of another record
+@example([(b"b", 7)], [("entries", 11, 1)])  # its size
+@example([(b"b", 7)], [("units", 7, 1)])
+@example([(b"b", 7)], [("data", 23, 1)])
 def test_the_extension_restores_what_python_restores(
     drawn: list[tuple[bytes, int]], harms: list[tuple[str, int, int]]
 ) -> None:
