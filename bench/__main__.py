@@ -333,13 +333,14 @@ def _tier(numbers: dict[str, dict[str, Any]]) -> list[str]:
         apache, ours = (numbers[part][name][figure] for name in ("apache", "ours"))
         limit = f"{tier.LEAST:g}" if figure == "msg_s" else ""
         rows.append(f"| {part} | {text} | {apache:,} | {ours:,} | {ours / apache:.2f} | {limit} |")
-    for name in ("apache", "ours"):
-        found = numbers["sends"][name]
-        rows.append(
-            f"| sends | {name}: messages/s without and with the plug-in, which uploads {found['uploaded_msg_s']:,} |"
-            f" {found['msg_s_without']:,} | {found['msg_s_with']:,} | {found['ratio']:.2f} |"
-            f" {tier.LEAST_SENDS if name == 'ours' else ''} |"
-        )
+    rows += ["", "| part | messages/s | without the plug-in | with it | meanwhile uploaded | ratio | limit |"]
+    rows.append("|---|---|--:|--:|--:|--:|--:|")
+    for part in tier.SENDS:
+        for name, text in (("apache", "Apache"), ("ours", "ours")):
+            found = numbers[part][name]
+            figures = [f"{found[figure]:,}" for figure in ("msg_s_without", "msg_s_with", "uploaded_msg_s")]
+            limit = f"{tier.LEAST_SENDS:g}" if (part, name) == ("sends", "ours") else ""
+            rows.append(f"| {part} | {text} | {' | '.join(figures)} | {found['ratio']:.2f} | {limit} |")
     return [*rows, "", *(f"- **{text}**" for text in tier.missed(numbers))]
 
 
