@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 from tests.store.simdisk import SimDisk
 from tests.store.stores import TOPIC, fill, put, settings, until_dispatched
 from tests.store.tiered.test_tiered_message_store import all_offsets, drop_local, opened, tier, uploaded_store
+from trimq.broker.store.queue.consume_queue import ConsumeQueue
 from trimq.broker.store.tiered.access import dispatcher
 from trimq.broker.store.tiered.access.dispatcher import MessageStoreDispatcher
 from trimq.broker.store.tiered.access.tiered_message_store import TieredMessageStore
@@ -112,6 +113,35 @@ async def test_queues_have_turns(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (uploaded(store), uploaded(store, queue_id=1)) == (10, 10)
         await start_due(store, force=True)
         assert (uploaded(store), uploaded(store, queue_id=1)) == (50, 50)
+
+
+async def test_only_queues_with_something_new_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many others there are, also after a start, which has to find those with messages that wait."""
+    disk = SimDisk()
+    looked: list[int] = []
+    begin = MessageStoreDispatcher._begin
+
+    def counted(uploads: MessageStoreDispatcher, queue: ConsumeQueue) -> int:
+        looked.append(queue.queue_id)
+        return begin(uploads, queue)
+
+    async with opened(disk) as store:
+        for queue_id in range(40):
+            await ready(store, 1, queue_id=queue_id)
+        await store.uploads.upload_all()
+        await store.flush_queues.write()
+        await start_due(store)  # a queue that is flushed, and has nothing new, is forgotten
+        monkeypatch.setattr(MessageStoreDispatcher, "_begin", counted)
+        await ready(store, 1, queue_id=7)
+        await start_due(store, force=True)
+        assert set(looked) == {7}
+        assert uploaded(store, queue_id=7) == 2
+    async with opened(disk) as store:
+        await store.uploads.upload_all()
+        looked.clear()
+        await ready(store, 1, queue_id=9)
+        await start_due(store, force=True)
+        assert set(looked) == {9}
 
 
 async def test_a_deleted_queue_is_forgotten() -> None:
