@@ -58,6 +58,7 @@ def tier_figures(**changes: float) -> dict[str, Any]:
         **{part: {"apache": rate, "ours": rate, "ratio": 2.0} for part in ("upload", "catchup1", "catchup8")},
         "cold": {"apache": cold, "ours": cold},
         "sends": {"apache": sends, "ours": dict(sends)},
+        "sendsmost": {"apache": sends, "ours": {**sends, "ratio": 0.5}},  # without a limit
     }
     for name, value in changes.items():
         where = figures["sends"]["ours"] if name in sends else figures[name]
