@@ -4,6 +4,8 @@ import errno
 
 import pytest
 import trio
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from tests.store.simdisk import SimDisk
 from trimq.broker.store.tiered.container.flat_file_store import FlatFileStore
@@ -11,8 +13,9 @@ from trimq.broker.store.tiered.container.flat_message_file import Batch, FlatMes
 from trimq.broker.store.tiered.driver.factory import FileSegmentFactory
 from trimq.broker.store.tiered.driver.memory import MemoryFileSegment
 from trimq.broker.store.tiered.driver.metadata import DefaultMetadataStore
+from trimq.broker.store.tiered.driver.posix import PosixFileSegment
 from trimq.broker.tiered_config import PLUG_IN, POSIX_PROVIDER, TieredStoreConfig
-from trimq.protocol.queue_unit import UNIT
+from trimq.protocol.queue_unit import UNIT, UNIT_SIZE
 from trimq.protocol.record import AT_PHYSICAL_OFFSET, decode_head, encode_record
 from trimq.protocol.tiered_layout import (
     APACHE_UPLOADED,
@@ -173,6 +176,62 @@ async def test_a_damaged_body_is_skipped_if_bodies_are_checked() -> None:
 
     assert await offsets(check_crc=False) == [0, 1]
     assert await offsets(check_crc=True) == [1]
+
+
+@given(
+    st.dictionaries(
+        st.integers(0, 7),
+        st.tuples(
+            st.sampled_from([-(1 << 63), -1, 0, 92, 400, 1 << 40, (1 << 63) - 1]) | st.integers(0, 1000),
+            st.sampled_from([-(1 << 31), -1, 0, 91, 94, 1 << 22, (1 << 31) - 1]) | st.integers(0, 400),
+        ),
+        max_size=3,
+    ),
+    st.integers(0, 7),
+    st.sampled_from([1, 200, 300, 1 << 20]),
+)
+@example({0: (0, 0)}, 0, 1)
+@example({3: (0, -(1 << 31)), 5: ((1 << 63) - 1, (1 << 31) - 1)}, 0, 1 << 20)
+async def test_damaged_units_give_no_wrong_message_and_lead_on(
+    harms: dict[int, tuple[int, int]], offset: int, max_bytes: int
+) -> None:
+    disk = SimDisk()
+    file = await filled(disk, *(b"%d" % number * number for number in range(8)))
+    expected = [message.record for message in (await file.read_messages(0, 8, 1 << 20)).messages]
+    assert len(expected) == 8
+    segment = file.consume_queue.segments[0]
+    assert isinstance(segment, PosixFileSegment)
+    fd = disk.open(segment.file)
+    for number, (position, size) in harms.items():
+        disk.pwrite(fd, UNIT.pack(position, size, 7), number * UNIT_SIZE)
+    units = [UNIT.unpack(disk.pread(fd, UNIT_SIZE, at * UNIT_SIZE)) for at in range(8)]
+    disk.close(fd)
+    begin = 0
+    places = []
+    for data in expected:
+        places.append((begin, len(data), 7))
+        begin += len(data)
+    found: list[int] = []
+    at = offset
+    while at < 8:
+        fetched = await file.read_messages(at, 8, max_bytes)
+        found += [message.offset for message in fetched.messages]
+        assert [message.record for message in fetched.messages] == [expected[m.offset] for m in fetched.messages]
+        assert fetched.next_offset > at
+        at = fetched.next_offset
+    assert found == [number for number in range(offset, 8) if units[number] == places[number]]
+
+
+async def test_what_is_taken_back_meanwhile_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = await filled(SimDisk(), b"a")
+
+    async def nothing(*_: int) -> bytes:
+        await trio.lowlevel.checkpoint()
+        return b""
+
+    monkeypatch.setattr(file.consume_queue, "read", nothing)
+    fetched = await file.read_messages(0, 10, 1 << 20)
+    assert (len(fetched.messages), fetched.next_offset) == (0, 0)
 
 
 async def test_what_comes_late_to_a_deleted_queue_is_dropped() -> None:

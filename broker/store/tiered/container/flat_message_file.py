@@ -232,6 +232,8 @@ class FlatMessageFile:
             units = await self.read_units(offset, count)
         except LookupError:
             return Fetched(Messages(), self._behind_gap(offset))
+        if not units:  # taken back meanwhile
+            return Fetched(Messages(), offset)
         table = np.frombuffer(units, UNIT_TYPE)
         ends = np.cumsum(table["size"], dtype=np.int64)
         count = max(1, int(np.searchsorted(ends, max_bytes, "right")))
