@@ -131,6 +131,19 @@ def test_the_extension_restores_what_python_restores(
             assert int.from_bytes(made[begin + 28 : begin + 36], "big") == expected
 
 
+@pytest.mark.parametrize("is_native", [pytest.param(True, marks=native), False])
+@pytest.mark.parametrize("at", [0, 11, 15])
+def test_an_entry_of_another_message_gives_no_offset(at: int, is_native: bool) -> None:
+    """Its log offset, size and body CRC have to be those of the record."""
+    stored = Stored([b"a", b"b"], [1, 2])
+    stored.entries[at] ^= 0x80
+    (data,) = [stored.with_extension()] if is_native else [run.data for run in stored.with_python()]
+    assert data is not None
+    second = stored.bounds[1]
+    assert int.from_bytes(data[28:36], "big") == APACHE_UPLOADED + START
+    assert int.from_bytes(data[second + 28 : second + 36], "big") == 2
+
+
 @native
 def test_a_damaged_record_is_left_out_by_python() -> None:
     stored = Stored([b"a", b"b", b"c"], [1, 2, 3])
