@@ -177,11 +177,16 @@ class Growth:
         return self._samples[-1][1] - self._samples[0][1]
 
     def rate(self) -> float:
-        """Bytes a second between the first twentieth and the last one, where no start and no last group counts."""
+        """Bytes a second between the first twentieth and the last one, where no start and no last group counts.
+
+        Since the begin if they came so fast that one sample has them all.
+        """
         low, high = (self._samples[0][1] + self.size * part // 20 for part in (1, 19))
         first = next(sample for sample in self._samples if sample[1] >= low)
         last = next(sample for sample in self._samples if sample[1] >= high)
-        return (last[1] - first[1]) / max(last[0] - first[0], 0.001)
+        if first == last:
+            return self.size / (self.ended - self.began)
+        return (last[1] - first[1]) / (last[0] - first[0])
 
 
 class Contender:
