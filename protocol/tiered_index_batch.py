@@ -129,7 +129,9 @@ def put(view: memoryview, slots: int, count: int, items: KeyItems, begin_ms: int
             return extension.put_tier_items(
                 view, slots, count, items.items.view(np.uint8), begin_ms, np.ascontiguousarray(items.times)
             )
-        except extension.NativeFault as fault:  # the items it wrote are not counted yet: they are overwritten
+        except extension.NativeFault as fault:
+            # It checks what it gets before it writes. After a panic amid it, the changed slots would begin new chains:
+            # the items before are found again once the file is compacted, or at the next start.
             NATIVE.turn_off(str(fault))
     return put_with_numpy(view, slots, count, items.since(begin_ms))
 

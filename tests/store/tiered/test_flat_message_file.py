@@ -182,8 +182,9 @@ async def test_a_damaged_body_is_skipped_if_bodies_are_checked() -> None:
     st.dictionaries(
         st.integers(0, 7),
         st.tuples(
-            st.sampled_from([-(1 << 63), -1, 0, 92, 400, 1 << 40, (1 << 63) - 1]) | st.integers(0, 1000),
-            st.sampled_from([-(1 << 31), -1, 0, 91, 94, 1 << 22, (1 << 31) - 1]) | st.integers(0, 400),
+            # None: its own.
+            st.none() | st.sampled_from([-(1 << 63), -1, 0, 92, 400, 1 << 40, (1 << 63) - 1]) | st.integers(0, 1000),
+            st.sampled_from([-(1 << 31), -250, -1, 0, 91, 94, 1 << 22, (1 << 31) - 1]) | st.integers(0, 400),
         ),
         max_size=3,
     ),
@@ -191,9 +192,13 @@ async def test_a_damaged_body_is_skipped_if_bodies_are_checked() -> None:
     st.sampled_from([1, 200, 300, 1 << 20]),
 )
 @example({0: (0, 0)}, 0, 1)
+@example({4: (None, -(1 << 31) + 98)}, 0, 300)
+@example({5: (None, -(1 << 31) + 98)}, 0, 300)
+@example({7: (None, -(1 << 31))}, 0, 1 << 20)
+@example({5: (None, -250)}, 0, 1 << 20)
 @example({3: (0, -(1 << 31)), 5: ((1 << 63) - 1, (1 << 31) - 1)}, 0, 1 << 20)
 async def test_damaged_units_give_no_wrong_message_and_lead_on(
-    harms: dict[int, tuple[int, int]], offset: int, max_bytes: int
+    harms: dict[int, tuple[int | None, int]], offset: int, max_bytes: int
 ) -> None:
     disk = SimDisk()
     file = await filled(disk, *(b"%d" % number * number for number in range(8)))
@@ -202,15 +207,12 @@ async def test_damaged_units_give_no_wrong_message_and_lead_on(
     segment = file.consume_queue.segments[0]
     assert isinstance(segment, PosixFileSegment)
     fd = disk.open(segment.file)
+    places = [UNIT.unpack(disk.pread(fd, UNIT_SIZE, at * UNIT_SIZE)) for at in range(8)]
     for number, (position, size) in harms.items():
-        disk.pwrite(fd, UNIT.pack(position, size, 7), number * UNIT_SIZE)
+        place = places[number][0] if position is None else position
+        disk.pwrite(fd, UNIT.pack(place, size, 7), number * UNIT_SIZE)
     units = [UNIT.unpack(disk.pread(fd, UNIT_SIZE, at * UNIT_SIZE)) for at in range(8)]
     disk.close(fd)
-    begin = 0
-    places = []
-    for data in expected:
-        places.append((begin, len(data), 7))
-        begin += len(data)
     found: list[int] = []
     at = offset
     while at < 8:

@@ -235,7 +235,8 @@ class FlatMessageFile:
         if not units:  # taken back meanwhile
             return Fetched(Messages(), offset)
         table = np.frombuffer(units, UNIT_TYPE)
-        ends = np.cumsum(table["size"], dtype=np.int64)
+        # A damaged size must not make the sums fall: they are searched, and the lengths of reads are made of them.
+        ends = np.cumsum(np.maximum(table["size"], 0), dtype=np.int64)
         count = max(1, int(np.searchsorted(ends, max_bytes, "right")))
         positions, ends = table["phy"][:count].astype(np.int64), ends[:count]
         entries = await self.physical.read(offset, count)

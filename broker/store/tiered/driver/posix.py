@@ -4,6 +4,7 @@ A file is open only during a call, so that the number of open files does not gro
 runs in a thread and makes only calls of the kernel.
 """
 
+import mmap
 import os
 from collections.abc import Sequence
 from contextlib import suppress
@@ -74,8 +75,11 @@ def _write(disk: Disk, file: str, data: Piece, position: int, name: bool, evict:
         disk.pwrite(fd, data, position)
         disk.data_sync(fd)
         if evict:
-            with suppress(OSError):  # the bytes are durable all the same
-                disk.evict(fd, position, position + len(data))
+            # Whole pages: the next write begins within the last one, which would have to be read again.
+            begin, end = (at - at % mmap.PAGESIZE for at in (position, position + len(data)))
+            if begin < end:
+                with suppress(OSError):  # the bytes are durable all the same
+                    disk.evict(fd, begin, end)
     finally:
         disk.close(fd)
     if name:
