@@ -340,7 +340,9 @@ def _tier(numbers: dict[str, dict[str, Any]]) -> list[str]:
             found = numbers[part][name]
             figures = [f"{found[figure]:,}" for figure in ("msg_s_without", "msg_s_with", "uploaded_msg_s")]
             limit = f"{tier.LEAST_SENDS:g}" if (part, name) == ("sends", "ours") else ""
-            rows.append(f"| {part} | {text} | {' | '.join(figures)} | {found['ratio']:.2f} | {limit} |")
+            # A broker that uploaded nothing has nothing to compare.
+            ratio = f"{found['ratio']:.2f}" if found["uploaded_msg_s"] else ""
+            rows.append(f"| {part} | {text} | {' | '.join(figures)} | {ratio} | {limit} |")
     return [*rows, "", *(f"- **{text}**" for text in tier.missed(numbers))]
 
 
