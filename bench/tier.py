@@ -48,7 +48,7 @@ PLUG_IN = {
     "tieredStorageLevel": "FORCE",
 }
 DUE: dict[str, Any] = {"tieredStoreGroupCommitTimeout": 1000}
-"""Apache's broker would begin 30 s later otherwise."""
+"""In ms; uploads of a backlog begin 30 s later otherwise."""
 FILL = "-mode send -conns 8 -window 32"
 SENDS = {"sends": "-mode send -conns 32 -window 2", "sendsmost": FILL}
 COLD_READS = 8
@@ -64,6 +64,7 @@ _LONGEST_WAIT = 20.0
 _PAUSE = 0.001
 """Between pulls that find nothing, as in rmqload."""
 _BRIEFLY = 5.0
+"""How long writes may go on of a broker that runs: it always has some."""
 
 
 class Tier:
@@ -291,7 +292,7 @@ class Contender:
                 with self.broker(tiered=name == "with", store=store, **DUE) as broker:
                     create_topic(broker.port)
                     self.run(broker, f"{FILL} -warm 0s", warm)  # the groups of all queues begin
-                    settle(_BRIEFLY)  # a broker that runs writes now and then
+                    settle(_BRIEFLY)
                     before, began = tier.messages() if name == "with" else 0, time.monotonic()
                     got[name].append(self.run(broker, f"{arguments} -warm 0s", seconds)["msg_s"])
                     if name == "with":
