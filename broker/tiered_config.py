@@ -119,6 +119,15 @@ class TieredStoreConfig:
     tiered_store_max_pending_limit: int = option(
         10_000, "A quarter of this is the most queues that are uploaded at the same time.", minimum=4
     )
+    tiered_store_max_upload_bytes_per_second: int = option(
+        2**40,
+        "Most bytes of records that are uploaded in a second; the default is no limit in practice. With a limit the "
+        "processor, disks and network stay free for sends at their peak: what waits stays on the local disk.",
+        unit="bytes",
+        minimum=MIB,
+        dynamic=True,
+        ours=True,
+    )
     read_ahead_cache_enable: bool = option(
         True, "Keep messages that were read from the tier in memory for the next reads."
     )

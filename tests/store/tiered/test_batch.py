@@ -185,15 +185,27 @@ async def test_a_batch_within_a_file_is_made_by_the_extension(monkeypatch: pytes
 
 
 @native
-async def test_a_batch_over_the_edge_of_a_file_is_made_by_python(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_batch_ends_at_the_edge_of_a_file_of_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The extension makes a batch of one file only: else Python would make one for each queue, at each edge."""
     async with opened(SimDisk()) as store:
         await filled(store, 60)
+        log = store.commit_log.files
+        assert len(log.files) > 1
         spy = Spy()
         monkeypatch.setattr(batches, "NATIVE", NativeExtension(spy))  # type: ignore[arg-type]
-        found = await built(store, 0, most=60)
-        assert spy.made == []
-        assert found.batch is not None
-        assert len(found.batch.units) == 60 * 20
+        queue = store.find_queue(TOPIC, 0)
+        assert queue is not None
+        taken, files = 0, []
+        while taken < 60:
+            found = await built(store, taken, most=60)
+            assert found.batch is not None
+            count = len(found.batch.units) // 20
+            units = await BatchBuilder(store.commit_log, store.queues).units(queue, taken, count)
+            (file,) = {log.find(phy) for phy, _, _ in units}
+            files.append(file)
+            taken += count
+        assert files == log.files
+        assert spy.made == [True] * len(files)
 
 
 @native

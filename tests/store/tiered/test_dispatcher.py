@@ -96,6 +96,43 @@ async def test_units_that_are_not_in_memory_do_not_count_by_bytes(monkeypatch: p
         assert not store.uploads._is_due(waiting, store.clock.wall_ms())
 
 
+@pytest.mark.parametrize("queues", [1, 3])
+async def test_uploads_have_a_limit_of_bytes_a_second(queues: int, autojump_clock: trio.testing.MockClock) -> None:
+    config = tier(tiered_store_group_commit_count=5, tiered_store_max_upload_bytes_per_second=1 << 20)
+    async with opened(SimDisk(), config) as store:
+        for queue_id in range(queues):
+            await ready(store, 50, queue_id=queue_id)
+        began = trio.current_time()
+        await start_due(store, force=True)
+        took = trio.current_time() - began
+        # The last group waits for those before it, not for its own time.
+        size = store.uploads.bytes
+        groups = 10 * queues
+        assert store.uploads.messages == 50 * queues
+        assert took == pytest.approx(size / (1 << 20) * (groups - 1) / groups, rel=0.02)
+        assert took == pytest.approx(size / (1 << 20), rel=0.15)
+
+
+@pytest.mark.parametrize("ends_by", ["stop", "deletion"])
+async def test_a_stop_does_not_wait_for_the_limit_and_what_is_deleted_meanwhile_is_not_uploaded(
+    ends_by: str, mock_clock: trio.testing.MockClock
+) -> None:
+    config = tier(tiered_store_group_commit_count=5, tiered_store_max_upload_bytes_per_second=1 << 20)
+    async with opened(SimDisk(), config) as store, trio.open_nursery() as nursery:
+        await ready(store, 50)
+        await store.uploads._start_due(nursery, force=True)
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert store.uploads.messages == 5
+        if ends_by == "stop":
+            store.uploads.stop()
+        else:
+            await store.delete_topic(TOPIC)
+            mock_clock.jump(3600)
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert not nursery.child_tasks
+        assert store.uploads.messages == 5
+
+
 async def test_queues_have_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """A queue with a long backlog gives way to others, and no more are uploaded at a time than there are turns."""
     monkeypatch.setattr(dispatcher, "_GROUPS", 2)

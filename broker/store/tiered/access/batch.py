@@ -149,6 +149,10 @@ class BatchBuilder:
         taken = _first(((sizes < OVERHEAD_V1) | (begins < self._log.min_offset))[:taken])
         if not taken:
             return Built(None, _no_keys(), offset + 1)
+        file = self._log.files.find(int(begins[0]))
+        if file is not None:
+            # What lies in the next file of the log is the next batch: the extension makes a batch of one file only.
+            taken = max(1, _first((ends > file.start + file.size)[:taken]))
         part = _Part(queue, offset, position, data[: taken * UNIT_SIZE], topic_id, keys=keys)
         size = int(sizes[:taken].sum())
         built = await self._built_natively(part, int(begins[:taken].min()), int(ends[:taken].max()), size, buffer)

@@ -9,6 +9,7 @@ An upload that fails is tried again after a pause that grows to half a minute. N
 messages are read again, and their log files are held (tiered_messages.py).
 """
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple, Protocol
 
@@ -110,10 +111,12 @@ class MessageStoreDispatcher:
         self._scanned = False
         """Whether the queues that had messages at the start have been looked at."""
         self._wake = trio.Event()
-        self._stopping = False
+        self._stopped = trio.Event()
         self._turns = trio.CapacityLimiter(min(config.uploads_at_once, _AT_ONCE))
         self._buffers = Buffers()
         self._next_save = 0.0
+        self._next_group = -math.inf
+        """When the next group may go, by the limit of bytes a second."""
         self.messages = 0
         self.bytes = 0
         self.failures = 0
@@ -219,9 +222,13 @@ class MessageStoreDispatcher:
             await self._start_due(nursery, force=True)
         await self._save()
 
+    @property
+    def _stopping(self) -> bool:
+        return self._stopped.is_set()
+
     def stop(self) -> None:
         """Begin no further upload."""
-        self._stopping = True
+        self._stopped.set()
         self._wake.set()
 
     async def _start_due(self, nursery: trio.Nursery, *, force: bool) -> None:
@@ -345,7 +352,9 @@ class MessageStoreDispatcher:
             buffer,
             keys=self._index is not None,
         )
-        if built is None or _is_gone(queue, flat):
+        if built is not None and built.batch is not None:
+            await self._wait_for_rate(built.batch.size)
+        if built is None or self._stopping or _is_gone(queue, flat):
             return False
         if built.batch is None:
             await self._skip(flat, built.skip_to)
@@ -361,6 +370,13 @@ class MessageStoreDispatcher:
             self._index.put_items(flat.topic_id, flat.queue_id, built.keys, flat.commit_log.commit_offset)
             await self._index.fill()
         return True
+
+    async def _wait_for_rate(self, size: int) -> None:
+        """Wait until a group of so many bytes may go, or until ``stop``: a group waits for the time of those before."""
+        at = max(self._next_group, trio.current_time())
+        self._next_group = at + size / self.config.tiered_store_max_upload_bytes_per_second
+        with trio.move_on_at(at):
+            await self._stopped.wait()
 
     async def _roll(self, flat: FlatMessageFile) -> None:
         """Begin new segments where the last ones are full or too old."""
