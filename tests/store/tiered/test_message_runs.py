@@ -45,6 +45,7 @@ def test_runs_hold_the_messages(offsets: list[int], at: int) -> None:
     st.integers(0, 60),
     st.integers(0, 35),
 )
+@example([1, 3], 12, 5, 35)  # two runs that have more bytes together
 def test_what_is_taken(offsets: list[int], count: int, size: int, end: int) -> None:
     """In one step for all of a run, as one by one."""
     messages = messages_of(offsets)
