@@ -2,8 +2,8 @@
 
 Records are read through the map of the log's files once they are in memory: a thread brings them there. In the tier
 their bytes 28 to 35 hold the position in the queue's stream. The native extension copies the records of a batch in a
-thread; it leaves to Python what is unusual: damaged records, a batch over the edge of a file, or one whose records lie
-far from each other.
+thread, and a batch ends where a file of the log ends. It leaves to Python what is unusual: damaged records, and a batch
+whose records lie far from each other.
 """
 
 import struct
