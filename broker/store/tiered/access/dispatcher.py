@@ -9,7 +9,6 @@ An upload that fails is tried again after a pause that grows to half a minute. N
 messages are read again, and their log files are held (tiered_messages.py).
 """
 
-import math
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple, Protocol
 
@@ -115,8 +114,7 @@ class MessageStoreDispatcher:
         self._turns = trio.CapacityLimiter(min(config.uploads_at_once, _AT_ONCE))
         self._buffers = Buffers()
         self._next_save = 0.0
-        self._next_group = -math.inf
-        """When the next group may go, by the limit of bytes a second."""
+        self._next_group = 0.0  # when it may go, by the limit of bytes a second
         self.messages = 0
         self.bytes = 0
         self.failures = 0
