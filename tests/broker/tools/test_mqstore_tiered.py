@@ -3,6 +3,8 @@
 import json
 import shutil
 import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import trio
 from tests.broker.tools.test_mqstore import change, run
 from tests.store.stores import TOPIC, fill, until_dispatched
 from tests.store.tiered.real_stores import opened_store
+from trimq.broker.tools import cli
 from trimq.protocol.tiered_layout import PHYSICAL, segment_name
 
 COUNT, OTHERS = 60, 5
@@ -87,6 +90,26 @@ def test_a_sound_tier(place: Path, conf: str) -> None:
     assert verify(place, conf, "-t", "Other")[1]["messages"] == OTHERS
     # Without a configuration the directory is enough, if local index files have the default size or are not looked at.
     assert run("tiered", "verify", place / "store", "--tier", place / "tier", "-t", "Other").exit_code == 0
+
+
+@pytest.mark.parametrize("topics", [(), ("-t", TOPIC)])
+def test_the_progress_of_a_verification_ends_at_its_total(
+    place: Path, conf: str, topics: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    totals: list[int] = []
+    reports: list[int] = []
+
+    @contextmanager
+    def recorded(label: str, total: int) -> Iterator[Callable[[int], None]]:
+        totals.append(total)
+        yield reports.append
+
+    monkeypatch.setattr(cli, "_progress", recorded)
+    assert verify(place, conf, *topics)[0] == 0
+    (total,) = totals
+    assert len(reports) > 2
+    assert reports == sorted(reports)
+    assert reports[-1] == total > 0
 
 
 def test_what_is_listed(place: Path, conf: str) -> None:
