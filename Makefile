@@ -201,7 +201,7 @@ enough = $(BIN)/python -m coverage combine --quiet && $(BIN)/python -m coverage 
 	$(BIN)/python -m tests.coverage.floor $(1) .coverage/$(1).json
 
 crash: $(VENV)/.dev-stamp $(call extension,$(VENV)) ## cut the power, and fail, at every disk call of a script; 200 power cuts of a whole broker; and the other slow tests
-	@$(call pytest,slow and not partners,-o faulthandler_timeout=0 tests/crash tests/bench tests/tools)
+	@$(call pytest,slow and not partners,-o faulthandler_timeout=0 tests/crash tests/simulation tests/bench tests/tools)
 
 # Python code is mutated, and tested without the extension; the mutations of the extension build their own.
 mutations: $(VENV)/.dev-stamp .venv-spark-newest/.stamp ## mutate the code, and check that the tests detect each mutation; ARGS=recovery for some of them

@@ -9,6 +9,7 @@ import structlog
 import trio
 
 from trimq.protocol.record import pack_host
+from trimq.remoting.network import Network
 
 _log = structlog.get_logger("broker")
 
@@ -66,7 +67,7 @@ def join(host: str, port: int) -> str:
     return f"{host}:{port}"
 
 
-async def warn_if_unreachable(address: str, endpoint: tuple[str, int]) -> None:
+async def warn_if_unreachable(address: str, endpoint: tuple[str, int], network: Network) -> None:
     """Connect to the advertised address as a client would, and log a warning if that fails.
 
     It is only a warning because a machine behind its own firewall or NAT may fail to reach itself by an address that
@@ -78,7 +79,7 @@ async def warn_if_unreachable(address: str, endpoint: tuple[str, int]) -> None:
     reason = f"no answer in {DIAL_SECONDS:g} s"
     with trio.move_on_after(DIAL_SECONDS):
         try:
-            async with await trio.open_tcp_stream(host, int(port)):
+            async with await network.open_stream(host, int(port)):
                 return
         except OSError as error:
             reason = str(error)

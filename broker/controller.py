@@ -51,7 +51,7 @@ from trimq.broker.services.unread import UnreadPositions
 from trimq.broker.start_error import StartError
 from trimq.broker.store.disk.disk import Disk
 from trimq.broker.store.disk.real_disk import RealDisk
-from trimq.broker.store.message_store import MessageStore, StoreInUseError, StoreLoadError
+from trimq.broker.store.message_store import MessageStore, StoreInUseError, StoreLoadError, SyncPlace
 from trimq.broker.tiered_config import TieredStoreConfig
 from trimq.broker.wiring import connect, hold_pending
 from trimq.protocol.codes import RequestCode
@@ -62,6 +62,7 @@ from trimq.remoting.config.command_line import stop_on_signal
 from trimq.remoting.config.configuration import Configuration, NettyServerConfig
 from trimq.remoting.http.health import Health
 from trimq.remoting.http.web_config import WebConfig
+from trimq.remoting.network import Network, SystemNetwork
 from trimq.remoting.runtime.clock import Clock, SystemClock
 from trimq.remoting.runtime.log_setup import StructuredLog
 from trimq.remoting.server.gate import Gate
@@ -100,13 +101,17 @@ class BrokerController:
         *,
         clock: Clock | None = None,
         disk: Disk | None = None,
+        network: Network | None = None,
+        sync_place: SyncPlace = SyncPlace.AUTO,
         accept_missing_log: bool = False,
     ) -> None:
-        """``accept_missing_log``: see MessageStore."""
+        """``sync_place`` and ``accept_missing_log``: see MessageStore."""
         self.configuration = configuration
         self._accept_missing_log = accept_missing_log
+        self._sync_place = sync_place
         self.clock: Clock = clock or SystemClock()
         self.disk: Disk = disk or RealDisk()
+        self.network: Network = network or SystemNetwork()
         self.address = ""
         self.endpoint: tuple[str, int] = ("", 0)
         self.listening: list[str] = []
@@ -220,6 +225,7 @@ class BrokerController:
         parts: dict[str, Any] = {
             "disk": self.disk,
             "clock": self.clock,
+            "sync_place": self._sync_place,
             "accept_missing_log": self._accept_missing_log,
         }
         if not tier.is_enabled:
@@ -233,7 +239,7 @@ class BrokerController:
         )
 
     def _bind(self) -> ClientPorts:
-        ports = ClientPorts(self._section(BrokerConfig), self._section(NettyServerConfig))
+        ports = ClientPorts(self._section(BrokerConfig), self._section(NettyServerConfig), self.network)
         self.address, self.endpoint, self.listening = ports.address, ports.endpoint, ports.listening
         return ports
 
@@ -271,7 +277,7 @@ class BrokerController:
         if store.syncs_each_put:
             # Each round costs one sync, so fewer and larger rounds are better: do not poll for the next requests.
             limits = replace(limits, spin_many=0.0)
-        self.reactor = Reactor(limits, clock)
+        self.reactor = Reactor(limits, clock, self.network.selector())
         consumers = ConsumerManager(configuration, clock)
         producers = ProducerManager(configuration, clock)
         return BrokerContext(
@@ -314,11 +320,13 @@ class BrokerController:
         if broker.runs_embedded_namesrv:
             from trimq.broker.embedded_namesrv import bind_namesrv  # noqa: PLC0415 - only if it is enabled
 
-            self.namesrv, namesrv_port = bind_namesrv(self.configuration, self.clock)
+            self.namesrv, namesrv_port = bind_namesrv(self.configuration, self.clock, self.network)
             address = addresses.join(self.endpoint[0], namesrv_port)
             servers.append(address)
             self.name_servers.append(f"{address} (in this process)")
-        client = await stack.enter_async_context(RemotingClient(clock=self.clock, log=StructuredLog()))
+        client = await stack.enter_async_context(
+            RemotingClient(clock=self.clock, network=self.network, log=StructuredLog())
+        )
         host, _, port = self.address.rpartition(":")
         ha_port = self._section(MessageStoreConfig).ha_listen_port or int(port) + 1
         registration = BrokerOuterAPI(
@@ -370,7 +378,7 @@ class BrokerController:
         # The broker registers last: a client that finds it in a route is served.
         await nursery.start(self.reactor.run)
         await nursery.start(context.registration.run)
-        nursery.start_soon(addresses.warn_if_unreachable, self.address, self.endpoint)
+        nursery.start_soon(addresses.warn_if_unreachable, self.address, self.endpoint, self.network)
 
     async def _housekeep(self, context: BrokerContext) -> None:
         while True:

@@ -5,23 +5,24 @@ from trimq.broker.start_error import StartError
 from trimq.namesrv import controller as namesrv
 from trimq.namesrv.config import load_namesrv
 from trimq.remoting.config.configuration import ConfigError, Configuration, NettyServerConfig
+from trimq.remoting.network import Network
 from trimq.remoting.runtime.clock import Clock
 
 
-def bind_namesrv(configuration: Configuration, clock: Clock) -> tuple[namesrv.NamesrvController, int]:
+def bind_namesrv(configuration: Configuration, clock: Clock, network: Network) -> tuple[namesrv.NamesrvController, int]:
     """A name server whose files are beside the broker's, and its port. It serves once it runs. Raises StartError."""
-    broker, network = configuration.section(BrokerConfig), configuration.section(NettyServerConfig)
+    broker, server = configuration.section(BrokerConfig), configuration.section(NettyServerConfig)
     directory = configuration.section(MessageStoreConfig).config_path
     settings = {
         "listenPort": str(broker.embedded_namesrv_port),
         "namedListenPorts": broker.embedded_namesrv_named_listen_ports,
-        "bindAddress": network.bind_address,
+        "bindAddress": server.bind_address,
         "kvConfigPath": str(directory / "kvConfig.json"),
         "configStorePath": str(directory / "namesrv.properties"),
     }
     try:
         found = namesrv.NamesrvController(
-            load_namesrv(flags={key: (value, "embedded") for key, value in settings.items()}), clock
+            load_namesrv(flags={key: (value, "embedded") for key, value in settings.items()}), clock, network
         )
         port: int = found.bind().getsockname()[1]
     except (namesrv.StartError, ConfigError) as error:

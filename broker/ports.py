@@ -9,7 +9,7 @@ from trimq.broker import addresses
 from trimq.broker.config import BrokerConfig
 from trimq.broker.start_error import StartError
 from trimq.remoting.config.configuration import NettyServerConfig
-from trimq.remoting.server.accept import bind, open_port
+from trimq.remoting.network import Network
 
 
 class ClientPorts:
@@ -19,8 +19,9 @@ class ClientPorts:
     describes where the sockets listen.
     """
 
-    def __init__(self, broker: BrokerConfig, network: NettyServerConfig) -> None:
+    def __init__(self, broker: BrokerConfig, config: NettyServerConfig, network: Network) -> None:
         """Bind. Raises StartError if a port is taken."""
+        self._config = config
         self._network = network
         self._stack = ExitStack()
         self.sockets: list[socket.socket] = []
@@ -28,16 +29,16 @@ class ClientPorts:
             for port in (broker.listen_port, broker.fast_port):
                 # Port 0 means any free port for the main port, and off for the VIP port.
                 if port or not self.sockets:
-                    self.sockets.append(self._stack.enter_context(bind(network.bind_address, port, network)))
+                    self.sockets.append(self._stack.enter_context(network.bind(config.bind_address, port, config)))
         except OSError as error:
             self._stack.close()
             raise _port_taken(error) from error
         port = self.sockets[0].getsockname()[1]
-        host = addresses.advertised_address(broker.broker_ip1, network.bind_address)
+        host = addresses.advertised_address(broker.broker_ip1, config.bind_address)
         self.address = addresses.join(host, port)
-        self.endpoint = (addresses.LOOPBACK if network.bind_address in addresses.WILDCARDS else host, port)
+        self.endpoint = (addresses.LOOPBACK if config.bind_address in addresses.WILDCARDS else host, port)
         self.listening = [
-            f"{network.bind_address}:{found.getsockname()[1]}" + (" (without pulls)" if n else "")
+            f"{config.bind_address}:{found.getsockname()[1]}" + (" (without pulls)" if n else "")
             for n, found in enumerate(self.sockets)
         ]
 
@@ -53,7 +54,7 @@ class ClientPorts:
         """Listen: clients can connect from here on. Raises StartError."""
         try:
             for sock in self.sockets:
-                open_port(sock, self._network)
+                self._network.open_port(sock, self._config)
         except OSError as error:
             raise _port_taken(error) from error
 

@@ -17,6 +17,7 @@ import trio
 from trimq.broker.controller import BrokerController
 from trimq.broker.store.disk.disk import Disk
 from trimq.remoting.config.configuration import Configuration
+from trimq.remoting.network import Network
 from trimq.remoting.runtime.clock import Clock
 
 SMALL: Final = {
@@ -56,6 +57,7 @@ async def running_broker(
     *,
     clock: Clock | None = None,
     disk: Disk | None = None,
+    network: Network | None = None,
     **changes: object,
 ) -> AsyncIterator[BrokerController]:
     """Run a broker while the block runs, and stop it in order afterwards.
@@ -65,7 +67,7 @@ async def running_broker(
     """
     with tempfile.TemporaryDirectory(prefix="trimq-") as temporary:
         settings = configuration(directory or Path(temporary), changes)
-        controller = BrokerController(settings, clock=clock, disk=disk)
+        controller = BrokerController(settings, clock=clock, disk=disk, network=network)
         async with trio.open_nursery() as nursery:
             await nursery.start(controller.run)
             await controller.context.registration.registered(_REGISTRATION_SECONDS)

@@ -15,8 +15,9 @@ from trimq.remoting.config.configuration import Configuration, NettyServerConfig
 from trimq.remoting.config.properties import ConfigError
 from trimq.remoting.http.health import Health
 from trimq.remoting.http.web_config import WebConfig
+from trimq.remoting.network import Network, SystemNetwork
 from trimq.remoting.runtime.clock import Clock, SystemClock
-from trimq.remoting.server.reactor import Connection, HandlerTable, Reactor, ReactorLimits, listen
+from trimq.remoting.server.reactor import Connection, HandlerTable, Reactor, ReactorLimits
 
 _log = structlog.get_logger("namesrv")
 
@@ -33,9 +34,12 @@ class NamesrvController:
     end of ``run``.
     """
 
-    def __init__(self, configuration: Configuration, clock: Clock | None = None) -> None:
+    def __init__(
+        self, configuration: Configuration, clock: Clock | None = None, network: Network | None = None
+    ) -> None:
         self._configuration = configuration
         self._clock = clock or SystemClock()
+        self._network: Network = network or SystemNetwork()
         self._stop = trio.Event()
         self.stopped = trio.Event()
         self._sock: socket.socket | None = None
@@ -59,13 +63,13 @@ class NamesrvController:
 
         Raises StartError if the file cannot be parsed or an address cannot be bound.
         """
-        network = self._configuration.section(NettyServerConfig)
+        config = self._configuration.section(NettyServerConfig)
         port = self._config().listen_port
         try:
             self.kv_config.load()
-            self._sock = listen(network.bind_address, port, network)
+            self._sock = self._listen(config.bind_address, port, config)
             for name, named_port in named_ports(self._config().named_listen_ports).items():
-                self._named_sockets[name] = sock = listen(network.bind_address, int(named_port), network)
+                self._named_sockets[name] = sock = self._listen(config.bind_address, int(named_port), config)
                 self.named_endpoints[name] = sock.getsockname()[:2]
             self._bind_web()
         except ConfigError as error:
@@ -73,6 +77,11 @@ class NamesrvController:
         except OSError as error:
             raise StartError(str(error.strerror)) from error
         return self._sock
+
+    def _listen(self, address: str, port: int, config: NettyServerConfig) -> socket.socket:
+        sock = self._network.bind(address, port, config)
+        self._network.open_port(sock, config)
+        return sock
 
     def _bind_web(self) -> None:
         config = self._configuration.section(WebConfig)
@@ -100,10 +109,10 @@ class NamesrvController:
 
     async def run(self, task_status: trio.TaskStatus[tuple[str, int]] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until ``shutdown``; reports the bound address as started. Runs once. Raises StartError as ``bind``."""
-        network = self._configuration.section(NettyServerConfig)
+        config = self._configuration.section(NettyServerConfig)
         sock = self._sock or self.bind()
         address = self.address = sock.getsockname()[:2]
-        reactor = Reactor(ReactorLimits.of(network), self._clock)
+        reactor = Reactor(ReactorLimits.of(config), self._clock, self._network.selector())
         reactor.add_listener(sock, self._handlers())
         for name, named in self._named_sockets.items():
             reactor.add_listener(named, self._handlers(name))
@@ -119,7 +128,7 @@ class NamesrvController:
                 await self._stop.wait()
                 # Not ready before the reactor stops: a load balancer must not send requests to a closing port.
                 self.health.stopping()
-                await reactor.shutdown(network.shutdown_wait_time_seconds)
+                await reactor.shutdown(config.shutdown_wait_time_seconds)
                 nursery.cancel_scope.cancel()
         finally:
             self._configuration.listeners.remove(self._config_changed)

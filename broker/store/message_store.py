@@ -59,6 +59,7 @@ __all__ = [
     "PendingMessages",
     "StoreInUseError",
     "StoreLoadError",
+    "SyncPlace",
     "TimerStore",
     "TopicIllegalError",
     "TopicQueue",

@@ -1,9 +1,7 @@
 """BackOff: how long to wait before the next attempt to connect to a peer that could not be reached."""
 
 import random
-from typing import Final
-
-_JITTER: Final = random.SystemRandom()
+from collections.abc import Callable
 
 
 class BackOff:
@@ -13,10 +11,10 @@ class BackOff:
     times are those of one monotonic clock, passed by the caller.
     """
 
-    def __init__(self, first: float = 0.1, most: float = 10.0, rng: random.Random = _JITTER) -> None:
+    def __init__(self, first: float = 0.1, most: float = 10.0, uniform: Callable[[float, float], float] | None = None) -> None:
         self._first = first
         self._most = most
-        self._rng = rng
+        self._uniform = uniform or random.uniform  # spreads load
         self.failures = 0
         self._not_before = 0.0
 
@@ -24,7 +22,7 @@ class BackOff:
         """Record a failed attempt at ``now``."""
         bound = min(self._most, self._first * 2.0 ** min(self.failures, 32))
         self.failures += 1
-        self._not_before = now + self._rng.uniform(0, bound)
+        self._not_before = now + self._uniform(0, bound)
 
     def succeeded(self) -> None:
         """Record a success: the bound starts from ``first`` again."""

@@ -16,6 +16,7 @@ from trimq.protocol.frame_buffer import FrameBuffer
 from trimq.protocol.not_supported import not_supported
 from trimq.remoting.client.call import Call, WaitingCall, running_loop
 from trimq.remoting.client.client_log import ClientLog
+from trimq.remoting.client.client_socket import ClientNetwork
 from trimq.remoting.errors import RemotingSendError
 from trimq.remoting.runtime.clock import Clock
 
@@ -56,6 +57,7 @@ class ClientConnection:
         encoding: Encoding,
         clock: Clock,
         log: ClientLog,
+        network: ClientNetwork,
     ) -> None:
         self.address = address
         self.encoding = encoding
@@ -69,6 +71,7 @@ class ClientConnection:
         self._clock = clock
         self._log = log
         self._socket = sock
+        self._wait_writable = network.wait_writable
         self._processors = processors
         self._calls: dict[int, Call] = {}
         self._queue: list[bytes] = []
@@ -84,7 +87,7 @@ class ClientConnection:
         self._next_check: float = math.inf
         self._earlier = anyio.Event()
         self._arrived = FrameBuffer()
-        self._readable = loop.readable(sock)
+        self._readable = network.readable(sock)
         self._tasks: TaskGroup | None = None
 
     def __repr__(self) -> str:
@@ -214,7 +217,7 @@ class ClientConnection:
             try:
                 left = left[self._socket.send(left) :]
             except BlockingIOError:
-                await anyio.wait_writable(self._socket)
+                await self._wait_writable(self._socket)
 
     async def _expire(self) -> None:
         """End calls whose deadline has passed. Most calls end long before theirs, so few checks are needed."""

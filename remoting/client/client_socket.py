@@ -8,14 +8,48 @@ import ipaddress
 import os
 import socket
 from contextlib import ExitStack
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import anyio
+
+from trimq.remoting.client.call import Readable, running_loop
 
 _HEAD_START: Final = 0.25
 """Seconds that an address gets before the next one is tried in parallel (RFC 8305)."""
 _PROMPT: Final = 0.25
 """The most seconds to connect to a reachable server: less than the time until TCP retransmits a SYN."""
+
+
+class ClientNetwork(Protocol):
+    """How clients get to servers. Given by the composition root; simulated clusters have one in memory."""
+
+    async def connect(self, host: str, port: int) -> socket.socket:
+        """A non-blocking socket connected to (host, port). Raises OSError."""
+        ...
+
+    def readable(self, sock: socket.socket) -> Readable:
+        """What the task that reads from ``sock`` waits with."""
+        ...
+
+    async def wait_writable(self, sock: socket.socket) -> None:
+        """Return when ``sock`` takes more bytes, or has failed."""
+        ...
+
+
+class SocketNetwork:
+    """The ClientNetwork of the operating system, for the loop that runs the current task."""
+
+    async def connect(self, host: str, port: int) -> socket.socket:
+        """As ``connect_socket``. Raises OSError."""
+        return await connect_socket(host, port)
+
+    def readable(self, sock: socket.socket) -> Readable:
+        """See ClientNetwork."""
+        return running_loop().readable(sock)
+
+    async def wait_writable(self, sock: socket.socket) -> None:
+        """See ClientNetwork."""
+        await anyio.wait_writable(sock)
 
 
 class _Address(NamedTuple):

@@ -1,11 +1,11 @@
 """RemotingClient: requests to servers by address. Runs on anyio: in trio and in asyncio programs."""
 
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from types import TracebackType
-from typing import Final, Self, TypeAlias
+from typing import Final, Self
 
 import anyio
 from anyio.abc import TaskGroup
@@ -15,14 +15,11 @@ from trimq.remoting.client.back_off import BackOff
 from trimq.remoting.client.call import Call, CallbackCall
 from trimq.remoting.client.client_connection import ClientConnection, RequestProcessor
 from trimq.remoting.client.client_log import ClientLog, StandardLog
-from trimq.remoting.client.client_socket import connect_socket
+from trimq.remoting.client.client_socket import ClientNetwork, SocketNetwork
 from trimq.remoting.errors import RemotingConnectError, RemotingSendError, RemotingTimeoutError, RemotingTransportError
 from trimq.remoting.runtime.clock import Clock, SystemClock
 
-__all__ = ["CallbackCall", "ClientConnection", "Connect", "RemotingClient", "RequestProcessor"]
-
-Connect: TypeAlias = Callable[[str, int], Awaitable[socket.socket]]
-"""Returns a non-blocking socket connected to (host, port). Raises OSError."""
+__all__ = ["CallbackCall", "ClientConnection", "ClientNetwork", "RemotingClient", "RequestProcessor"]
 
 _SCAN: Final = 1.0
 _DRAIN: Final = 1.0
@@ -62,14 +59,14 @@ class RemotingClient:
         connect_timeout: float = 3.0,
         idle: float = 120.0,
         clock: Clock | None = None,
-        connect: Connect = connect_socket,
+        network: ClientNetwork | None = None,
         log: ClientLog | None = None,
     ) -> None:
         self._encoding = encoding
         self._connect_timeout = connect_timeout
         self._idle = idle
         self._clock = clock or SystemClock()
-        self._connect = connect
+        self._network = network or SocketNetwork()
         self._log = log or StandardLog("trimq.client.remoting")
         self._processors: dict[int, RequestProcessor] = {}
         self._peers: dict[str, _Peer] = {}
@@ -242,7 +239,7 @@ class RemotingClient:
                 connecting = True
                 scope.deadline = min(deadline, anyio.current_time() + self._connect_timeout)
                 try:
-                    sock = await self._connect(host, port)
+                    sock = await self._network.connect(host, port)
                 except OSError as error:
                     self._failed(peer, error)
                     raise RemotingConnectError(address, error) from error
@@ -276,6 +273,7 @@ class RemotingClient:
             encoding=self._encoding,
             clock=self._clock,
             log=self._log,
+            network=self._network,
         )
         peer.connection = connection
         tasks.start_soon(connection.run)

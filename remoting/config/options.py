@@ -2,6 +2,7 @@
 
 import dataclasses
 import enum
+import functools
 import types
 import typing
 from collections.abc import Callable
@@ -126,9 +127,12 @@ def option(default: Any, doc: str, **facts: Unpack[OptionFacts]) -> Any:
     return dataclasses.field(default=default, metadata=metadata)
 
 
+_type_hints = functools.cache(typing.get_type_hints)
+
+
 def options_of(section: type) -> list[Option]:
     """The options of a section in the order of its fields."""
-    hints = typing.get_type_hints(section)
+    hints = _type_hints(section)
     found = []
     for field in dataclasses.fields(section):
         if "doc" not in field.metadata:

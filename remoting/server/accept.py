@@ -14,6 +14,7 @@ from trimq.remoting.config.configuration import NettyServerConfig
 from trimq.remoting.runtime.log_budget import LogBudget
 from trimq.remoting.server.handler_table import HandlerTable
 from trimq.remoting.server.limits import ReactorLimits, ReactorStats
+from trimq.remoting.server.selector import Selector
 
 _log = structlog.get_logger("remoting")
 
@@ -75,7 +76,7 @@ class Acceptor:
         self,
         limits: ReactorLimits,
         stats: ReactorStats,
-        epoll: select.epoll,
+        selector: Selector,
         log_budget: LogBudget,
         adopt: Callable[[socket.socket, HandlerTable, tuple[str, int]], object],
     ) -> None:
@@ -83,7 +84,7 @@ class Acceptor:
         self._limits = limits
         self._stats = stats
         self._adopt = adopt
-        self._epoll = epoll
+        self._selector = selector
         self._log_budget = log_budget
         self._listeners: dict[int, tuple[socket.socket, HandlerTable]] = {}
         self._resting: list[int] = []
@@ -93,7 +94,7 @@ class Acceptor:
         """Accept from ``sock`` from now on."""
         sock.setblocking(False)
         self._listeners[sock.fileno()] = (sock, table)
-        self._epoll.register(sock.fileno(), select.EPOLLIN)
+        self._selector.register(sock.fileno(), select.EPOLLIN)
 
     def accept(self, fd: int) -> None:
         """Accept the clients that wait at listener ``fd``. Does nothing if ``fd`` is not, or no longer, a listener."""
@@ -118,13 +119,13 @@ class Acceptor:
         resting, self._resting = self._resting, []
         for fd in resting:
             if fd in self._listeners:
-                self._epoll.modify(fd, select.EPOLLIN)
+                self._selector.modify(fd, select.EPOLLIN)
         self._take_reserve()
 
     def close(self) -> None:
         """Stop listening."""
         for fd, (sock, _) in self._listeners.items():
-            self._epoll.unregister(fd)
+            self._selector.unregister(fd)
             sock.close()
         self._listeners.clear()
         if self._reserve >= 0:
@@ -171,5 +172,5 @@ class Acceptor:
 
     def _rest(self, fd: int) -> None:
         """Stop watching a listener until the next scan: epoll would report it again and again."""
-        self._epoll.modify(fd, 0)
+        self._selector.modify(fd, 0)
         self._resting.append(fd)

@@ -26,6 +26,7 @@ from trimq.remoting.server.handlers import DEFERRED, HELD, Handler, Outcome, Rep
 from trimq.remoting.server.intake import Intake
 from trimq.remoting.server.limits import ReactorLimits, ReactorStats
 from trimq.remoting.server.outcomes import Outcomes
+from trimq.remoting.server.selector import EpollSelector, Selector
 from trimq.remoting.server.sender import READ, WRITE, Sender
 from trimq.remoting.server.unfinished import UnfinishedFrames
 
@@ -65,7 +66,9 @@ class Reactor:
     ``stats`` has the counters. The reactor is the ConnectionOwner of its connections.
     """
 
-    def __init__(self, limits: ReactorLimits | None = None, clock: Clock | None = None) -> None:
+    def __init__(
+        self, limits: ReactorLimits | None = None, clock: Clock | None = None, selector: Selector | None = None
+    ) -> None:
         self.limits = limits or ReactorLimits()
         self.stats = ReactorStats()
         self.at_round_end: list[Callable[[], None]] = []
@@ -75,11 +78,11 @@ class Reactor:
         self._clock = clock or SystemClock()
         self._time = CoarseTime(self._clock)
         self._log_budget = LogBudget(self._clock)
-        self._epoll = select.epoll()
+        self._selector = selector or EpollSelector()
         stats = self.stats
-        self._sender = Sender(self.limits, stats, self._time, self._epoll, self.wake)
+        self._sender = Sender(self.limits, stats, self._time, self._selector, self.wake)
         self._failures = Failures(stats, self._log_budget)
-        self._acceptor = Acceptor(self.limits, stats, self._epoll, self._log_budget, self.adopt)
+        self._acceptor = Acceptor(self.limits, stats, self._selector, self._log_budget, self.adopt)
         self._unfinished = UnfinishedFrames(self.limits, stats, self._sender.watch)
         self.outcomes = Outcomes(
             self.limits,
@@ -124,7 +127,7 @@ class Reactor:
         conn = Connection(sock, peer, table, self)
         conn.active_at = self._time.now
         conn.mask = READ if self._sender.reads else 0
-        self._epoll.register(sock.fileno(), conn.mask)
+        self._selector.register(sock.fileno(), conn.mask)
         self.connections[sock.fileno()] = conn
         self.stats.connections += 1
         return conn
@@ -149,7 +152,7 @@ class Reactor:
             self.outcomes.drop()  # before the closes: no close may start a task without a nursery
             for conn in list(self.connections.values()):
                 conn.close("the server has stopped", quiet=True)
-            self._epoll.close()
+            self._selector.close()
             self._ended.set()
 
     async def shutdown(self, seconds: float) -> None:
@@ -208,7 +211,7 @@ class Reactor:
         fd = conn.sock.fileno()
         del self.connections[fd]
         self._unfinished.forget(conn)
-        self._epoll.unregister(fd)
+        self._selector.unregister(fd)
         stats = self.stats
         stats.connections -= 1
         stats.closed += 1
@@ -231,7 +234,7 @@ class Reactor:
     # rounds
 
     async def _serve(self) -> None:
-        poll = self._epoll.poll
+        poll = self._selector.poll
         stats = self.stats
         limits = self.limits
         spin_end = 0.0
@@ -253,7 +256,7 @@ class Reactor:
                 has_leisure = False
                 self._call(self.on_idle)
             elif perf_counter() >= spin_end:
-                await trio.lowlevel.wait_readable(self._epoll.fileno())
+                await self._selector.wait()
                 self.intake.turn_end = perf_counter() + self.limits.turn
 
     async def _serve_outside(self) -> None:
@@ -291,7 +294,7 @@ class Reactor:
             # one wake-up of the client, carry several replies.
             if len(events) < _MANY or self._sender.ready or perf_counter() >= gather_end:
                 break
-            events = self._epoll.poll(0)
+            events = self._selector.poll(0)
         if self._sender.ready:
             for conn in self._sender.take_ready():
                 # A turn of another connection may have closed or paused it since.

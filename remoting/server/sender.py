@@ -7,6 +7,7 @@ from typing import Final
 from trimq.remoting.runtime.clock import CoarseTime
 from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.limits import ReactorLimits, ReactorStats
+from trimq.remoting.server.selector import Selector
 
 READ: Final = select.EPOLLIN
 WRITE: Final = select.EPOLLOUT
@@ -25,7 +26,7 @@ class Sender:
         limits: ReactorLimits,
         stats: ReactorStats,
         time: CoarseTime,
-        epoll: select.epoll,
+        selector: Selector,
         wake: Callable[[], None],
     ) -> None:
         self.in_round = False
@@ -34,7 +35,7 @@ class Sender:
         self._limits = limits
         self._stats = stats
         self._time = time
-        self._epoll = epoll
+        self._selector = selector
         self._wake = wake
         self._marked: list[Connection] = []
 
@@ -128,4 +129,4 @@ class Sender:
         mask = (WRITE if waiting else 0) | (0 if conn.paused or conn.aside or not self.reads else READ)
         if mask != conn.mask:
             conn.mask = mask
-            self._epoll.modify(conn.sock.fileno(), mask)
+            self._selector.modify(conn.sock.fileno(), mask)

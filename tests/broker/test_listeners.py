@@ -20,6 +20,7 @@ from trimq.namesrv.config import load_namesrv
 from trimq.protocol.codes import RequestCode
 from trimq.protocol.register_broker_body import encode_register_broker_body
 from trimq.remoting.config.properties import ConfigError
+from trimq.remoting.network import SystemNetwork
 
 
 async def route(endpoint: tuple[str, int], code: int = RequestCode.GET_ROUTEINFO_BY_TOPIC) -> Any:
@@ -101,9 +102,9 @@ async def test_an_address_without_an_answer_is_reported() -> None:
         taken.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with capture_logs() as logs:
-            await addresses.warn_if_unreachable(address, ("127.0.0.1", 1))
+            await addresses.warn_if_unreachable(address, ("127.0.0.1", 1), SystemNetwork())
         assert [(log["event"], log["address"]) for log in logs] == [("advertised_address_unreachable", address)]
         taken.listen()
         with capture_logs() as logs, trio.fail_after(5):
-            await addresses.warn_if_unreachable(address, ("127.0.0.1", 1))
+            await addresses.warn_if_unreachable(address, ("127.0.0.1", 1), SystemNetwork())
         assert logs == []

@@ -10,11 +10,11 @@ def test_the_first_attempt_is_free() -> None:
 
 
 def test_the_bound_doubles_up_to_the_most_and_the_delay_is_anywhere_below() -> None:
-    back_off = BackOff(0.1, 1.0, random.Random(1))
+    back_off = BackOff(0.1, 1.0, random.Random(1).uniform)
     for bound in (0.1, 0.2, 0.4, 0.8, 1.0, 1.0):
         samples = []
         for seed in range(200):
-            one = BackOff(0.1, 1.0, random.Random(seed))
+            one = BackOff(0.1, 1.0, random.Random(seed).uniform)
             one.failures = back_off.failures
             one.failed(100.0)
             samples.append(one.delay(100.0))

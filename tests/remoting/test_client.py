@@ -14,6 +14,7 @@ from trimq.protocol.codes import ResponseCode
 from trimq.protocol.command import Encoding, RemotingCommand
 from trimq.protocol.errors import FrameError, RemotingError
 from trimq.protocol.frame import MAX_FRAME, FrameDecoder, encode
+from trimq.remoting.client.client_socket import SocketNetwork
 from trimq.remoting.client.remoting_client import CallbackCall, ClientConnection, RemotingClient, split_address
 from trimq.remoting.errors import RemotingConnectError, RemotingSendError, RemotingTimeoutError
 from trimq.remoting.runtime.clock import ManualClock
@@ -290,7 +291,7 @@ def test_no_server_at_the_address(run: Callable[[Main], None]) -> None:
     run(main)
 
 
-class Line:
+class Line(SocketNetwork):
     """Count the attempts to connect, which all fail."""
 
     def __init__(self) -> None:
@@ -307,7 +308,7 @@ class Line:
 def test_reconnects_wait_longer_and_longer_as_far_as_the_request_allows(run: Callable[[Main], None]) -> None:
     async def main() -> None:
         clock, line = ManualClock(), Line()
-        async with RemotingClient(clock=clock, connect=line.connect) as client:
+        async with RemotingClient(clock=clock, network=line) as client:
             for failures in range(1, 8):
                 async with anyio.create_task_group() as tasks:
 
@@ -332,7 +333,7 @@ def test_those_who_wait_for_the_same_attempt_share_its_failure(run: Callable[[Ma
         line = Line()
         line.gate = anyio.Event()
         failed = []
-        async with RemotingClient(connect=line.connect) as client, anyio.create_task_group() as tasks:
+        async with RemotingClient(network=line) as client, anyio.create_task_group() as tasks:
 
             async def ask() -> None:
                 with pytest.raises(RemotingConnectError):
@@ -352,10 +353,10 @@ def test_connecting_takes_no_longer_than_allowed(run: Callable[[Main], None]) ->
     async def main() -> None:
         line = Line()
         line.gate = anyio.Event()
-        async with RemotingClient(connect=line.connect, connect_timeout=0.01) as client:
+        async with RemotingClient(network=line, connect_timeout=0.01) as client:
             with pytest.raises(RemotingConnectError, match="TimeoutError"):
                 await client.invoke("a:1", command(), timeout=60)
-        async with RemotingClient(connect=line.connect) as client:
+        async with RemotingClient(network=line) as client:
             with pytest.raises(RemotingConnectError, match="TimeoutError"):
                 await client.invoke("a:1", command(), timeout=0.01)
 

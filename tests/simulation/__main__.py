@@ -1,0 +1,98 @@
+"""``python -m tests.simulation``: simulate the clusters of many seeds, or of one again with its trace."""
+
+import gc
+import os
+import subprocess
+import sys
+import time
+from contextlib import nullcontext
+from typing import Final
+
+import click
+
+from tests.simulation.breaks import BREAKS
+from tests.simulation.world import Outcome, many, simulate
+
+_COLLECT: Final = 25
+"""Simulations between two collections of garbage."""
+
+
+@click.command()
+@click.option("--seeds", default="0-499", show_default=True, help="Seeds to run, as 7 or 0-499.")
+@click.option("--twice", is_flag=True, help="Run each seed twice: the same has to happen.")
+@click.option("--trace", is_flag=True, help="Print the events of each seed.")
+@click.option("--first", is_flag=True, help="Stop at the first failure.")
+@click.option("--workers", default=os.cpu_count() or 1, show_default="one for each core", help="Number of processes.")
+@click.option("--break", "broken", type=click.Choice(sorted(BREAKS)), help="Break the broker in this way first.")
+def main(seeds: str, twice: bool, trace: bool, first: bool, workers: int, broken: str | None) -> None:
+    """Simulate clusters under faults. The exit code is 1 if one breaks a promise."""
+    low, _, high = seeds.partition("-")
+    begin, end = int(low), int(high or low) + 1
+    if workers > 1 or os.environ.get("PYTHONHASHSEED") != "0":
+        options = [
+            *["--twice"] * twice,
+            *["--trace"] * trace,
+            *["--first"] * first,
+            *(["--break", broken] if broken else []),
+        ]
+        sys.exit(_in_processes(begin, end, workers, options))
+    with many(), BREAKS[broken]() if broken else nullcontext():
+        sys.exit(_run(range(begin, end), twice=twice, trace=trace, first=first))
+
+
+def _in_processes(begin: int, end: int, workers: int, options: list[str]) -> int:
+    """Divide the seeds over processes. Returns the exit code."""
+    step = -(-(end - begin) // workers)
+    parts = [f"{at}-{min(at + step, end) - 1}" for at in range(begin, end, step)]
+    command = [sys.executable, "-m", "tests.simulation", "--workers", "1", *options, "--seeds"]
+    # What happens follows from the order of sets of texts too, and that from the hash seed.
+    environment = os.environ | {"PYTHONHASHSEED": "0"}
+    running = [subprocess.Popen([*command, part], env=environment) for part in parts]
+    return max([process.wait() for process in running])
+
+
+def _run(seeds: range, *, twice: bool, trace: bool, first: bool) -> int:
+    began, failed = time.perf_counter(), 0
+    number = 0
+    for number, seed in enumerate(seeds, 1):
+        if failed and first:
+            break
+        try:
+            outcome = simulate(seed, keeps=trace)
+        except Exception as error:  # noqa: BLE001 - every failure of a seed is reported
+            failed += 1
+            click.echo(f"seed {seed} FAILED: {_why(error)}")
+            for note in error.__notes__:
+                click.echo(note)
+            continue
+        if trace:
+            click.echo("\n".join([*outcome.trace.lines, str(outcome)]))
+        if twice and (again := simulate(seed)).trace.digest != outcome.trace.digest:
+            failed += 1
+            click.echo(f"seed {seed} FAILED: not the same happened again\n{_difference(outcome, again)}")
+        if number % _COLLECT == 0:
+            gc.collect()
+    seconds = time.perf_counter() - began
+    runs = number * (1 + twice)
+    click.echo(f"{runs} simulations in {seconds:.1f} s, {runs / seconds:.1f} a second; {failed} failed")
+    return int(failed > 0)
+
+
+def _why(error: BaseException) -> str:
+    """The errors inside groups."""
+    if isinstance(error, BaseExceptionGroup):
+        return "; ".join(_why(inner) for inner in error.exceptions)
+    return f"{type(error).__name__}: {error}"
+
+
+def _difference(outcome: Outcome, again: Outcome) -> str:
+    """The first event in which two runs of a seed differ."""
+    one, other = (simulate(found.seed, keeps=True).trace.lines for found in (outcome, again))
+    for at, (left, right) in enumerate(zip(one, other, strict=False)):
+        if left != right:
+            return "\n".join([*one[max(0, at - 5) : at], f"- {left}", f"+ {right}"])
+    return "they did not differ in two further runs"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""The disk of a simulated machine: SimDisk, whose calls in threads take a drawn time."""
+
+from collections.abc import Callable
+from random import Random
+from typing import TypeVar, TypeVarTuple, cast
+
+import trio
+
+from tests.store.simdisk import SimDisk
+
+_T = TypeVar("_T")
+_Ts = TypeVarTuple("_Ts")
+
+
+class NodeDisk(SimDisk):
+    """``longest``: the most seconds that a call in a thread takes, apart from a few that take five times as long."""
+
+    rng: Random
+    longest = 0.002
+
+    @classmethod
+    def of(cls, disk: SimDisk) -> "NodeDisk":
+        """Another disk with the content of ``disk``, which is not used any more."""
+        found = cls()
+        found.__dict__.update(disk.__dict__)
+        return found
+
+    def after_kill(self) -> "NodeDisk":
+        """See SimDisk. The copy is to get its own ``history`` and ``rng``."""
+        shared = {name: self.__dict__.pop(name) for name in ("history", "rng", "_now_ms")}
+        try:
+            found = super().after_kill()
+        finally:
+            self.__dict__.update(shared)
+        found._now_ms = shared["_now_ms"]
+        assert isinstance(found, NodeDisk)
+        return found
+
+    async def run(self, fn: Callable[[*_Ts], _T], *args: *_Ts) -> _T:
+        """See Disk. The call happens at the begin or at the end of the time that it takes."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        rng = self.rng
+        seconds = rng.random() * self.longest * (5 if rng.random() < 0.03 else 1)
+        result: _T | None = None
+        before = rng.random() < 0.5
+        if before:
+            result = fn(*args)
+        with trio.CancelScope(shield=True):
+            await trio.sleep(seconds)
+        return cast("_T", result) if before else fn(*args)

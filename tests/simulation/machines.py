@@ -1,0 +1,226 @@
+"""Machines of a simulated cluster, and the programs that run on them: name server, broker, client."""
+
+import functools
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
+from pathlib import Path
+from random import Random
+from typing import Final
+from unittest import mock
+
+import trio
+
+from tests.simulation.disk import NodeDisk
+from tests.simulation.network import NodeNetwork, SimNetwork
+from tests.simulation.nodes import NODE, Node
+from tests.simulation.times import NodeClock
+from tests.store.simdisk import Loss, PowerCut, SimDisk
+from trimq.broker import controller as broker_controller
+from trimq.broker.controller import BrokerController
+from trimq.broker.store.message_store import SyncPlace
+from trimq.broker.testing import configuration
+from trimq.namesrv.config import load_namesrv
+from trimq.namesrv.controller import NamesrvController
+from trimq.remoting.config import configuration as configuration_module
+
+NAMESRV_PORT: Final = 9876
+BROKER_PORT: Final = 10911
+ROOT: Final = "/store"
+
+BROKER: Final[dict[str, object]] = {
+    "bindAddress": "0.0.0.0",
+    "listenPort": BROKER_PORT,
+    "fastListenPort": 0,
+    "mappedFileSizeCommitLog": 32 * 1024,
+    "commitLogReserveStep": 8 * 1024,
+    "mappedFileSizeConsumeQueue": 50 * 20,
+    "maxMessageSize": 4096,
+    "maxHashSlotNum": 32,
+    "maxIndexNum": 60,
+    "timerWheelEnable": False,
+    "shutdownWaitTimeSeconds": 6,
+}
+"""Settings with which files roll within a short simulation."""
+
+
+class _Traced(list[str]):
+    """The history of a disk, as events of the simulation."""
+
+    def __init__(self, name: str, trace: Callable[[str], None]) -> None:
+        super().__init__()
+        self._name = name
+        self._trace = trace
+
+    def append(self, entry: str) -> None:
+        self._trace(f"{self._name} {entry}")
+
+
+class Life(Node):
+    """One life of a machine: the node, with the disk and the network that its program sees."""
+
+    def __init__(self, machine: "Machine") -> None:
+        super().__init__(machine.name, machine.host)
+        self.clock = machine.clock
+        self.disk = machine.disk
+        self.network = NodeNetwork(machine.network, self)
+        self.scope = trio.CancelScope()
+        self.ended = trio.Event()
+        """Set when its program has ended or can do nothing any more."""
+
+
+class Machine:
+    """A machine: it outlives its programs. ``program`` runs in each of its lives, until that ends.
+
+    ``life`` is the present one; None while the machine or its program is down.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        host: str,
+        network: SimNetwork,
+        program: Callable[[Life], Awaitable[None]],
+        trace: Callable[[str], None],
+        seed: int,
+    ) -> None:
+        self.name = name
+        self.host = host
+        self.network = network
+        self.clock = NodeClock()
+        self._trace = trace
+        self._rng = Random(f"disk of {name} {seed}")
+        self._longest_call = self._rng.choice((0.001, 0.01, 0.1))
+        self.disk = self._prepared(NodeDisk(seed=seed, now_ms=self.clock.wall_ms))
+        self.life: Life | None = None
+        self.lost_unsynced = False
+        """Whether a power cut may have taken what was not synced."""
+        self._program = program
+        self._ended: list[Life] = []
+        self._nursery: trio.Nursery | None = None
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def _prepared(self, disk: SimDisk) -> NodeDisk:
+        found = disk if isinstance(disk, NodeDisk) else NodeDisk.of(disk)
+        found.rng = self._rng
+        found.longest = self._longest_call
+        found.history = _Traced(f"disk of {self.name}:", self._trace)
+        return found
+
+    def start(self, nursery: trio.Nursery) -> None:
+        """Start the program, in a new life."""
+        assert self.life is None
+        self._nursery = nursery
+        self.network.dark.discard(self.host)
+        self.life = Life(self)
+        self._trace(f"{self.name} starts")
+        nursery.start_soon(self._run, self.life)
+
+    async def _run(self, life: Life) -> None:
+        NODE.set(life)
+        with life.scope:
+            try:
+                await trio.lowlevel.checkpoint()
+                await self._program(life)
+            except* PowerCut:
+                assert life.is_dead
+        if self.life is life:  # it has ended by itself
+            self.network.node_ended(life, silently=False)
+            self.life = None
+            self._trace(f"{self.name} has ended")
+        life.ended.set()
+
+    def shut_down(self) -> bool:
+        """Ask the server on it for an orderly stop. False: there is none that runs."""
+        program = self._program
+        if self.life is None or not isinstance(program, (NamesrvProgram, BrokerProgram)) or program.controller is None:
+            return False
+        self._trace(f"{self.name} shuts down")
+        program.controller.shutdown()
+        return True
+
+    def kill(self) -> None:
+        """End the process as SIGKILL does. What it has written stays in the memory of the machine."""
+        life = self.life
+        if life is None:
+            return
+        self._trace(f"{self.name} is killed")
+        self.disk = self._prepared(life.disk.after_kill())
+        self._end(life, silently=False)
+
+    def power_cut(self, loss: Loss) -> None:
+        """End the process, and take from the disk what was not synced, according to ``loss``."""
+        life = self.life
+        if life is None:
+            return
+        self._trace(f"{self.name} loses its power, and {loss.value} of what was not synced")
+        self.lost_unsynced = True
+        self.disk = self._prepared(life.disk.copy_after_cut(loss))
+        self._end(life, silently=True)
+
+    def _end(self, life: Life, *, silently: bool) -> None:
+        life.stop()
+        life.is_dead = True
+        life.disk.after_cut = life.disk  # from here on its calls raise PowerCut
+        self.network.node_ended(life, silently=silently)
+        self._ended.append(life)
+        self.life = None
+        life.ended.set()
+
+    def end_all(self) -> None:
+        """At the end of the simulation: let the tasks of all lives end, without any further effect."""
+        if self.life is not None:
+            self._end(self.life, silently=True)
+        for life in self._ended:
+            life.scope.cancel()
+            life.resume()
+        self._ended.clear()
+
+
+class NamesrvProgram:
+    """A name server. ``controller`` is that of the present life."""
+
+    def __init__(self) -> None:
+        self.controller: NamesrvController | None = None
+
+    async def __call__(self, life: Life) -> None:
+        """Run it."""
+        settings = {"listenPort": str(NAMESRV_PORT), "bindAddress": "0.0.0.0", "kvConfigPath": "/none/kvConfig.json"}
+        found = load_namesrv(flags={key: (value, "simulation") for key, value in settings.items()})
+        self.controller = NamesrvController(found, life.clock, life.network)
+        await self.controller.run()
+
+
+class BrokerProgram:
+    """A broker. ``settings`` has RocketMQ's keys; ``controller`` is that of the present life."""
+
+    def __init__(self, **settings: object) -> None:
+        self.settings = BROKER | settings
+        self.controller: BrokerController | None = None
+
+    async def __call__(self, life: Life) -> None:
+        """Run it."""
+        self.controller = None
+        settings = configuration(Path(ROOT), self.settings | {"brokerIP1": life.host})
+        controller = BrokerController(
+            settings, clock=life.clock, disk=life.disk, network=life.network, sync_place=SyncPlace.THREAD
+        )
+        self.controller = controller
+        await controller.run()
+
+    @property
+    def serves(self) -> bool:
+        """Whether it has started."""
+        return self.controller is not None and self.controller.health.phase is None
+
+
+def quick_starts() -> ExitStack:
+    """Starts neither settle the garbage collector nor look up the options again: a process has hundreds of them."""
+    stack = ExitStack()
+    stack.enter_context(mock.patch.object(broker_controller, "_settle_memory", autospec=True))
+    stack.enter_context(mock.patch.object(configuration_module, "options_of", _options_of))
+    return stack
+
+
+_options_of = functools.cache(configuration_module.options_of)

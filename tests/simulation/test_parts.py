@@ -1,0 +1,359 @@
+"""The parts of the simulation do what their machines' counterparts do."""
+
+import errno
+from collections.abc import Awaitable, Callable
+from random import Random
+from typing import Any
+
+import pytest
+import trio
+
+from tests.simulation.disk import NodeDisk
+from tests.simulation.ledger import BrokenPromiseError, Ledger, check_queue
+from tests.simulation.machines import Life, Machine
+from tests.simulation.network import SimNetwork, SimStream
+from tests.simulation.nodes import NODE, Node, stoppable
+from tests.simulation.times import VirtualClock, seeded
+from tests.store.simdisk import Loss, PowerCut
+
+QUEUE = ("broker-a", "T", 0)
+
+
+def simulated(main: Callable[[VirtualClock], Awaitable[None]], seed: int = 0) -> None:
+    """Run ``main`` in a simulation of nothing else."""
+    with stoppable(), seeded(seed) as clock:
+        trio.run(main, clock, clock=clock)
+
+
+# -- nodes and time
+
+
+def test_a_stopped_node_does_nothing_and_goes_on_later() -> None:
+    steps: list[float] = []
+
+    async def work() -> None:
+        while len(steps) < 10:
+            steps.append(trio.current_time())
+            await trio.sleep(1)
+
+    async def main(_clock: VirtualClock) -> None:
+        node = Node("n", "10.0.0.1")
+        async with trio.open_nursery() as nursery:
+            NODE.set(node)
+            nursery.start_soon(work)
+            NODE.set(None)
+            await trio.sleep(2.5)
+            node.stop()
+            await trio.sleep(10)
+            node.resume()
+
+    simulated(main)
+    assert steps == [0, 1, 2, 12.5, 13.5, 14.5, 15.5, 16.5, 17.5, 18.5]
+
+
+def test_a_task_that_is_cancelled_while_its_node_is_stopped_ends_after_it() -> None:
+    ended: list[float] = []
+
+    async def wait(event: trio.Event) -> None:
+        try:
+            with trio.move_on_after(3):
+                await event.wait()
+                await trio.sleep_forever()
+        finally:
+            ended.append(trio.current_time())
+
+    async def main(_clock: VirtualClock) -> None:
+        node, event = Node("n", "10.0.0.1"), trio.Event()
+        async with trio.open_nursery() as nursery:
+            NODE.set(node)
+            nursery.start_soon(wait, event)
+            NODE.set(None)
+            await trio.sleep(1)
+            node.stop()
+            event.set()  # the task is to run, and is put aside; then its time is over too
+            await trio.sleep(5)
+            nursery.cancel_scope.cancel()
+            node.resume()
+
+    simulated(main)
+    assert ended == [6]
+
+
+def test_the_clock_reaches_every_deadline() -> None:
+    """With MockClock, 6.1 + (deadline - 6.1) can stay below the deadline for ever."""
+    passed: list[float] = []
+
+    async def main(clock: VirtualClock) -> None:
+        rng = Random(1)
+        for _ in range(500):
+            deadline = trio.current_time() + rng.random() * 0.01
+            await trio.sleep_until(deadline)
+            passed.append(clock.now - deadline)
+
+    simulated(main)
+    assert set(passed) == {0.0}
+
+
+# -- the network
+
+
+class Pair:
+    """Two machines with a connection between them."""
+
+    def __init__(self, clock: VirtualClock, seed: int = 0) -> None:
+        self.lines: list[str] = []
+        self.network = SimNetwork(Random(seed), clock, self.lines.append)
+        self.left = Node("left", "10.0.0.1")
+        self.right = Node("right", "10.0.0.2")
+
+    async def connected(self) -> tuple[SimStream, SimStream]:
+        """A new connection: the end at the left, the end at the right."""
+        right = self.network.of(self.right)
+        port = 1 + max((port for _, port in self.network.listeners), default=0)
+        sock = right.bind("0.0.0.0", port)
+        right.open_port(sock)
+        NODE.set(self.left)
+        stream = await self.network.of(self.left).open_stream(self.right.host, port)
+        NODE.set(None)
+        accepted = await right.listener(sock).accept()
+        assert isinstance(stream, SimStream)
+        assert isinstance(accepted, SimStream)
+        return stream, accepted
+
+
+async def received(stream: SimStream, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        data += await stream.receive_some()
+    return data
+
+
+def test_bytes_of_a_connection_arrive_in_order_and_others_may_come_first() -> None:
+    orders = set()
+
+    async def main(clock: VirtualClock) -> None:
+        for seed in range(20):
+            pair = Pair(clock, seed)
+            one, one_end = await pair.connected()
+            other, other_end = await pair.connected()
+            order: list[str] = []
+
+            async def read(name: str, stream: SimStream, order: list[str]) -> None:
+                assert await received(stream, 3) == b"abc"
+                order.append(name)
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(read, "one", one_end, order)
+                nursery.start_soon(read, "other", other_end, order)
+                for piece in (b"a", b"b", b"c"):
+                    await one.send_all(piece)
+                await other.send_all(b"abc")
+            orders.add(tuple(order))
+
+    simulated(main)
+    assert orders == {("one", "other"), ("other", "one")}
+
+
+def test_a_cut_holds_one_direction_until_it_ends() -> None:
+    async def main(clock: VirtualClock) -> None:
+        pair = Pair(clock)
+        left, right = await pair.connected()
+        pair.network.cut("10.0.0.1", "10.0.0.2")
+        await left.send_all(b"later")
+        await right.send_all(b"now")
+        assert await received(left, 3) == b"now"
+        with trio.move_on_after(30) as silence:
+            await right.receive_some()
+        assert silence.cancelled_caught
+        pair.network.heal("10.0.0.1", "10.0.0.2")
+        assert await received(right, 5) == b"later"
+
+    simulated(main)
+
+
+def test_a_reset_loses_what_is_under_way() -> None:
+    async def main(clock: VirtualClock) -> None:
+        pair = Pair(clock)
+        left, right = await pair.connected()
+        await left.send_all(b"lost")
+        pair.network.reset(left.socket)
+        for end in (left, right):
+            with pytest.raises(trio.BrokenResourceError) as raised:
+                await end.receive_some()
+            assert isinstance(raised.value.__cause__, OSError)
+            assert raised.value.__cause__.errno == errno.ECONNRESET
+
+    simulated(main)
+
+
+def test_who_does_not_read_stops_the_sender() -> None:
+    async def main(clock: VirtualClock) -> None:
+        pair = Pair(clock)
+        left, right = await pair.connected()
+        pair.network.cut("10.0.0.1", "10.0.0.2")
+        with trio.move_on_after(1) as blocked:
+            await left.send_all(bytes(1 << 20))
+        assert blocked.cancelled_caught
+        pair.network.heal("10.0.0.1", "10.0.0.2")
+        assert await received(right, 1 << 16) == bytes(1 << 16)
+
+    simulated(main)
+
+
+@pytest.mark.parametrize("silently", [False, True])
+def test_the_end_of_a_process_is_noticed_unless_its_power_failed(silently: bool) -> None:
+    async def main(clock: VirtualClock) -> None:
+        pair = Pair(clock)
+        left, _ = await pair.connected()
+        pair.network.node_ended(pair.right, silently=silently)
+        with trio.move_on_after(60) as silence:
+            with pytest.raises(trio.BrokenResourceError):
+                await left.receive_some()
+        assert silence.cancelled_caught == silently
+        # When the machine is back, it answers what is sent to it with a reset.
+        pair.network.dark.clear()
+        if silently:
+            await left.send_all(b"who is there?")
+        with pytest.raises(trio.BrokenResourceError):
+            await left.receive_some()
+
+    simulated(main)
+
+
+def test_the_end_of_a_stream_comes_behind_its_bytes() -> None:
+    async def main(clock: VirtualClock) -> None:
+        left, right = await Pair(clock).connected()
+        await left.send_all(b"all")
+        await left.aclose()
+        assert await received(right, 3) == b"all"
+        assert await right.receive_some() == b""
+
+    simulated(main)
+
+
+# -- machines
+
+
+def on_a_machine(program: Callable[[Life], Awaitable[None]], then: Callable[[Machine, Any], Awaitable[None]]) -> None:
+    async def main(clock: VirtualClock) -> None:
+        network = SimNetwork(Random(0), clock, lambda _: None)
+        machine = Machine("m", "10.0.0.1", network, program, lambda _: None, 0)
+        async with trio.open_nursery() as nursery:
+            machine.start(nursery)
+            await trio.sleep(1)
+            await then(machine, nursery)
+            machine.end_all()
+
+    simulated(main)
+
+
+async def write_twice(life: Life) -> None:
+    """Write two pages, and sync the first."""
+    fd = life.disk.create("/f", 8192)
+    life.disk.sync_directory("/")
+    for page, synced in ((b"a", True), (b"b", False)):
+        life.disk.pwrite(fd, page * 4096, 0 if page == b"a" else 4096)
+        if synced:
+            await life.disk.run(life.disk.data_sync, fd)
+    await trio.sleep_forever()
+
+
+def test_a_killed_process_leaves_what_it_wrote() -> None:
+    async def then(machine: Machine, _nursery: trio.Nursery) -> None:
+        machine.kill()
+        assert machine.disk.content("/f") == b"a" * 4096 + b"b" * 4096
+
+    on_a_machine(write_twice, then)
+
+
+def test_a_power_cut_takes_what_was_not_synced() -> None:
+    async def then(machine: Machine, _nursery: trio.Nursery) -> None:
+        life = machine.life
+        assert life is not None
+        machine.power_cut(Loss.ALL)
+        assert machine.disk.content("/f") == b"a" * 4096 + bytes(4096)
+        with pytest.raises(PowerCut):
+            life.disk.open("/f")
+
+    on_a_machine(write_twice, then)
+
+
+def test_nothing_of_an_ended_life_happens_in_the_next() -> None:
+    events: list[str] = []
+
+    async def program(life: Life) -> None:
+        number = len(events)
+        events.append(f"{number} starts")
+        await life.clock.sleep(2)
+        events.append(f"{number} goes on")
+
+    async def then(machine: Machine, nursery: trio.Nursery) -> None:
+        machine.kill()
+        machine.start(nursery)
+        await trio.sleep(5)
+
+    on_a_machine(program, then)
+    assert events == ["0 starts", "1 starts", "1 goes on"]
+
+
+def test_a_call_in_a_thread_happens_at_the_begin_or_at_the_end_of_its_time() -> None:
+    moments = set()
+
+    async def main(clock: VirtualClock) -> None:
+        disk = NodeDisk()
+        disk.rng = Random(1)
+        for _ in range(20):
+            begin = clock.now
+            happened = await disk.run(lambda: clock.now)
+            moments.add("begin" if happened == begin else "end" if happened == clock.now else "between")
+
+    simulated(main)
+    assert moments == {"begin", "end"}
+
+
+# -- the ledger
+
+
+def ledger_of(*acked: tuple[bytes, int], keeps: bool = True) -> Ledger:
+    ledger = Ledger(keeps=keeps)
+    for body, offset in acked:
+        ledger.attempted.add(body)
+        ledger.add_acked(QUEUE, body, offset, ledger.moment())
+    return ledger
+
+
+def test_a_ledger_is_content_with_what_was_promised() -> None:
+    check_queue(ledger_of((b"a", 0), (b"b", 1)), QUEUE, {0: b"a", 1: b"b", 2: b"unknown"})
+
+
+@pytest.mark.parametrize(
+    ("acked", "content", "why"),
+    [
+        ([(b"a", 0), (b"b", 1)], {0: b"a"}, "was acknowledged, and there is None"),
+        ([(b"a", 0)], {0: b"b"}, "was acknowledged, and there is b'b'"),
+        ([(b"a", 1), (b"b", 0)], {0: b"b", 1: b"a"}, "was sent later and has the lower offset"),
+        ([(b"a", 0)], {0: b"a", 1: b"a"}, "is there twice"),
+        ([(b"a", 0)], {0: b"a", 2: b"b"}, "holes"),
+    ],
+)
+def test_a_ledger_notices(acked: list[tuple[bytes, int]], content: dict[int, bytes], why: str) -> None:
+    with pytest.raises(BrokenPromiseError, match=why):
+        check_queue(ledger_of(*acked), QUEUE, content)
+
+
+def test_consumers_see_one_message_at_an_offset_which_stays() -> None:
+    ledger = ledger_of((b"a", 0), (b"b", 0))
+    ledger.add_seen(QUEUE, 0, b"a")
+    with pytest.raises(BrokenPromiseError, match="was seen before"):
+        ledger.add_seen(QUEUE, 0, b"b")
+    with pytest.raises(BrokenPromiseError, match="was never sent"):
+        ledger.add_seen(QUEUE, 1, b"c")
+    with pytest.raises(BrokenPromiseError, match="a consumer saw b'a', and there is None"):
+        check_queue(Ledger(seen=ledger.seen), QUEUE, {})
+
+
+def test_what_was_not_promised_may_be_lost() -> None:
+    ledger = ledger_of((b"a", 0), (b"b", 1), keeps=False)
+    ledger.add_seen(QUEUE, 0, b"a")
+    ledger.add_seen(QUEUE, 0, b"b")
+    check_queue(ledger, QUEUE, {3: b"b"})

@@ -1,0 +1,81 @@
+"""Simulated clusters keep their promises; the same seed does the same again; a broken broker is noticed."""
+
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.breaks import BREAKS
+from tests.simulation.world import many, simulate
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*options: str) -> tuple[int, str]:
+    """Run the command; returns its exit code and what it printed."""
+    command = [sys.executable, "-m", "tests.simulation", *options]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=500)
+    return found.returncode, found.stdout + found.stderr
+
+
+def test_a_few_seeds() -> None:
+    with many():
+        outcomes = [simulate(seed) for seed in range(4)]
+    assert sum(outcome.ledger.acknowledged for outcome in outcomes) > 20
+    assert sum(len(outcome.ledger.seen) for outcome in outcomes) > 20
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+def test_500_seeds_keep_every_promise() -> None:
+    code, printed = run("--seeds", "0-499")
+    assert code == 0, printed
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+def test_the_same_seed_does_the_same_again() -> None:
+    code, printed = run("--seeds", "0-49", "--twice")
+    assert code == 0, printed
+    assert sum(map(int, re.findall(r"(\d+) simulations", printed))) == 100
+
+
+@pytest.mark.slow
+def test_every_kind_of_fault_happens() -> None:
+    kinds = {
+        "is killed": "kill",
+        "loses its power": "power",
+        "shuts down": "stop",
+        "is paused": "pause",
+        "cut ": "cut",
+        " and back": "both directions",
+        "is reset": "reset",
+        "ms off": "clock",
+    }
+    happened: Counter[str] = Counter()
+    acknowledged = refused_or_unknown = 0
+    with many():
+        for seed in range(60):
+            outcome = simulate(seed, keeps=True)
+            happened.update(kind for line in outcome.trace.lines for text, kind in kinds.items() if text in line)
+            acknowledged += outcome.ledger.acknowledged
+            refused_or_unknown += outcome.ledger.refused + outcome.ledger.unknown
+    assert set(happened) == set(kinds.values())
+    assert acknowledged > 500
+    assert refused_or_unknown > 20
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("broken", sorted(BREAKS))
+def test_a_broken_broker_is_noticed_and_its_seed_shows_it_again(broken: str) -> None:
+    code, printed = run("--seeds", "0-499", "--first", "--break", broken)
+    assert code == 1, printed
+    failures = re.findall(r"^seed (\d+) FAILED: (.*)$", printed, re.MULTILINE)
+    seed, why = failures[0]
+    code, printed = run("--seeds", seed, "--break", broken, "--workers", "1")
+    assert code == 1
+    assert f"seed {seed} FAILED: {why}" in printed

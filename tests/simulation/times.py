@@ -1,0 +1,143 @@
+"""Time and chance in a simulation: all of it follows from the seed.
+
+trio's clock jumps to the next deadline. The clocks of the standard library show that time too, and each node's wall
+clock has a step of its own. Each look at a time for slices of work moves that one a little, so that slices end.
+"""
+
+import heapq
+import itertools
+import math
+import os
+import random
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from random import Random
+from typing import Any, Final
+from unittest import mock
+
+import trio
+from trio._core import _run
+
+from tests.simulation.nodes import NODE
+from trimq.remoting.server import intake, large_reply, reactor
+
+START_MS: Final = 1_700_000_000_000
+_LOOK: Final = 0.0003
+"""Seconds that pass, for slices only, with each look at the time."""
+
+
+class NodeClock:
+    """A machine's clock. ``step_ms`` is how far its wall clock is off; its monotonic one is that of the simulation."""
+
+    def __init__(self) -> None:
+        self.step_ms = 0
+
+    def wall_ms(self) -> int:
+        return START_MS + int(trio.current_time() * 1000) + self.step_ms
+
+    def monotonic(self) -> float:
+        return 1000.0 + trio.current_time()
+
+    async def sleep(self, seconds: float) -> None:
+        await trio.sleep(max(0.0, seconds))
+
+    async def sleep_until(self, deadline: float) -> None:
+        await trio.sleep_until(deadline - 1000.0)
+
+
+class VirtualClock(trio.abc.Clock):
+    """trio's clock: whenever no task can run, it is the time of the next deadline.
+
+    trio's MockClock adds differences of times instead, and for some of them, rounded, never gets there.
+    """
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._waits = 0
+        self._order = itertools.count()
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+
+    def at(self, when: float, call: Callable[[], None]) -> None:
+        """Call ``call`` at a time, between the steps of tasks. It must not raise."""
+        heapq.heappush(self._events, (when, next(self._order), call))
+
+    def start_clock(self) -> None:
+        """See Clock."""
+
+    def current_time(self) -> float:
+        """See Clock."""
+        return self.now
+
+    def deadline_to_sleep_time(self, deadline: float) -> float:
+        """See Clock. trio asks only when no task can run."""
+        events = self._events
+        if events and events[0][0] <= deadline:
+            self.now = max(self.now, events[0][0])
+            while events and events[0][0] <= self.now:
+                heapq.heappop(events)[2]()
+            return 0.0
+        if deadline < math.inf:
+            self.now = max(self.now, deadline)
+            return 0.0
+        # When all has ended, trio waits for a wake-up of its own. Nothing else of a simulation waits for the system.
+        self._waits += 1
+        if self._waits > 10:
+            raise StandstillError("no task of the simulation will ever run again")
+        return 0.1
+
+
+class StandstillError(AssertionError):
+    """Everything waits for something else."""
+
+
+def _wall_ms() -> int:
+    node = NODE.get()
+    clock = getattr(node, "clock", None)
+    return clock.wall_ms() if clock is not None else START_MS + int(trio.current_time() * 1000)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[VirtualClock]:
+    """Make the scheduler, random numbers and times follow from ``seed``. Yields the clock for ``trio.run``."""
+    clock = VirtualClock()
+    looks = itertools.count()
+
+    def slice_time() -> float:
+        return clock.current_time() + _LOOK * next(looks)
+
+    def monotonic() -> float:
+        return 1000.0 + clock.current_time()
+
+    def time_ns() -> int:
+        return _wall_ms() * 1_000_000
+
+    def seconds() -> float:
+        return _wall_ms() / 1000
+
+    def token_hex(count: int) -> str:
+        return bits.randbytes(count).hex()
+
+    state = random.getstate()
+    random.seed(f"program {seed}")
+    bits = Random(f"bytes {seed}")
+    scheduler: Any = _run
+    patches: list[Any] = [
+        mock.patch.object(scheduler, "_ALLOW_DETERMINISTIC_SCHEDULING", True),
+        mock.patch.object(scheduler, "_r", Random(f"scheduler {seed}")),
+        mock.patch.object(time, "perf_counter", slice_time),
+        *(mock.patch.object(module, "perf_counter", slice_time) for module in (intake, reactor, large_reply)),
+        mock.patch.object(time, "monotonic", monotonic),
+        mock.patch.object(time, "time_ns", time_ns),
+        mock.patch.object(time, "time", seconds),
+        mock.patch.object(os, "urandom", bits.randbytes),
+        mock.patch.object(secrets, "token_hex", token_hex),
+    ]
+    try:
+        with ExitStack() as stack:
+            for patch in patches:
+                stack.enter_context(patch)
+            yield clock
+    finally:
+        random.setstate(state)

@@ -1,0 +1,273 @@
+"""One simulation: a cluster and its clients, disturbed for some seconds, then whole again and checked.
+
+All that happens follows from the seed: run it again, and the same happens.
+"""
+
+import gc
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Final
+
+import structlog
+import trio
+
+from tests.simulation.clients import (
+    QUEUES,
+    TOPIC,
+    Caller,
+    Consumer,
+    Producer,
+    committed_offset,
+    offset_bounds,
+    read_all,
+)
+from tests.simulation.faults import Faults
+from tests.simulation.ledger import BrokenPromiseError, Ledger, QueueKey, check_queue
+from tests.simulation.machines import BrokerProgram, Life, Machine, NamesrvProgram, quick_starts
+from tests.simulation.network import SimNetwork
+from tests.simulation.nodes import stoppable
+from tests.simulation.times import VirtualClock, seeded
+from trimq.remoting.errors import RemotingTransportError
+
+_SETTLE: Final = 60.0
+"""Seconds that the cluster has to be whole again once the faults are over."""
+_MESSAGES: Final = 8
+"""Messages of each producer."""
+
+
+class NotSettledError(AssertionError):
+    """The cluster does not serve although all faults are over."""
+
+
+@dataclass
+class Trace:
+    """The events of a simulation: a digest of all, and their texts if ``keeps``."""
+
+    keeps: bool = False
+    lines: list[str] = field(default_factory=list)
+    events: int = 0
+    _hash: Any = field(default_factory=hashlib.sha256)
+
+    def __call__(self, text: str) -> None:
+        """Add an event, which happens now."""
+        line = f"{trio.current_time():.6f} {text}"
+        self._hash.update(line.encode())
+        self.events += 1
+        if self.keeps:
+            self.lines.append(line)
+
+    @property
+    def digest(self) -> str:
+        """The same for the same events at the same times."""
+        return str(self._hash.hexdigest())
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What kind of cluster a seed has.
+
+    ``power_fails``: machines may lose their power, and with it what was not synced.
+    """
+
+    name_servers: int
+    brokers: int
+    sync_flush: bool
+    power_fails: bool
+    faults: int
+
+    @classmethod
+    def drawn(cls, rng: Random) -> "Scenario":
+        """One by chance."""
+        return cls(
+            name_servers=rng.choice((1, 1, 2)),
+            brokers=rng.choice((1, 1, 1, 1, 2)),
+            sync_flush=rng.random() < 0.7,
+            power_fails=rng.random() < 0.7,
+            faults=rng.randrange(1, 5),
+        )
+
+    @property
+    def keeps(self) -> bool:
+        """Whether nothing that was acknowledged may be lost."""
+        return self.sync_flush or not self.power_fails
+
+
+@dataclass
+class Outcome:
+    """What a simulation did."""
+
+    seed: int
+    trace: Trace
+    scenario: Scenario
+    ledger: Ledger
+    seconds: float = 0.0
+    """Time in the simulation."""
+
+    def __str__(self) -> str:
+        ledger = self.ledger
+        return (
+            f"seed {self.seed}: {self.trace.events} events in {self.seconds:.1f} s, {ledger.acknowledged} messages "
+            f"acknowledged, {ledger.refused} refused, {ledger.unknown} unknown, {len(ledger.seen)} consumed"
+        )
+
+
+class World:
+    """The cluster of one seed."""
+
+    def __init__(self, seed: int, scenario: Scenario, clock: VirtualClock, trace: Trace) -> None:
+        self.trace = trace
+        self.scenario = scenario
+        self.ledger = Ledger(keeps=scenario.keeps)
+        self.network = SimNetwork(Random(f"network {seed}"), clock, trace)
+        self.checked = trio.Event()
+        self._seed = seed
+        self._rng = Random(f"faults {seed}")
+        self._hosts = [f"10.0.0.{number + 1}" for number in range(scenario.name_servers)]
+        self.name_servers = [self._machine(f"namesrv-{host}", host, NamesrvProgram()) for host in self._hosts]
+        self.brokers: dict[str, Machine] = {}
+        self._programs: list[BrokerProgram] = []
+        for number in range(scenario.brokers):
+            self._add_broker(f"broker-{'ab'[number]}", f"10.0.1.{number + 1}")
+        self.producers = [
+            self._machine(f"p{number}", f"10.0.2.{number + 1}", self._producer(f"p{number}")) for number in range(2)
+        ]
+        self.consumer = self._machine("consumer", "10.0.3.1", Consumer(self.ledger, self._hosts))
+        self.checker = self._machine("checker", "10.0.4.1", self._check)
+
+    def _add_broker(self, name: str, host: str) -> None:
+        program = BrokerProgram(
+            brokerName=name,
+            namesrvAddr=";".join(f"{host}:9876" for host in self._hosts),
+            flushDiskType="SYNC_FLUSH" if self.scenario.sync_flush else "ASYNC_FLUSH",
+        )
+        self._programs.append(program)
+        self.brokers[name] = self._machine(name, host, program)
+
+    def _producer(self, name: str) -> Producer:
+        return Producer(name, self.ledger, self._hosts, Random(f"{name} {self._seed}"), _MESSAGES)
+
+    def _machine(self, name: str, host: str, program: Any) -> Machine:
+        return Machine(name, host, self.network, program, self.trace, self._seed)
+
+    @property
+    def servers(self) -> list[Machine]:
+        """The machines of the cluster."""
+        return [*self.name_servers, *self.brokers.values()]
+
+    @property
+    def clients(self) -> list[Machine]:
+        """The machines of its users."""
+        return [*self.producers, self.consumer]
+
+    async def run(self) -> None:
+        """Start, disturb, wait until all is well, check. Raises BrokenPromiseError, NotSettledError, in a group."""
+        async with trio.open_nursery() as nursery:
+            try:
+                await self._run(nursery)
+            finally:
+                # Stopped tasks would never end by themselves.
+                for machine in (*self.servers, *self.clients, self.checker):
+                    machine.end_all()
+                nursery.cancel_scope.cancel()
+
+    async def _run(self, nursery: trio.Nursery) -> None:
+        for machine in self.servers:
+            machine.start(nursery)
+        await self._until(lambda: all(program.serves for program in self._programs), "a broker does not start")
+        for machine in self.clients:
+            machine.start(nursery)
+        # Brokers twice: their faults are the ones that count.
+        servers = [*self.servers, *self.brokers.values()]
+        faults = Faults(self._rng, self.network, servers, self.clients, self.trace, power=self.scenario.power_fails)
+        await faults.run(self.scenario.faults, nursery)
+        self.trace("the faults are over")
+        for machine in self.servers:
+            if machine.life is None:
+                machine.start(nursery)
+        await self._until(lambda: all(one.life is None for one in self.producers), "a producer does not end")
+        self.checker.start(nursery)
+        await self._until(self.checked.is_set, "the cluster cannot be read")
+
+    async def _until(self, condition: Callable[[], bool], why: str) -> None:
+        with trio.move_on_after(_SETTLE):
+            while not condition():  # noqa: ASYNC110 - conditions of many programs; the time is virtual
+                await trio.sleep(0.05)
+            return
+        raise NotSettledError(f"{why} within {_SETTLE:g} s")
+
+    async def _check(self, life: Life) -> None:
+        """Read all queues, once the cluster serves them, and hold them against the ledger."""
+        caller = Caller(life, self._hosts)
+        async with caller.remoting:
+            for name in self.brokers:
+                for number in range(QUEUES):
+                    await self._check_queue(caller, (name, TOPIC, number))
+        self.checked.set()
+
+    async def _check_queue(self, caller: Caller, queue: QueueKey) -> None:
+        first, end, committed, content = 0, 0, None, dict[int, bytes]()
+        while True:
+            try:
+                if queue[0] not in caller.masters:
+                    await caller.find_masters()
+                committed = await committed_offset(caller, queue)
+                first, end = await offset_bounds(caller, queue)
+                content = await read_all(caller, queue, first, end)
+                break
+            except (RemotingTransportError, KeyError):
+                await trio.sleep(0.2)
+        self.trace(f"{queue}: {first} to {end}, committed {committed}")
+        # What was not synced can be lost in the middle too; recovery keeps the records behind it.
+        if self.ledger.keeps and first:
+            raise BrokenPromiseError(f"{queue}: starts at {first}, and nothing expires in a simulation")
+        # More than ``end``: a send that nobody waits for any more has arrived since.
+        if self.ledger.keeps and len(content) < end:
+            raise BrokenPromiseError(f"{queue}: {end} messages reported, {len(content)} found")
+        check_queue(self.ledger, queue, content)
+        if committed is not None and committed > end:
+            raise BrokenPromiseError(f"{queue}: committed {committed}, above the end {end}")
+
+
+def simulate(seed: int, *, keeps: bool = False) -> Outcome:
+    """Run the simulation of ``seed``; with ``keeps`` the trace keeps its texts.
+
+    Raises an exception group with BrokenPromiseError, NotSettledError, or what else went wrong. ``trace_of`` has the
+    events until then.
+    """
+    trace = Trace(keeps)
+    scenario = Scenario.drawn(Random(f"scenario {seed}"))
+    outcome = Outcome(seed, trace, scenario, Ledger())
+
+    async def main(clock: VirtualClock) -> None:
+        world = World(seed, scenario, clock, trace)
+        outcome.ledger = world.ledger
+        await world.run()
+        outcome.seconds = clock.now
+
+    try:
+        with quick_starts(), stoppable(), seeded(seed) as clock:
+            trio.run(main, clock, clock=clock)
+    except BaseException as error:
+        error.add_note("\n".join(trace.lines))
+        error.add_note(f"again: python -m tests.simulation --seeds {seed} --trace")
+        raise
+    return outcome
+
+
+@contextmanager
+def many() -> Iterator[None]:
+    """For processes that run many simulations: logs below critical ones are off, and so is the garbage collector."""
+    before = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.unfreeze()
+        structlog.configure(**before)
