@@ -154,7 +154,7 @@ class Wire:
         """Run one round of the reactor; returns its seconds, 0 if no socket was ready."""
         reactor = self._reactor
         began = time.thread_time()
-        events = reactor._epoll.poll(0)  # noqa: SLF001 - the reactor's loop is driven from here
+        events = reactor._selector.poll(0)  # noqa: SLF001 - the reactor's loop is driven from here
         if not (events or reactor._sender.ready):  # noqa: SLF001 - as above
             return 0.0
         reactor.intake.turn_end = float("inf")  # no end of the turn: other tasks would run, and be in the time

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from trimq.broker.replication_config import BrokerRole, ReplicationConfig, parse_networks
 from trimq.broker.store_config import (
     DEFAULT_DELAY_LEVELS,
-    BrokerRole,
     FlushDiskType,
     MessageStoreConfig,
     parse_delay_levels,
@@ -36,8 +36,10 @@ __all__ = [
     "LogConfig",
     "MessageStoreConfig",
     "NettyServerConfig",
+    "ReplicationConfig",
     "load_broker",
     "parse_delay_levels",
+    "parse_networks",
     "saved_changes_path",
     "split_addresses",
 ]
@@ -95,7 +97,7 @@ class BrokerConfig:
         check=_name_problem,
         shown="the name of this machine",
     )
-    broker_id: int = option(0, "0 is the master; other numbers are slaves.", minimum=0, maximum=0)
+    broker_id: int = option(0, "0 is the master; other numbers are slaves.", minimum=0, maximum=2**31 - 1)
     broker_ip1: str | None = option(
         None,
         "Address that the broker advertises to clients. Message ids contain it.",
@@ -333,12 +335,37 @@ class BrokerConfig:
         return not self.namesrv_addresses if self.embedded_namesrv_enable is None else self.embedded_namesrv_enable
 
 
+def _role_problem(configuration: Configuration) -> tuple[str, str] | None:
+    """Key and expectation if number, role and write buffers do not fit together."""
+    replication, broker_id = configuration.section(ReplicationConfig), configuration.section(BrokerConfig).broker_id
+    role = replication.broker_role
+    if role is BrokerRole.SLAVE and not broker_id:
+        return "brokerId", "a number above 0, since brokerRole=SLAVE"
+    if role is not BrokerRole.SLAVE and broker_id:
+        return "brokerRole", f"SLAVE, since brokerId={broker_id}; a master has brokerId=0"
+    if replication.is_slave and configuration.section(TieredStoreConfig).is_enabled:
+        return "messageStorePlugIn", "nothing on a slave: it has no tier yet"
+    replicates = role is not BrokerRole.ASYNC_MASTER or replication.ha_listen_port is not None
+    if replicates and configuration.section(MessageStoreConfig).transient_store_pool_enable:
+        return "transientStorePoolEnable", "false with slaves: what is in a write buffer cannot be sent to them"
+    return None
+
+
 SCHEMA = Schema(
     program="mqbroker",
-    sections=(BrokerConfig, MessageStoreConfig, TieredStoreConfig, NettyServerConfig, WebConfig, LogConfig),
+    sections=(
+        BrokerConfig,
+        MessageStoreConfig,
+        ReplicationConfig,
+        TieredStoreConfig,
+        NettyServerConfig,
+        WebConfig,
+        LogConfig,
+    ),
     inert=INERT,
     unsupported=UNSUPPORTED,
     harmless=HARMLESS,
+    checks=(_role_problem,),
     protected=frozenset({"configBlackList", "brokerConfigPath"}),
 )
 

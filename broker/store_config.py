@@ -18,13 +18,6 @@ class FlushDiskType(enum.StrEnum):
     SYNC_FLUSH = "SYNC_FLUSH"
 
 
-class BrokerRole(enum.StrEnum):
-    """Whether a send waits for slaves."""
-
-    ASYNC_MASTER = "ASYNC_MASTER"
-    SYNC_MASTER = "SYNC_MASTER"
-
-
 DEFAULT_DELAY_LEVELS = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 _DELAY_UNITS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
@@ -285,16 +278,6 @@ class MessageStoreConfig:
         unit="bytes",
         minimum=4 * KIB,
         maximum=2**31 - 1,
-    )
-    broker_role: BrokerRole = option(
-        BrokerRole.ASYNC_MASTER, "Whether sends wait for slaves. Slaves are not supported yet, so both mean the same."
-    )
-    ha_listen_port: int | None = option(
-        None,
-        "Port that the broker advertises to slaves; nothing listens there yet.",
-        minimum=0,
-        maximum=65535,
-        unset="listenPort + 1",
     )
     commit_log_reserve_step: int = option(
         64 * MIB,

@@ -122,14 +122,14 @@ INERT: Final = _table(
     ),
 )
 
-_REPLICATION = "replication is not implemented yet; this broker is a master without slaves"
+_REPLICATION = "replication is by masters and slaves that an operator appoints; this option belongs to another kind"
 _POP = "POP consumption is not implemented yet"
 _FILTER = "the consume queue extension is not written; an expression is evaluated on each message's properties"
 _TRANSACTIONS = "halves are kept in the queue, and their number is a metric that is not stored in a file"
 _TIMER = "timed messages wait in the timer wheel and its log; RocketMQ's other ways to keep them are not supported"
 _TIMER_ROCKSDB = "there are no timers in RocksDB; timed messages wait in the timer wheel and its log"
 _TRANSACTIONS_ROCKSDB = "there are no transactions in RocksDB; halves wait in the queue of the half topic"
-_ACTING_MASTER = "no slave becomes the acting master; this broker is a master without slaves"
+_ACTING_MASTER = "no slave becomes the acting master"
 _ROCKSDB = "RocksDB is not supported; queues are files"
 _ACL = "access control is not implemented yet"
 _METRICS = "metrics are exported for Prometheus, all or none: metricsExporterType=PROM"
@@ -140,11 +140,9 @@ UNSUPPORTED: Final = _table(
     (
         _REPLICATION,
         """
-        haMasterAddress haSendHeartbeatInterval haHousekeepingInterval haTransferBatchSize haMaxGapNotInSync
-        haSlaveFallbehindMax slaveTimeout offsetCheckInSlave duplicationEnable totalReplicas inSyncReplicas
-        minInSyncReplicas allAckInSyncStateSet enableAutoInSyncReplicas haFlowControlEnable
+        haSlaveFallbehindMax offsetCheckInSlave duplicationEnable totalReplicas allAckInSyncStateSet haFlowControlEnable
         maxHaTransferByteInSecond haMaxTimeSlaveNotCatchup syncMasterFlushOffsetWhenStartup maxChecksumRange
-        maxSlaveResendLength syncFromLastFile asyncLearner slaveReadEnable sendHeartbeatTimeoutMillis
+        maxSlaveResendLength syncFromLastFile asyncLearner sendHeartbeatTimeoutMillis
         brokerHeartbeatInterval brokerNotActiveTimeoutMillis
         skipPreOnline syncBrokerMemberGroupPeriod forwardTimeout lockInStrictMode readUnCommitted
         enableDLegerCommitLog dLegerGroup dLegerPeers dLegerSelfId preferredLeaderId enableBatchPush
@@ -307,7 +305,7 @@ HARMLESS: Final = {
     key: value
     for value, keys in (
         ("default", "storeType"),
-        ("1", "inSyncReplicas totalReplicas minInSyncReplicas"),
+        ("1", "totalReplicas"),
         ("true", "indexFileWriteEnable indexFileReadEnable"),
         (
             "false",
@@ -315,7 +313,7 @@ HARMLESS: Final = {
             aclEnable allAckInSyncStateSet appendAckAsync appendCkAsync asyncLearner authenticationEnabled
             authorizationEnabled checkCommitLogOffsetOnRecover clientPooledByteBufAllocatorEnable
             coldCtrStrategyEnable coldDataFlowControlEnable coldDataScanEnable combineCQEnableCheckSelf
-            disableConsumeIfConsumerReadSlowly duplicationEnable enableAcceleratedRecovery enableAutoInSyncReplicas
+            disableConsumeIfConsumerReadSlowly duplicationEnable enableAcceleratedRecovery
             enableBatchPush enableCalcFilterBitMap enableCleanExpiredOffset enableConsumeQueueExt
             enableControllerMode enableDLegerCommitLog enableLmq enableLogConsumeQueueRepeatedlyBuildWhenRecover
             enableMixedMessageType enableMultiDispatch enablePopBatchAck enablePopBufferMerge enablePopLog
@@ -326,7 +324,7 @@ HARMLESS: Final = {
             isBrokerContainer isInBrokerContainer lockInStrictMode metricsInDelta migrateAuthFromV1Enabled
             offsetCheckInSlave popConsumerKVServiceEnable popConsumerKVServiceInit popConsumerKVServiceLog
             popResponseReturnActualRetryTopic printChannelGroups readUnCommitted rejectPullConsumerEnable
-            rocksdbCQDoubleWriteEnable skipPreOnline skipWhenCKRePutReachMaxTimes slaveReadEnable syncFromLastFile
+            rocksdbCQDoubleWriteEnable skipPreOnline skipWhenCKRePutReachMaxTimes syncFromLastFile
             syncMasterFlushOffsetWhenStartup timerRocksDBEnable transRocksDBEnable useSeparateStorePathForRocksdbCQ
             useStaticSubscription useTLS
             """,

@@ -37,6 +37,10 @@ class Network(ClientNetwork, Protocol):
         """Accepts the connections of a socket made by ``bind`` that listens. Closing it closes the socket."""
         ...
 
+    def peer_of(self, stream: trio.abc.Stream) -> str:
+        """The IP address of the other end of a connection that a listener has accepted."""
+        ...
+
 
 class SystemNetwork(SocketNetwork):
     """The network of the operating system."""
@@ -60,3 +64,9 @@ class SystemNetwork(SocketNetwork):
     def listener(self, sock: socket.socket) -> trio.abc.Listener[trio.abc.Stream]:
         """See Network."""
         return trio.SocketListener(trio.socket.from_stdlib_socket(sock))
+
+    def peer_of(self, stream: trio.abc.Stream) -> str:
+        """See Network."""
+        assert isinstance(stream, trio.SocketStream)
+        address: str = stream.socket.getpeername()[0]
+        return address.removeprefix("::ffff:")

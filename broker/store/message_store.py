@@ -3,14 +3,14 @@
 Source: RocketMQ's DefaultMessageStore.
 """
 
-from collections.abc import AsyncIterator, Callable, Collection, Container, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Container, Iterator
 from contextlib import asynccontextmanager, closing
 from typing import Any, Final, NamedTuple
 
 import structlog
 import trio
 
-from trimq.broker.config import MessageStoreConfig
+from trimq.broker.config import FlushDiskType, MessageStoreConfig, ReplicationConfig
 from trimq.broker.store.clean import CleanService
 from trimq.broker.store.disk.disk import Disk
 from trimq.broker.store.disk.durable_files import make_durable_directory
@@ -21,6 +21,7 @@ from trimq.broker.store.disk.real_disk import RealDisk
 from trimq.broker.store.disk.store_lock import AbortFile, StoreInUseError, StoreLock
 from trimq.broker.store.dispatch.dispatcher import MessageArriving, StoreDispatcher
 from trimq.broker.store.dispatch.reput import ReputMessageService
+from trimq.broker.store.durability.group_transfer import GroupTransferService
 from trimq.broker.store.durability.log_sync import SyncPlace
 from trimq.broker.store.durability.write_path import WritePath
 from trimq.broker.store.in_memory_calls import InMemoryCalls
@@ -39,6 +40,11 @@ from trimq.broker.store.read.query import BoundaryType, MessageFinder
 from trimq.broker.store.recovery.checkpoint import CheckpointService, StoreCheckpoint
 from trimq.broker.store.recovery.failed_sync_marker import FailedSyncMarker
 from trimq.broker.store.recovery.recovery import RecoveryReport, StoreRecovery
+from trimq.broker.store.replication.follower import StoreFollower
+from trimq.broker.store.replication.ha_client import Begin, HAClient, MasterView
+from trimq.broker.store.replication.ha_connection import HAConfig
+from trimq.broker.store.replication.ha_service import HAService, InSync
+from trimq.broker.store.replication.slave_log import SlaveLog
 from trimq.broker.store.running_flags import Flag, RunningFlags
 from trimq.broker.store.stats import StoreStats
 from trimq.broker.store.timer.recovery import LogState, TimerRecovery
@@ -50,9 +56,11 @@ from trimq.remoting.runtime.clock import Clock, SystemClock
 from trimq.remoting.runtime.durations import Durations
 
 __all__ = [
+    "Begin",
     "ConsumeQueue",
     "DueTimers",
     "Flag",
+    "HAClient",
     "MappedFile",
     "MessageStore",
     "NewTimer",
@@ -95,7 +103,7 @@ class MessageStore(InMemoryCalls):
     Puts, gets and queries are those of InMemoryCalls.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0915 - it makes all parts of a store
         self,
         config: MessageStoreConfig,
         *,
@@ -104,12 +112,16 @@ class MessageStore(InMemoryCalls):
         sync_place: SyncPlace = SyncPlace.AUTO,
         accept_missing_log: bool = False,
         timer_slots: int = SLOTS,
+        replication: ReplicationConfig | None = None,
     ) -> None:
         """``accept_missing_log``: start with an empty log even if the checkpoint knows one whose files are missing.
 
         ``timer_slots``: slots of the timer's wheel, for tests; with another number RocketMQ refuses the file.
         """
         self.config = config
+        self.replication = replication or ReplicationConfig()
+        self.ha: HAService | None = None
+        """A master's side of replication; None without slaves."""
         self.disk = disk or RealDisk()
         self.clock = clock or SystemClock()
         self.root = str(config.root)
@@ -237,6 +249,8 @@ class MessageStore(InMemoryCalls):
             self.dispatcher,
             clean_exit=clean_exit,
             check_crc=self.config.check_crc_on_recover,
+            holds=self.replication.waits_for_slaves,
+            cuts=self.replication.is_slave or self.replication.ha_listen_port is not None,
         )
         self.recovering = recovery.report
         self.recovered = await recovery.run()
@@ -245,6 +259,9 @@ class MessageStore(InMemoryCalls):
         self._failed_sync.remove()
         self.flags.on_broken = lambda flag, reason: self._failed_sync.note(flag, self.flushed_offset, reason)
         self.commit_log.last_store_timestamp = self.recovered.last_store_timestamp
+        for (topic, queue_id), following in recovery.held.items():
+            self.commit_log.queue(topic, queue_id).next_offset = following
+        self.ha = self._make_ha()
         path = WritePath(
             self.commit_log,
             self.dispatcher,
@@ -254,8 +271,15 @@ class MessageStore(InMemoryCalls):
             memory=log_memory(self._memory),
             delay_ms=self.dispatcher.delay_ms,
             sync_place=self._sync_place,
+            replicas=self.ha if self.replication.waits_for_slaves else None,
+            slave_timeout=self.replication.slave_timeout / 1000,
         )
         self.write_path = path
+        if self.replication.is_slave:
+            self.flags.set(Flag.SLAVE, "this broker is a slave (brokerRole=SLAVE): send to its master")
+        if self.ha is not None:
+            path.sync.on_flushed = self.ha.notify
+            self.ha.start()
         self.put_message = path.put_message
         self.put_now = path.put_now
         try:
@@ -268,6 +292,45 @@ class MessageStore(InMemoryCalls):
             self.timer_data.close()
             self.timer_data = self._make_timers(self.timer_data.wheel.slots)
         return path
+
+    def _make_ha(self) -> HAService | None:
+        config = self.replication
+        if config.is_slave or config.ha_listen_port is None:
+            return None
+        wanted = InSync(config.wanted_copies, config.min_in_sync_replicas, config.enable_auto_in_sync_replicas)
+        return HAService(
+            self.commit_log,
+            self.flags,
+            self.ha_config,
+            wanted if config.waits_for_slaves else None,
+            self._transferable_offset,
+            replicated_offset=self.dispatcher.position,
+        )
+
+    @property
+    def ha_config(self) -> HAConfig:
+        """Settings of both sides of replication."""
+        config = self.replication
+        return HAConfig(
+            config.ha_transfer_batch_size,
+            config.ha_send_heartbeat_interval / 1000,
+            config.ha_housekeeping_interval / 1000,
+            config.ha_max_gap_not_in_sync,
+        )
+
+    def _transferable_offset(self) -> int:
+        """What slaves may get. Under SYNC_FLUSH nothing that this store could lose, and then write differently."""
+        syncs = self.config.flush_disk_type is FlushDiskType.SYNC_FLUSH
+        return self.flushed_offset if syncs else self.commit_log.max_offset
+
+    def make_client(
+        self, master: MasterView, open_stream: Callable[[str, int], Awaitable[trio.abc.Stream]]
+    ) -> HAClient:
+        """A slave's side of replication, to be run while the store is open."""
+        syncs = self.config.flush_disk_type is FlushDiskType.SYNC_FLUSH
+        path = self.write_path
+        follower = StoreFollower(path, self.dispatcher, self._reput.wake, self._finder.look_cold, syncs=syncs)
+        return HAClient(SlaveLog(path), follower, master, self.ha_config, open_stream)
 
     async def _recover_timers(self, timers: TimerStore) -> None:
         """After the queues: the timer's data follows the timer's queue. Raises StoreLoadError, OSError."""
@@ -295,6 +358,8 @@ class MessageStore(InMemoryCalls):
         self._reput = ReputMessageService(
             self.commit_log, self.dispatcher, self.stats, lambda: path.durability.readable_offset
         )
+        if isinstance(path.durability, GroupTransferService):
+            path.durability.on_readable = self._reput.wake
         self._clean = CleanService(
             self.files,
             QueueCleaner(self.queues, self.flush_queues),
@@ -325,7 +390,8 @@ class MessageStore(InMemoryCalls):
         # After the last flush: under SYNC_FLUSH only durable records may be dispatched.
         with trio.move_on_after(SHUTDOWN_SECONDS):
             await self._reput.catch_up()
-        complete = durable and not self.dispatch_behind_bytes
+        # All of the log: a record that no slave has confirmed is in no queue, and a clean store has all in its queues.
+        complete = durable and self.dispatcher.position >= self.commit_log.max_offset
         # Removed only if all of it succeeded: otherwise the next start must not trust the store.
         if complete and await self._checkpoints.save(clean=True) and not self.flags.is_broken:
             try:
@@ -357,6 +423,8 @@ class MessageStore(InMemoryCalls):
     def commit_rounds(self, rounds: list[Callable[[], None]], in_round: Callable[[], bool]) -> None:
         """SYNC_FLUSH: sync at the end of each round of the reactor (its ``at_round_end`` and ``in_round``)."""
         self.write_path.durability.join_rounds(rounds, in_round)
+        if self.ha is not None:
+            rounds.append(self.ha.notify)
 
     def keep_unread(self, unread_from: Callable[[], int]) -> None:
         """Keep the log from the offset that ``unread_from`` returns in memory, as far as it fits."""
@@ -486,6 +554,7 @@ class MessageStore(InMemoryCalls):
         info = self.stats.runtime_info(self.clock.wall_ms())
         info["commitLogMinOffset"] = str(self.min_phy_offset)
         info["commitLogMaxOffset"] = str(self.max_phy_offset)
+        info["commitLogReadableOffset"] = str(self.write_path.durability.readable_offset)
         info["dispatchBehindBytes"] = str(self.dispatch_behind_bytes)
         info["pageCacheLockTimeMills"] = str(self.write_path.lock.held_ms())
         info["runningFlags"] = str(self.flags.bits)

@@ -16,6 +16,10 @@ class Flag(IntFlag):
     LOGIC_DISK_FULL = 64
     NO_SPACE = 128
     """Allocating space failed. Reported as DISK_FULL, but separate from it, which depends on the used share only."""
+    REPLICAS = 256
+    """Fewer replicas are in sync than a message needs."""
+    SLAVE = 512
+    """This store follows a master's."""
 
 
 _READ = Flag.NOT_READABLE
@@ -53,6 +57,10 @@ class RunningFlags:
     def has(self, flag: Flag) -> bool:
         """True while this reason is set."""
         return flag in self._reasons
+
+    def is_only(self, flag: Flag) -> bool:
+        """True if puts are refused for this reason alone."""
+        return flag in self._reasons and all(found in (flag, _READ) for found in self._reasons)
 
     def set(self, flag: Flag, reason: str, *, forever: bool = False) -> None:
         """Set a reason with its text. One that was set forever keeps its first text."""

@@ -11,7 +11,9 @@ class BackOff:
     times are those of one monotonic clock, passed by the caller.
     """
 
-    def __init__(self, first: float = 0.1, most: float = 10.0, uniform: Callable[[float, float], float] | None = None) -> None:
+    def __init__(
+        self, first: float = 0.1, most: float = 10.0, uniform: Callable[[float, float], float] | None = None
+    ) -> None:
         self._first = first
         self._most = most
         self._uniform = uniform or random.uniform  # spreads load

@@ -9,6 +9,7 @@ current values longer than for one request has to read ``configuration.section(T
 import dataclasses
 import difflib
 import enum
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +50,7 @@ class Schema:
     unsupported  RocketMQ keys whose feature is not implemented: key -> explanation. They cause a warning
     harmless     unsupported keys with the value that matches this program's behaviour: it is neither warned of nor
                  refused. In lower case
+    checks       conditions on values of several sections: each returns key and expectation of a wrong value
     protected    keys that a remote request may not change (RocketMQ's configBlackList)
     """
 
@@ -58,6 +60,7 @@ class Schema:
     unsupported: Mapping[str, str] = dataclasses.field(default_factory=dict)
     harmless: Mapping[str, str] = dataclasses.field(default_factory=dict)
     protected: frozenset[str] = frozenset()
+    checks: "tuple[Callable[[Configuration], tuple[str, str] | None], ...]" = ()
 
     def options(self) -> dict[str, tuple[type, Option]]:
         """Section and option of each key. Raises ValueError if two sections have the same key."""
@@ -140,8 +143,12 @@ class Configuration:
 
     def check(self) -> None:
         """Check that values fit together; to be called after file and flags were applied. Raises ConfigError."""
-        for section in self._sections.values():
-            if problem := _section_problem(section):
+        problems = itertools.chain(
+            (_section_problem(section) for section in self._sections.values()),
+            (check(self) for check in self.schema.checks),
+        )
+        for problem in problems:
+            if problem:
                 key, expected = problem
                 raise ConfigError(self.source(key), key, self.value(key), expected)
 

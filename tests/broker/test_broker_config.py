@@ -11,6 +11,7 @@ from trimq.broker.config import (
     LogConfig,
     MessageStoreConfig,
     NettyServerConfig,
+    ReplicationConfig,
     load_broker,
     parse_delay_levels,
     split_addresses,
@@ -42,8 +43,9 @@ def test_a_file_as_people_have_it_for_rocketmq(tmp_path: Path) -> None:
     assert broker.namesrv_addresses == ["127.0.0.1:9876", "10.0.0.2:9876"]
     assert not broker.auto_create_topic_enable
     assert not broker.runs_embedded_namesrv
-    assert (store.flush_disk_type, store.broker_role) == (FlushDiskType.SYNC_FLUSH, BrokerRole.ASYNC_MASTER)
-    assert (store.file_reserved_time, store.ha_listen_port) == (48, 10912)
+    assert (store.flush_disk_type, store.file_reserved_time) == (FlushDiskType.SYNC_FLUSH, 48)
+    replication = load_broker(tmp_path / "broker.conf").section(ReplicationConfig)
+    assert (replication.broker_role, replication.ha_listen_port) == (BrokerRole.ASYNC_MASTER, 10912)
     assert store.commit_log_path == Path("/tmp/some/store/commitlog")
     assert store.config_path == Path("/tmp/some/store/config")
     assert [warning.split(": ", 1)[1] for warning in warnings] == [
@@ -67,13 +69,13 @@ def test_defaults() -> None:
     ("line", "expected"),
     [
         ("brokerName=a@b", "a name of letters, digits"),
-        ("brokerId=1", "a whole number from 0 to 0"),
+        ("brokerId=-1", "a whole number from 0 to 2147483647"),
         ("namesrvAddr=localhost", "HOST:PORT, several separated by ;"),
         ("namesrvAddr=localhost:0", "HOST:PORT, several separated by ;"),
         ("listenPort=65536", "a whole number from 0 to 65535"),
         ("listenPort=2", "a port above 2"),
         ("fastListenPort=10911", "a port other than listenPort"),
-        ("brokerRole=SLAVE", "one of ASYNC_MASTER, SYNC_MASTER"),
+        ("brokerRole=LEADER", "one of ASYNC_MASTER, SYNC_MASTER, SLAVE"),
         ("deleteWhen=24", "hours from 00 to 23"),
         ("deleteWhen=;", "hours from 00 to 23"),
         ("messageDelayLevel=1s 5x", "numbers with s, m, h or d"),

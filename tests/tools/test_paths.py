@@ -12,7 +12,8 @@ from tools.paths import ROOT, decides_dispatch, reads_property_text, static
 
 def test_the_code_has_one_of_each() -> None:
     found = static(ROOT)
-    assert found["appends"] == ["broker/store/log/commit_log.py:append"]
+    appends = ["broker/store/log/commit_log.py:append", "broker/store/log/commit_log.py:append_data"]
+    assert found["appends"] == appends  # what is put, and what a slave gets from its master
     assert found["dispatches"] == ["broker/store/dispatch/dispatcher.py:dispatch"]
     assert found["rules of dispatch"] == ["protocol/dispatch_rules.py"]
     readers = set(found["readers of property text"])

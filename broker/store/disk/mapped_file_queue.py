@@ -62,6 +62,8 @@ class MappedFileQueue:
         self.directory = directory
         self.size = size
         self.files: list[MappedFile] = []
+        self.begin = 0
+        """Where the first file starts, as long as there is none."""
         self.page_cache = PageCache()
         self.own_from = sys.maxsize
         """Everything from this offset on was put by this process, not found in files at the start."""
@@ -86,13 +88,18 @@ class MappedFileQueue:
 
     @property
     def min_offset(self) -> int:
-        """Start offset of the oldest file; 0 without files."""
-        return self.files[0].start if self.files else 0
+        """Start offset of the oldest file; ``begin`` without files."""
+        return self.files[0].start if self.files else self.begin
+
+    @property
+    def last_start(self) -> int:
+        """Start offset of the newest file; 0 without files."""
+        return self.files[-1].start if self.files else 0
 
     @property
     def max_offset(self) -> int:
-        """Offset of the next record; 0 without files."""
-        return self.files[-1].start + self.files[-1].wrote if self.files else 0
+        """Offset of the next record; ``begin`` without files."""
+        return self.files[-1].start + self.files[-1].wrote if self.files else self.begin
 
     @property
     def flushed_offset(self) -> int:
@@ -100,7 +107,7 @@ class MappedFileQueue:
         for file in self.files:
             if file.flushed < file.size:
                 return file.start + file.flushed
-        return self.files[-1].end if self.files else 0
+        return self.files[-1].end if self.files else self.begin
 
     def find(self, offset: int) -> MappedFile | None:
         """The file that holds the byte at ``offset``; None if there is none."""

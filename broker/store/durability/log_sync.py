@@ -112,6 +112,8 @@ class LogSync:
         self.flushed_offset = log.files.flushed_offset
         self.failed = ""
         """Why there will be no further sync; empty as long as all syncs have succeeded."""
+        self.on_flushed: Callable[[], None] = lambda: None
+        """Called when the flushed offset has moved."""
         self.durations = Durations()
         """The times that syncs took in the kernel."""
 
@@ -196,6 +198,7 @@ class LogSync:
         # ``end`` was taken before the sync started; records that came during it are not covered.
         file.flushed = end
         self.flushed_offset = file.start + end
+        self.on_flushed()
 
     async def _sync_dirty(self) -> bool:
         for file, end in self._dirty():

@@ -5,6 +5,7 @@ A put that finds no space waits in the put-message lock (put_lock.py). The steps
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import trio
 
@@ -13,6 +14,7 @@ from trimq.broker.store.disk.memory import LogMemory
 from trimq.broker.store.durability.commit import CommitRealTimeService
 from trimq.broker.store.durability.durability import AsyncFlush, Durability
 from trimq.broker.store.durability.flush import FlushRealTimeService, GroupCommitService
+from trimq.broker.store.durability.group_transfer import GroupTransferService, Replicas
 from trimq.broker.store.durability.log_sync import LogSync, SyncPlace
 from trimq.broker.store.log.allocate import AllocateMappedFileService
 from trimq.broker.store.log.commit_log import CommitLog
@@ -29,7 +31,7 @@ from trimq.protocol.topic_rules import SCHEDULE_TOPIC
 class WritePath:
     """All parts that an append needs. Created after recovery has set the positions of ``log``."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts of a store meet here
         self,
         log: CommitLog,
         dispatcher: Dispatcher,
@@ -40,8 +42,13 @@ class WritePath:
         memory: LogMemory,
         delay_ms: Sequence[int],
         sync_place: SyncPlace = SyncPlace.AUTO,
+        replicas: Replicas | None = None,
+        slave_timeout: float = 3.0,
     ) -> None:
-        """``delay_ms``: the delay of each level; [0] means no delay."""
+        """``delay_ms``: the delay of each level; [0] means no delay.
+
+        ``replicas``: puts wait for them, ``slave_timeout`` seconds at most.
+        """
         sync_flush = config.flush_disk_type is FlushDiskType.SYNC_FLUSH
         self.log = log
         # without SYNC_FLUSH no reply waits for a sync: always in a thread
@@ -49,8 +56,9 @@ class WritePath:
         self._flags = flags
         self._stats = stats
         self._delay_ms = delay_ms
+        self._slave_timeout = slave_timeout
         pool = make_pool(config)
-        self.durability = self._durability(pool, dispatcher, config)
+        self.durability = self._durability(pool, dispatcher, config, replicas)
         self.lock = PutMessageLock(
             self._append,
             self._finish,
@@ -64,30 +72,31 @@ class WritePath:
             config,
             memory=memory,
             pool=pool,
-            on_space=self.lock.space_ready,
+            on_space=self._space_ready,
             on_needs_commit=self.durability.commit_soon,
         )
         self._submit = self.durability.submit
         self._dispatch_only = self.durability.dispatch_only
         self._ended: trio.Event | None = None
+        self._space = trio.Event()
         log.start_appending(self.allocator, self.durability.rolled)
 
     def _durability(
-        self, pool: TransientStorePool | None, dispatcher: Dispatcher, config: MessageStoreConfig
+        self,
+        pool: TransientStorePool | None,
+        dispatcher: Dispatcher,
+        config: MessageStoreConfig,
+        replicas: Replicas | None,
     ) -> Durability:
-        if config.flush_disk_type is FlushDiskType.SYNC_FLUSH:
-            timeout = config.sync_flush_timeout / 1000
-            return GroupCommitService(
-                self.log, self.sync, dispatcher, timeout, partial(_waited_for_device, self._stats)
-            )
-        real_time = FlushRealTimeService(
-            self.log,
-            self.sync,
-            interval=config.flush_interval_commit_log / 1000,
-            least_pages=config.flush_commit_log_least_pages,
-            thorough=config.flush_commit_log_thorough_interval / 1000,
-            timed=config.flush_commit_log_timed,
-        )
+        took = partial(_waited_for_device, self._stats)
+        syncs = config.flush_disk_type is FlushDiskType.SYNC_FLUSH
+        if replicas is not None:
+            real_time = None if syncs else self._real_time(config)
+            timeout = self._slave_timeout
+            return GroupTransferService(self.log, self.sync, dispatcher, replicas, real_time, timeout, took)
+        if syncs:
+            return GroupCommitService(self.log, self.sync, dispatcher, config.sync_flush_timeout / 1000, took)
+        real_time = self._real_time(config)
         if pool is None:
             return AsyncFlush(self.log, dispatcher, real_time)
         return CommitRealTimeService(
@@ -99,6 +108,16 @@ class WritePath:
             interval=config.commit_interval_commit_log / 1000,
             least_pages=config.commit_commit_log_least_pages,
             thorough=config.commit_commit_log_thorough_interval / 1000,
+        )
+
+    def _real_time(self, config: MessageStoreConfig) -> FlushRealTimeService:
+        return FlushRealTimeService(
+            self.log,
+            self.sync,
+            interval=config.flush_interval_commit_log / 1000,
+            least_pages=config.flush_commit_log_least_pages,
+            thorough=config.flush_commit_log_thorough_interval / 1000,
+            timed=config.flush_commit_log_timed,
         )
 
     # -- puts
@@ -161,13 +180,28 @@ class WritePath:
         since = min(self.log.wall_ms(), result.store_timestamp)
         return unit_tags_code(message.topic, str(message.properties, "utf-8", "replace"), since, self._delay_ms)
 
+    # -- a slave's log
+
+    async def append_data(self, data: Any, store_timestamp: int) -> None:
+        """See CommitLog.append_data; waits for space."""
+        while not self.log.append_data(data, store_timestamp):
+            await self._space.wait()
+
+    def _space_ready(self) -> None:
+        self.lock.space_ready()
+        self._space.set()
+        self._space = trio.Event()
+
     # -- refusals
 
     def _refusal(self) -> PutMessageResult | None:
         return None if self._flags.writable else self._refused()
 
     def _refused(self) -> PutMessageResult:
-        return PutMessageResult(PutMessageStatus.SERVICE_NOT_AVAILABLE, remark=self._flags.reason)
+        status = PutMessageStatus.SERVICE_NOT_AVAILABLE
+        if self._flags.is_only(Flag.REPLICAS):
+            status = PutMessageStatus.IN_SYNC_REPLICAS_NOT_ENOUGH
+        return PutMessageResult(status, remark=self._flags.reason)
 
     def _needs_file(self) -> bool:
         """True if the head of the lock's queue waits for a file, not for the next step of the current file."""

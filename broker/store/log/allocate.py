@@ -129,6 +129,15 @@ class AllocateMappedFileService:
         self._wake.set()
         self._on_space()
 
+    async def begin_at(self, offset: int) -> None:
+        """Let the first file of a log without files start at ``offset``. A file made for another begin is removed."""
+        self._files.begin = offset
+        file, self.next_file = self.next_file, None
+        if file is not None:
+            await self._disk.run(self._remove, file)
+        self._wants_next = True
+        self.poke()
+
     @property
     def lacks_buffer(self) -> bool:
         """True while the next file is not created because no write buffer is free."""
@@ -202,7 +211,7 @@ class AllocateMappedFileService:
     def _next_task(self) -> _Task | None:
         file = self._files.last
         if file is None:
-            return None if self.next_file else _Task(None, 0, self._step)
+            return None if self.next_file else _Task(None, self._files.begin, self._step)
         ahead = file.reserved - file.wrote
         if self._wanted and ahead >= self._wanted:
             self._wanted = 0
@@ -239,6 +248,9 @@ class AllocateMappedFileService:
         if file is None:
             path = self._files.path_of(task.begin)
             made, cost = await self._create(path, task)
+            if not self._files.files and task.begin != self._files.begin:
+                await self._disk.run(self._remove, made)  # ``begin_at`` was called during the call
+                return
             if self._stopping:
                 # The service was stopped during the call: ``stop`` cannot have seen this file.
                 await self._disk.run(self._remove, made)

@@ -8,7 +8,7 @@ Source: RocketMQ's CommitLog and DefaultAppendMessageCallback.
 
 import struct
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from trimq.broker.store.disk.mapped_file import BLANK_SPACE, MappedFile
 from trimq.broker.store.disk.mapped_file_queue import MappedFileQueue
@@ -179,6 +179,32 @@ class CommitLog:
         if end >= self.poke_at:
             self.space.poke()
         return PutMessageResult(_OK, physical_offset, queue_offset, size, now, put.offsets)
+
+    def append_data(self, data: Any, store_timestamp: int) -> bool:
+        """Append bytes of a master's log: whole records, the last of which was stored at ``store_timestamp``.
+
+        They must not go beyond the end of the file that they begin in. False: their space is not ready, and nothing was
+        written. The caller has checked the records.
+        """
+        size = len(data)
+        file = self.file
+        if file is None or file.is_full:
+            file = self.space.take_next()
+            if file is None:
+                return False
+            self.files.append(file)
+            self.file = file
+        at = file.wrote
+        end = at + size
+        if end > file.reserved:
+            self.space.poke(size)
+            return False
+        file.buffer[at:end] = data
+        file.wrote = end
+        self.last_store_timestamp = max(self.last_store_timestamp, store_timestamp)
+        if end >= self.poke_at:
+            self.space.poke()
+        return True
 
     def queue_to_put(self, topic: str, queue_id: int) -> TopicQueue:
         """As ``queue``, but raises RefusedError if no record can carry the topic or the queue id."""

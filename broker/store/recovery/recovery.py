@@ -6,6 +6,7 @@ compared or created. Times are never used to decide what is complete. Afterwards
 at its offset and in the index under its keys, and behind the last record there are only zeros.
 """
 
+import sys
 import time
 from typing import Final
 
@@ -64,7 +65,7 @@ class RecoveryReport(Struct):
 class StoreRecovery:
     """One recovery. ``files`` are loaded. No client is served, and no other code touches the store while it runs."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts of a store meet here
         self,
         files: MappedFileQueue,
         queues: ConsumeQueueStore,
@@ -75,8 +76,15 @@ class StoreRecovery:
         *,
         clean_exit: bool,
         check_crc: bool = True,
+        holds: bool = False,
+        cuts: bool = False,
     ) -> None:
-        """``clean_exit``: the abort file did not exist."""
+        """``clean_exit``: the abort file did not exist.
+
+        ``holds``: what the queues do not know yet is not dispatched. That is for a master whose messages are readable
+        only when slaves have them: it cannot know whether they have these.
+        ``cuts``: the log ends at its first damage, even if records follow. Slaves take whole records only.
+        """
         self._files = files
         self._disk = files.disk
         self._queues = queues
@@ -89,6 +97,15 @@ class StoreRecovery:
         self._queue_recovery = QueueRecovery(queues, files, self._note)
         self._index_recovery = IndexRecovery(index, self._note) if index is not None else None
         self._last_record = -1
+        self._holds = holds
+        self._cuts = cuts
+        self._end_at = sys.maxsize
+        """Where the log ends at the latest."""
+        self._limit = sys.maxsize
+        """Records from this log offset on are not dispatched."""
+        self._last_timestamp = 0
+        self.held: dict[tuple[str, int], int] = {}
+        """The next offset of each queue that has records which are not dispatched."""
         self.report = RecoveryReport(clean_exit=clean_exit)
         """Updated while ``run`` is going on, for a progress bar."""
 
@@ -105,6 +122,8 @@ class StoreRecovery:
             log_min = self._files.min_offset
             queues_from = await self._load_queues(mark)
             index_from = queues_from
+            if self._holds:
+                self._limit = queues_from
             if self._index_recovery is not None:
                 index_from = self._index_recovery.load(mark, log_min, clean_exit=self._clean_exit)
             start = min(log_min if mark is None else mark.position, queues_from, index_from)
@@ -188,7 +207,7 @@ class StoreRecovery:
         last_timestamp = 0
         if mark is not None and start == mark.position:
             self._last_record = mark.last_record
-            last_timestamp = mark.store_timestamp
+            last_timestamp = self._last_timestamp = mark.store_timestamp
         walk = LogWalk(self._disk, self._files.files, start, self._reader, last_timestamp)
         written_at = start
         while await self._slice(walk, queues_from, index_from):
@@ -209,7 +228,12 @@ class StoreRecovery:
                 found = walk.step()
                 if isinstance(found, LogRecord):
                     self.report.records += 1
+                    if found.phy >= self._limit:
+                        if IN_QUEUE[found.sys_flag & KIND]:
+                            self.held[found.topic, found.queue_id] = found.queue_offset + 1
+                        continue
                     self._last_record = found.phy
+                    self._last_timestamp = found.store_timestamp
                     kind = found.sys_flag & KIND
                     if found.phy >= queues_from and IN_QUEUE[kind]:
                         code = unit_tags_code(found.topic, found.properties, found.store_timestamp, delays)
@@ -218,6 +242,9 @@ class StoreRecovery:
                         index.put(found)
                 elif isinstance(found, Damage):
                     self.report.damaged.append(found)
+                    if self._cuts:
+                        self._end_at = found.phy
+                        return False
                     _log.error("commit_log_damaged", offset=found.phy, length=found.length, why=found.why)
                 elif found is None:
                     return False
@@ -234,7 +261,7 @@ class StoreRecovery:
     async def _end(self, walk: LogWalk) -> None:
         """End the log where the walk ended: no bytes that look like a record may stay behind it."""
         report = self.report
-        position = walk.position
+        position = min(walk.position, self._end_at)
         files = self._files.files
         # Newest file first, each deletion durable before the next one: a crash in between leaves no gap in the log.
         for file in self._files.truncate_after(position):
@@ -254,12 +281,12 @@ class StoreRecovery:
             self._index_recovery.finish(position)
         await self._write()
         report.position = position
-        report.last_store_timestamp = walk.last_timestamp
+        report.last_store_timestamp = walk.last_timestamp if position == walk.position else self._last_timestamp
         report.bytes_done = report.bytes_total = position - report.scanned_from
         report.units_rebuilt = self._queue_recovery.rebuilt
         report.keys_rebuilt = self._index_recovery.rebuilt if self._index_recovery is not None else 0
         report.clean = not (report.records or report.damaged or report.erased or report.notes)
-        self._dispatcher.start_at(position, self._last_record, walk.last_timestamp)
+        self._dispatcher.start_at(min(position, self._limit), self._last_record, self._last_timestamp)
 
     def _log_report(self) -> None:
         report = self.report

@@ -1,0 +1,1 @@
+"""Master and slaves: copies of the commit log on other machines."""

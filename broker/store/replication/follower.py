@@ -1,0 +1,55 @@
+"""StoreFollower: what a slave's HAClient needs of its store."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from trimq.broker.store.dispatch.dispatcher import StoreDispatcher
+from trimq.broker.store.durability.write_path import WritePath
+
+
+class StoreFollower:
+    """Implements ha_client.Follower."""
+
+    def __init__(
+        self,
+        path: WritePath,
+        dispatcher: StoreDispatcher,
+        wake_reput: Callable[[], None],
+        look: Callable[[int], Awaitable[Any]],
+        *,
+        syncs: bool,
+    ) -> None:
+        """``look`` returns the record at a log offset. ``syncs``: acknowledge only what is on disk (SYNC_FLUSH)."""
+        self._path = path
+        self._dispatcher = dispatcher
+        self._wake_reput = wake_reput
+        self._look = look
+        self._syncs = syncs
+
+    @property
+    def acknowledged_offset(self) -> int:
+        """See Follower."""
+        return self._path.sync.flushed_offset if self._syncs else self._path.log.max_offset
+
+    async def make_acknowledgeable(self) -> bool:
+        """See Follower."""
+        return not self._syncs or await self._path.sync.flush()
+
+    def dispatch_soon(self) -> None:
+        """See Follower."""
+        self._wake_reput()
+
+    async def last_record(self) -> tuple[int, bytes] | None:
+        """See Follower. It is known once all of the log is dispatched."""
+        dispatcher = self._dispatcher
+        if dispatcher.last_record < 0 or dispatcher.position < self._path.log.max_offset:
+            return None
+        offset = dispatcher.last_record
+        record = bytes(await self._look(offset) or b"")
+        return (offset, record) if record else None
+
+    async def begin_at(self, offset: int) -> None:
+        """See Follower."""
+        await self._path.allocator.begin_at(offset)
+        self._path.sync.restart()
+        self._dispatcher.start_at(offset, -1, 0)

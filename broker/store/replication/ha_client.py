@@ -1,0 +1,252 @@
+"""HAClient: a slave's side of replication. It follows the log of its master.
+
+Source: RocketMQ's DefaultHAClient. There what comes is appended unchecked, and acknowledged before it is on disk.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Final, NamedTuple, Protocol
+
+import structlog
+import trio
+
+from trimq.broker.store.replication.ha_connection import HAConfig
+from trimq.broker.store.replication.slave_log import BadTransferError, SlaveLog
+from trimq.protocol.ha_frames import HAFrameError, TransferDecoder, encode_report
+
+_log = structlog.get_logger(__name__)
+
+_FIRST_PAUSE: Final = 0.2
+_LONGEST_PAUSE: Final = 5.0
+_RECEIVE: Final = 256 * 1024
+
+
+class DivergedError(Exception):
+    """The log of this slave is not the beginning of its master's; the text says where."""
+
+
+class Begin(NamedTuple):
+    """Where an empty slave begins: the first offset of the master's log, and its first record, if that can be read."""
+
+    offset: int
+    record: bytes
+
+
+class MasterView(Protocol):
+    """What a slave asks its master for, besides the log."""
+
+    @property
+    def ha_address(self) -> tuple[str, int] | None:
+        """Where the master sends its log; None if it is not known."""
+        ...
+
+    async def changed(self) -> None:
+        """Return when the address has changed."""
+        ...
+
+    async def begin(self) -> Begin | None:
+        """For an empty slave; None if the master's log is empty. Raises OSError if the master does not answer."""
+        ...
+
+    async def has_record(self, offset: int, record: bytes) -> bool:
+        """Whether the master's log has ``record`` at ``offset``. Raises OSError if the master does not answer."""
+        ...
+
+
+class Follower(Protocol):
+    """The part of a slave's store that the client uses."""
+
+    @property
+    def acknowledged_offset(self) -> int:
+        """What the slave may acknowledge: under SYNC_FLUSH what is on disk."""
+        ...
+
+    async def make_acknowledgeable(self) -> bool:
+        """Sync, if that is needed for an acknowledgement. Returns False if the device refused."""
+        ...
+
+    def dispatch_soon(self) -> None:
+        """The log has grown."""
+        ...
+
+    async def last_record(self) -> tuple[int, bytes] | None:
+        """The newest record with its offset; None if there is none, or if it is not known."""
+        ...
+
+    async def begin_at(self, offset: int) -> None:
+        """Let the log, which is empty, begin at ``offset``."""
+        ...
+
+
+class SlaveState(NamedTuple):
+    """A slave's replication. Times are those of trio's clock; ``lag`` is in bytes, as far as it is known."""
+
+    master: str
+    connected: bool
+    max_offset: int
+    acknowledged_offset: int
+    lag: int
+    last_read_at: float
+    last_write_at: float
+    received_bytes: int
+    bad_transfers: int
+    error: str
+
+
+class HAClient:
+    """Follows the master until cancelled. Belongs to the event loop."""
+
+    def __init__(
+        self,
+        log: SlaveLog,
+        follower: Follower,
+        master: MasterView,
+        config: HAConfig,
+        open_stream: Callable[[str, int], Awaitable[trio.abc.Stream]],
+    ) -> None:
+        self._log = log
+        self._follower = follower
+        self._master = master
+        self._config = config
+        self._open_stream = open_stream
+        self._appended = trio.Event()
+        self._connected_to = ""
+        self._master_offset = 0
+        self._last_read_at = self._last_write_at = 0.0
+        self._received = 0
+        self._bad = 0
+        self._error = ""
+
+    def state(self) -> SlaveState:
+        """What there is to know of it."""
+        end = self._log.end_offset
+        return SlaveState(
+            self._connected_to,
+            bool(self._connected_to),
+            end,
+            self._follower.acknowledged_offset,
+            max(0, self._master_offset - end),
+            self._last_read_at,
+            self._last_write_at,
+            self._received,
+            self._bad,
+            self._error,
+        )
+
+    async def run(self) -> None:
+        """Connect, follow, and connect again after a pause that grows to five seconds."""
+        pause = _FIRST_PAUSE
+        while True:
+            address = self._master.ha_address
+            if address is None:
+                await self._master.changed()
+                continue
+            received = self._received
+            try:
+                await self._follow(*address)
+            except DivergedError as error:
+                self._failed("slave_diverged", address, str(error))
+                pause = _LONGEST_PAUSE
+            except (BadTransferError, HAFrameError) as error:
+                self._bad += 1
+                self._failed("bad_transfer", address, str(error))
+                pause = _LONGEST_PAUSE
+            except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
+                self._failed("master_lost", address, str(error) or type(error).__name__)
+            except Exception as error:  # noqa: BLE001 - an odd answer of the master must not end the broker
+                _log.exception("replication_failed", master=f"{address[0]}:{address[1]}")
+                self._error = repr(error)
+                pause = _LONGEST_PAUSE
+            if self._received > received:
+                pause = _FIRST_PAUSE
+            with trio.move_on_after(pause):
+                await self._master.changed()
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _failed(self, event: str, address: tuple[str, int], reason: str) -> None:
+        if reason != self._error:  # once for each reason: it is tried again and again
+            log = _log.warning if event == "master_lost" else _log.error
+            log(event, master=f"{address[0]}:{address[1]}", reason=reason, log_end=self._log.end_offset)
+        self._error = reason
+
+    async def _follow(self, host: str, port: int) -> None:
+        await self._prepare()
+        with trio.move_on_after(self._config.silence) as opening:
+            stream = await self._open_stream(host, port)
+        if opening.cancelled_caught:
+            raise OSError(f"no connection in {self._config.silence:g} s")
+        self._log.forget_rest()
+        try:
+            self._connected_to = f"{host}:{port}"
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._report, stream)
+                await self._receive(stream)
+                nursery.cancel_scope.cancel()
+        except* (OSError, trio.BrokenResourceError, trio.ClosedResourceError, BadTransferError, HAFrameError) as group:
+            raise _first(group) from None
+        finally:
+            self._connected_to = ""
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
+                await trio.aclose_forcefully(stream)
+        raise OSError("the master has disconnected")
+
+    async def _prepare(self) -> None:
+        """Make sure that this log is the beginning of the master's. Raises DivergedError, OSError, BadTransferError."""
+        if self._log.end_offset:
+            last = await self._follower.last_record()
+            if last is not None and not await self._master.has_record(*last):
+                raise DivergedError(
+                    f"the master's log does not have the record that this one has at {last[0]}: this slave was a "
+                    "master, or follows another one; empty its store, and it copies the master's"
+                )
+            return
+        begin = await self._master.begin()
+        if begin is None:
+            return
+        if begin.offset:
+            await self._follower.begin_at(begin.offset)
+        # A report of 0 means the last file of the master, so this slave has to have the first record to get the first.
+        self._log.forget_rest()
+        if begin.record and await self._log.take(begin.record):
+            await self._follower.make_acknowledgeable()
+            self._follower.dispatch_soon()
+
+    async def _receive(self, stream: trio.abc.Stream) -> None:
+        """Take what comes until the master disconnects. Raises as ``take`` and the decoder do, and OSError."""
+        decoder = TransferDecoder()
+        while True:
+            data: bytes | bytearray = b""
+            with trio.move_on_after(self._config.silence) as silence:
+                data = await stream.receive_some(_RECEIVE)
+            if silence.cancelled_caught:
+                raise OSError(f"the master was silent for {self._config.silence:g} s")
+            if not data:
+                return
+            self._last_read_at = trio.current_time()
+            self._received += len(data)
+            for piece in decoder.feed(bytes(data)):
+                if piece.offset != self._log.next_offset:
+                    raise BadTransferError(f"the master sends {piece.offset}, this log ends at {self._log.next_offset}")
+                self._master_offset = piece.offset + len(piece.data)
+                if len(piece.data) and await self._log.take(piece.data):
+                    self._appended.set()
+
+    async def _report(self, stream: trio.abc.Stream) -> None:
+        """Tell the master what this slave has: at once, after each append, and as a sign of life."""
+        while True:
+            self._appended = trio.Event()
+            if not await self._follower.make_acknowledgeable():
+                raise OSError("the log could not be synced")
+            offset = self._follower.acknowledged_offset
+            await stream.send_all(encode_report(offset))
+            self._last_write_at = trio.current_time()
+            self._follower.dispatch_soon()
+            with trio.move_on_after(self._config.heartbeat):
+                await self._appended.wait()
+
+
+def _first(group: BaseExceptionGroup) -> BaseException:
+    """The first error in a group of them."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,208 @@
+"""HAConnection: a master's connection with one slave. It reads the slave's reports and sends it the log.
+
+Source: RocketMQ's DefaultHAConnection.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple, Protocol
+
+import structlog
+import trio
+
+from trimq.broker.store.log.commit_log import CommitLog
+from trimq.protocol.ha_frames import HAFrameError, ReportDecoder, encode_header
+
+_log = structlog.get_logger(__name__)
+
+_JOINED = 32 * 1024
+"""Up to this many bytes of the log are copied behind the header: one system call, and one packet."""
+_RECEIVE = 4096
+_LOOK = 0.2
+"""Seconds between two looks at the end of the log."""
+
+
+class HAConfig(NamedTuple):
+    """Settings of both sides; times are seconds, sizes bytes.
+
+    ``batch``: haTransferBatchSize. ``heartbeat``: haSendHeartbeatInterval. ``silence``: haHousekeepingInterval.
+    ``max_gap``: haMaxGapNotInSync.
+    """
+
+    batch: int = 1 << 20
+    heartbeat: float = 5.0
+    silence: float = 20.0
+    max_gap: int = 256 << 20
+
+
+class SlaveState(NamedTuple):
+    """What a master knows of a slave: its address, the offset it has acknowledged, and the one behind what was sent."""
+
+    address: str
+    ack_offset: int
+    sent_offset: int
+    behind: int
+    in_sync: bool
+    bytes_per_second: int
+
+
+class Master(Protocol):
+    """The part of HAService that a connection uses."""
+
+    log: CommitLog
+    config: HAConfig
+
+    @property
+    def end_offset(self) -> int:
+        """The end of what slaves may get."""
+        ...
+
+    def acknowledged(self) -> None:
+        """Note that a slave has reported."""
+        ...
+
+
+class HAConnection:
+    """One slave. ``ack_offset`` is -1 before its first report."""
+
+    def __init__(self, master: Master, stream: trio.abc.Stream, address: str) -> None:
+        self.address = address
+        self.ack_offset = -1
+        self.sent_offset = 0
+        self.sent_bytes = 0
+        self.closed = ""
+        """Why it has ended; empty while it lives."""
+        self._master = master
+        self._stream = stream
+        self._scope = trio.CancelScope()
+        self._first = trio.Event()
+        self._grown = trio.Event()
+        self._began_at = trio.current_time()
+
+    @property
+    def behind(self) -> int:
+        """Bytes of the log that the slave has not acknowledged."""
+        return self._master.log.max_offset - max(0, self.ack_offset)
+
+    @property
+    def in_sync(self) -> bool:
+        """Whether it has reported, and is not too far behind."""
+        return self.ack_offset >= 0 and self.behind < self._master.config.max_gap
+
+    def state(self) -> SlaveState:
+        """What there is to know of it."""
+        seconds = max(0.001, trio.current_time() - self._began_at)
+        return SlaveState(
+            self.address,
+            max(0, self.ack_offset),
+            self.sent_offset,
+            self.behind,
+            self.in_sync,
+            int(self.sent_bytes / seconds),
+        )
+
+    async def run(self) -> None:
+        """Serve the slave until it disconnects, breaks the protocol, or ``close``."""
+        try:
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._ends, self._read)
+                    nursery.start_soon(self._ends, self._transfer)
+        finally:
+            self.closed = self.closed or "the broker is shutting down"
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
+                await trio.aclose_forcefully(self._stream)
+
+    def close(self, reason: str) -> None:
+        """End the connection."""
+        self.closed = self.closed or reason
+        self._scope.cancel()
+
+    def notify(self) -> None:
+        """There may be more to send."""
+        self._grown.set()
+
+    async def _ends(self, side: Callable[[], Awaitable[None]]) -> None:
+        """Run one side; when it ends, the connection does."""
+        try:
+            await side()
+        except HAFrameError as error:
+            self.close(str(error))
+        except (trio.BrokenResourceError, trio.ClosedResourceError, OSError) as error:
+            self.close(f"the connection was lost: {str(error) or type(error).__name__}")
+
+    async def _read(self) -> None:
+        decoder = ReportDecoder()
+        while True:
+            data: bytes | bytearray = b""
+            with trio.move_on_after(self._master.config.silence) as silence:
+                data = await self._stream.receive_some(_RECEIVE)
+            if silence.cancelled_caught:
+                self.close(f"the slave was silent for {self._master.config.silence:g} s")
+                return
+            if not data:
+                self.close("the slave has disconnected")
+                return
+            for offset in decoder.feed(bytes(data)):
+                self._reported(offset)
+
+    def _reported(self, offset: int) -> None:
+        master = self._master
+        # What it cannot have from here is not believed: it would confirm messages that it does not have.
+        limit = self.sent_offset if self._first.is_set() else master.end_offset
+        if offset > limit:
+            why = "the master's end" if not self._first.is_set() else "what was sent to it"
+            _log.error("slave_ahead_of_master", slave=self.address, reported=offset, limit=limit)
+            raise HAFrameError(f"the slave reports {offset}, above {why} ({limit})")
+        if not self._first.is_set():
+            # RocketMQ's rule for a slave without a log: it begins with the last file.
+            self.sent_offset = offset or master.log.files.last_start
+            self._first.set()
+        self.ack_offset = max(self.ack_offset, offset)
+        master.acknowledged()
+
+    async def _transfer(self) -> None:
+        master, stream = self._master, self._stream
+        await self._first.wait()
+        heartbeat = master.config.heartbeat
+        due = trio.current_time() + heartbeat
+        while True:
+            if self.sent_offset < master.log.min_offset:
+                raise HAFrameError(f"the slave wants {self.sent_offset}, the log starts at {master.log.min_offset}")
+            self._grown = trio.Event()
+            left = master.end_offset - self.sent_offset
+            if left > 0:
+                await self._send(left)
+                due = trio.current_time() + heartbeat
+                continue
+            # Not all that appends notifies at once: an ASYNC_MASTER's own services do not.
+            with trio.move_on_after(min(_LOOK, heartbeat)):
+                await self._grown.wait()
+            if trio.current_time() >= due:
+                await stream.send_all(encode_header(self.sent_offset, 0))
+                due = trio.current_time() + heartbeat
+
+    async def _send(self, left: int) -> None:
+        """Send what follows, ``left`` bytes at most, and never beyond the end of a file."""
+        log, at = self._master.log, self.sent_offset
+        file = log.files.find(at)
+        if file is None:
+            raise HAFrameError(f"the log has no file for the offset {at}")
+        count = min(left, self._master.config.batch, file.end - at)
+        file.hold()
+        try:
+            data: memoryview | bytes | None = log.read(at, count)
+            if data is None:
+                data = await log.read_cold(at, count)
+            header = encode_header(at, len(data))
+            count = len(data)
+            # Before the wait: the slave may acknowledge what this call is still sending.
+            self.sent_offset = at + count
+            if count <= _JOINED:
+                await self._stream.send_all(header + data)
+            else:
+                await self._stream.send_all(header)
+                await self._stream.send_all(data)
+        finally:
+            data = None
+            file.release()
+        self.sent_bytes += count

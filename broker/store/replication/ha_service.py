@@ -1,0 +1,202 @@
+"""HAService: a master's side of replication. It accepts slaves, and knows how far enough of them have the log.
+
+Source: RocketMQ's DefaultHAService. There an offset above what was sent is believed, and acknowledgements count per
+connection.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Final, NamedTuple
+
+import structlog
+import trio
+
+from trimq.broker.store.log.commit_log import CommitLog
+from trimq.broker.store.replication.ha_connection import HAConfig, HAConnection, SlaveState
+from trimq.broker.store.running_flags import Flag, RunningFlags
+
+_log = structlog.get_logger(__name__)
+
+_ACCEPT_AGAIN: Final = 1.0
+
+Admission = Callable[[str], Awaitable[int]]
+"""Returns how many slaves may connect from an IP address; 0 for none."""
+
+
+class InSync(NamedTuple):
+    """How many copies, the master's own included, a message needs (inSyncReplicas and what belongs to it).
+
+    ``wanted``: inSyncReplicas. ``least``: minInSyncReplicas. ``adapts``: enableAutoInSyncReplicas.
+    """
+
+    wanted: int
+    least: int
+    adapts: bool
+
+    def needed(self, in_sync: int) -> int:
+        """The copies that a message needs while ``in_sync`` replicas are in sync, the master included."""
+        return max(self.least, min(self.wanted, in_sync)) if self.adapts else self.wanted
+
+
+class MasterState(NamedTuple):
+    """A master's replication: the copies that a message needs, those in sync, and each slave."""
+
+    needed: int
+    in_sync: int
+    replicated_offset: int
+    slaves: list[SlaveState]
+
+
+class HAService:
+    """The slaves of a master. Belongs to the event loop.
+
+    ``replicated_offset``: enough slaves have acknowledged everything below. It never goes back. ``on_replicated`` is
+    called when it has moved. ``end_offset`` is what slaves may get.
+    """
+
+    def __init__(
+        self,
+        log: CommitLog,
+        flags: RunningFlags,
+        config: HAConfig,
+        in_sync: InSync | None,
+        end_offset: Callable[[], int],
+        *,
+        replicated_offset: int,
+    ) -> None:
+        """``in_sync``: None if no message waits for slaves (ASYNC_MASTER).
+
+        ``replicated_offset``: what is known to be on enough slaves at the start.
+        """
+        self.log = log
+        self.config = config
+        self.replicated_offset = replicated_offset
+        self.on_replicated: Callable[[], None] = lambda: None
+        self.connections: list[HAConnection] = []
+        """Those of slaves that are admitted, oldest first."""
+        self.refused = 0
+        self._flags = flags
+        self._in_sync = in_sync
+        self._end_offset = end_offset
+        self._notified = 0
+        self._counted = 0
+        """The replicas in sync when the flag was set."""
+
+    @property
+    def end_offset(self) -> int:
+        """The end of what slaves may get."""
+        return self._end_offset()
+
+    @property
+    def in_sync(self) -> int:
+        """The replicas in sync, the master included."""
+        return 1 + sum(connection.in_sync for connection in self.connections)
+
+    @property
+    def needed(self) -> int:
+        """The copies that a message needs now, the master's included."""
+        return 1 if self._in_sync is None else self._in_sync.needed(self.in_sync)
+
+    @property
+    def confirmed_offset(self) -> int:
+        """As many replicas as a message needs have everything below."""
+        return self.replicated_offset if self.needed > 1 else self.log.max_offset
+
+    def state(self) -> MasterState:
+        """What there is to know of the replication."""
+        slaves = [connection.state() for connection in self.connections]
+        return MasterState(self.needed, self.in_sync, self.replicated_offset, slaves)
+
+    def start(self) -> None:
+        """Before puts are served: refuse them until there are enough slaves."""
+        self._update()
+
+    async def serve(
+        self,
+        listener: trio.abc.Listener[trio.abc.Stream],
+        peer_of: Callable[[trio.abc.Stream], str],
+        admission: Admission,
+    ) -> None:
+        """Accept slaves until cancelled. ``peer_of`` returns the IP address of a connection's peer."""
+        async with listener, trio.open_nursery() as nursery:
+            while True:
+                try:
+                    stream = await listener.accept()
+                except OSError as error:  # no descriptor is left, for example
+                    _log.warning("slave_not_accepted", reason=str(error))
+                    await trio.sleep(_ACCEPT_AGAIN)
+                    continue
+                nursery.start_soon(self._accepted, stream, peer_of, admission)
+
+    async def _accepted(
+        self, stream: trio.abc.Stream, peer_of: Callable[[trio.abc.Stream], str], admission: Admission
+    ) -> None:
+        try:
+            await self._serve(stream, peer_of(stream), admission)
+        except OSError:
+            await trio.aclose_forcefully(stream)  # it has disconnected before its address could be asked for
+        except Exception:  # noqa: BLE001 - a fault with one slave must not end the broker
+            _log.exception("slave_failed")
+            await trio.aclose_forcefully(stream)
+
+    async def _serve(self, stream: trio.abc.Stream, address: str, admission: Admission) -> None:
+        slaves = await admission(address)
+        if not slaves:
+            self.refused += 1
+            _log.warning(
+                "slave_refused", address=address, advice="set haAllowedAddresses if it is one of this master's"
+            )
+            await trio.aclose_forcefully(stream)
+            return
+        connection = HAConnection(self, stream, address)
+        same = [found for found in self.connections if found.address == address]
+        # One that reconnects before the end of its old connection was noticed must not count twice.
+        for old in same[: max(0, len(same) + 1 - slaves)]:
+            old.close("another connection of this slave has come")
+            self.connections.remove(old)
+        self.connections.append(connection)
+        _log.info("slave_connected", address=address)
+        try:
+            await connection.run()
+        finally:
+            if connection in self.connections:
+                self.connections.remove(connection)
+            self._update()
+            _log.info("slave_disconnected", address=address, reason=connection.closed)
+
+    def acknowledged(self) -> None:
+        """A slave has reported: see Master."""
+        self._update()
+
+    def notify(self) -> None:
+        """There may be more to send."""
+        end = self._end_offset()
+        if end != self._notified:
+            self._notified = end
+            self._update()  # a slave may have fallen behind
+            for connection in self.connections:
+                connection.notify()
+
+    def _update(self) -> None:
+        if self._in_sync is None:
+            return
+        in_sync = self.in_sync
+        needed = self._in_sync.needed(in_sync)
+        if needed > in_sync:
+            missing = f"{needed - 1} slave(s) must have a message before it is acknowledged, {in_sync - 1} in sync"
+            advice = "start the slaves, or set inSyncReplicas or enableAutoInSyncReplicas"
+            if self._flags.has(Flag.REPLICAS) and in_sync == self._counted:
+                return
+            self._counted = in_sync
+            self._flags.set(Flag.REPLICAS, f"in-sync replicas not enough: {missing}; {advice}")
+        else:
+            self._flags.clear(Flag.REPLICAS)
+        if needed <= 1:
+            offset = self.log.max_offset
+        else:
+            acks = sorted((found.ack_offset for found in self.connections if found.in_sync), reverse=True)
+            if len(acks) < needed - 1:
+                return
+            offset = acks[needed - 2]
+        if offset > self.replicated_offset:
+            self.replicated_offset = offset
+            self.on_replicated()
