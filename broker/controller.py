@@ -15,7 +15,7 @@ import structlog
 import trio
 
 from trimq.broker import addresses
-from trimq.broker.config import BrokerConfig, MessageStoreConfig
+from trimq.broker.config import BrokerConfig, MessageStoreConfig, ReplicationConfig
 from trimq.broker.context import BrokerContext
 from trimq.broker.health import (
     log_hold_notes,
@@ -27,6 +27,7 @@ from trimq.broker.health import (
 )
 from trimq.broker.identity import BrokerIdentity
 from trimq.broker.ports import ClientPorts
+from trimq.broker.replication import Replication
 from trimq.broker.services.client_calls import ClientCalls
 from trimq.broker.services.config_file import ConfigFile
 from trimq.broker.services.consumer_filters import ConsumerFilterManager
@@ -39,6 +40,7 @@ from trimq.broker.services.producers import ProducerManager
 from trimq.broker.services.rebalance_lock import RebalanceLockManager
 from trimq.broker.services.registration import BrokerOuterAPI
 from trimq.broker.services.schedule import ScheduleMessageService
+from trimq.broker.services.slave_master import SlaveMaster
 from trimq.broker.services.state_file import StateFileError
 from trimq.broker.services.stats import BrokerStats
 from trimq.broker.services.timer import TimerMessageService
@@ -122,6 +124,7 @@ class BrokerController:
         self.web_endpoints: list[tuple[str, int]] = []
         self.stopped = trio.Event()
         self.namesrv: NamesrvController | None = None
+        self.replication = Replication(configuration, self.network)
         self.context: BrokerContext
         self.reactor: Reactor
         self._stop = trio.Event()
@@ -153,8 +156,11 @@ class BrokerController:
                 web = await self._open_web(stack)
                 store = await self._open_store(stack)
                 ports = stack.enter_context(self._bind())
+                stack.callback(self.replication.close)
+                self.replication.bind()
                 context = self.context = await self._build(store, ports, stack)
                 table = connect(context, self.reactor, self.gate)
+                self.replication.refuse_pulls(table)
                 self.health.notes.append(lambda: timer_notes(context.timer))
                 self.health.notes.append(lambda: transaction_notes(context.transactions, context.transaction_checks))
                 self.reactor.add_listener(ports.sockets[0], table)
@@ -226,6 +232,7 @@ class BrokerController:
             "disk": self.disk,
             "clock": self.clock,
             "sync_place": self._sync_place,
+            "replication": self._section(ReplicationConfig),
             "accept_missing_log": self._accept_missing_log,
         }
         if not tier.is_enabled:
@@ -261,11 +268,12 @@ class BrokerController:
         transactions = TransactionalMessageService(
             configuration=configuration, store=store, offsets=offsets, disk=disk, clock=clock, store_host=packed
         )
-        await self._load(store, topics, (topics, groups, offsets, schedule, modes, filters, transactions))
+        await self._load(store, topics, offsets, (topics, groups, offsets, schedule, modes, filters, transactions))
         # Before read_back, which may take longer than the time until the first cleaning of the log.
-        hold_pending(store, schedule, timer, transactions.halves)
+        hold_pending(store, schedule, timer, transactions.halves, is_slave=self._section(ReplicationConfig).is_slave)
         try:
-            await read_back(transactions, store, offsets)
+            if not self._section(ReplicationConfig).is_slave:
+                await read_back(transactions, store, offsets)
         except StateFileError as error:
             raise StartError(f"the damaged op queue cannot be rebuilt: {error}") from error
         except OSError as error:
@@ -327,8 +335,9 @@ class BrokerController:
         client = await stack.enter_async_context(
             RemotingClient(clock=self.clock, network=self.network, log=StructuredLog())
         )
+        is_slave = self._section(ReplicationConfig).is_slave
         host, _, port = self.address.rpartition(":")
-        ha_port = self._section(MessageStoreConfig).ha_listen_port or int(port) + 1
+        ha_port = self.replication.port or int(port) + 1
         registration = BrokerOuterAPI(
             self.configuration,
             client,
@@ -338,11 +347,20 @@ class BrokerController:
             address=self.address,
             ha_address=addresses.join(broker.broker_ip2 or host, ha_port),
         )
+        if is_slave:
+            self.replication.master = SlaveMaster(self.configuration, client)
+            registration.on_master = self.replication.master.note
         self.health.checks.append(lambda: name_server_reasons(registration))
         client.on_close.append(lambda connection: registration.connection_lost(connection.address))
         return registration
 
-    async def _load(self, store: MessageStore, topics: TopicConfigManager, services: Iterable[_Loads]) -> None:
+    async def _load(
+        self,
+        store: MessageStore,
+        topics: TopicConfigManager,
+        offsets: ConsumerOffsetManager,
+        services: Iterable[_Loads],
+    ) -> None:
         """Read the state files, then restore the topics of queues that topics.json does not have."""
         try:
             for service in services:
@@ -350,10 +368,17 @@ class BrokerController:
         except StateFileError as error:
             raise StartError(f"a state file cannot be read: {error}") from error
         topics.adopt({name: max(ids) + 1 for name, ids in store.topics().items() if ids})
+        if not self._section(ReplicationConfig).is_slave:
+            topics.lead()
+            offsets.cap(
+                lambda topic, queue: store.max_offset(topic, queue) if store.queue_exists(topic, queue) else None
+            )
 
     async def _start(self, context: BrokerContext, nursery: trio.Nursery) -> None:
         if self.namesrv is not None:
             await nursery.start(self.namesrv.run)
+        # What puts messages by itself is the master's; a slave gets these messages with the log.
+        is_slave = self._section(ReplicationConfig).is_slave
         for service in (
             context.topics,
             context.groups,
@@ -364,15 +389,14 @@ class BrokerController:
             context.client_calls,
             context.stats,
             context.long_polling,
-            context.schedule,
-            context.timer,
+            *(() if is_slave else (context.schedule, context.timer)),
             context.modes,
-            context.transactions,
-            context.transaction_checks,
+            *(() if is_slave else (context.transactions, context.transaction_checks)),
             context.unread,
         ):
             await nursery.start(service.run)
         nursery.start_soon(self._housekeep, context)
+        await self.replication.start(context, nursery)
         # System and adopted topics are on disk before a client can use them.
         await context.topics.persisted()
         # The broker registers last: a client that finds it in a route is served.

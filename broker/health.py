@@ -39,6 +39,8 @@ def store_reasons(store: MessageStore) -> Iterator[Reason]:
         text = f"the store is being recovered: {done:.0f} of {total:.0f} MiB of the commit log read{share}"
         yield Reason(RECOVERING, text)
     for flag, text in store.refusals():
+        if flag is Flag.SLAVE:
+            continue  # it is what it shall be
         yield Reason(DISK_FULL if flag & _DISK else READ_ONLY, text)
 
 

@@ -17,7 +17,6 @@ import trio
 from trimq.broker.controller import BrokerController
 from trimq.broker.store.disk.disk import Disk
 from trimq.remoting.config.configuration import Configuration
-from trimq.remoting.network import Network
 from trimq.remoting.runtime.clock import Clock
 
 SMALL: Final = {
@@ -57,7 +56,6 @@ async def running_broker(
     *,
     clock: Clock | None = None,
     disk: Disk | None = None,
-    network: Network | None = None,
     **changes: object,
 ) -> AsyncIterator[BrokerController]:
     """Run a broker while the block runs, and stop it in order afterwards.
@@ -67,7 +65,7 @@ async def running_broker(
     """
     with tempfile.TemporaryDirectory(prefix="trimq-") as temporary:
         settings = configuration(directory or Path(temporary), changes)
-        controller = BrokerController(settings, clock=clock, disk=disk, network=network)
+        controller = BrokerController(settings, clock=clock, disk=disk)
         async with trio.open_nursery() as nursery:
             await nursery.start(controller.run)
             await controller.context.registration.registered(_REGISTRATION_SECONDS)

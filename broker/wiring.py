@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Final
 
-from trimq.broker.config import MessageStoreConfig
+from trimq.broker.config import MessageStoreConfig, ReplicationConfig
 from trimq.broker.context import BrokerContext
 from trimq.broker.processor_table import register_processors
 from trimq.broker.services.pending_timers import TIMED_MESSAGES, PendingTimers
@@ -23,11 +23,21 @@ _QUEUES_AT_ONCE: Final = 64
 
 
 def hold_pending(
-    store: MessageStore, schedule: ScheduleMessageService, timer: TimerMessageService, halves: HalfQueue
+    store: MessageStore,
+    schedule: ScheduleMessageService,
+    timer: TimerMessageService,
+    halves: HalfQueue,
+    *,
+    is_slave: bool,
 ) -> None:
-    """Keep log files with pending messages: once it is known which these are, and before the cleaner looks first."""
-    store.hold_log(HeldHalves(store, halves))
+    """Keep log files with pending messages: once it is known which these are, and before the cleaner looks first.
+
+    A slave does not know which half and timed messages are pending. It would keep all of them, and with them the log.
+    """
     store.hold_log(QueuedMessages("delayed messages", store, schedule.positions))
+    if is_slave:
+        return
+    store.hold_log(HeldHalves(store, halves))
     store.hold_log(PendingTimers(store.timer_data))
     store.hold_log(QueuedMessages(TIMED_MESSAGES, store, timer.positions, timer.unread))
 
@@ -56,9 +66,10 @@ def connect(context: BrokerContext, reactor: Reactor, gate: Gate) -> HandlerTabl
 def _connect_services(context: BrokerContext) -> None:
     store, configuration = context.store, context.configuration
     store.keep_unread(context.unread.oldest)
-    store.add_topic_listener(SCHEDULE_TOPIC, context.schedule.message_arriving)
-    store.add_topic_listener(TRANS_HALF_TOPIC, context.transactions.half_arriving)
-    store.add_topic_listener(TIMER_TOPIC, context.timer.message_arriving)
+    if not configuration.section(ReplicationConfig).is_slave:  # there these services do not run
+        store.add_topic_listener(SCHEDULE_TOPIC, context.schedule.message_arriving)
+        store.add_topic_listener(TRANS_HALF_TOPIC, context.transactions.half_arriving)
+        store.add_topic_listener(TIMER_TOPIC, context.timer.message_arriving)
     configuration.listeners.append(lambda _: store.set_config(configuration.section(MessageStoreConfig)))
     context.consumers.listeners.append(context.filters.group_changed)
     # Only for topics that are created from here on: those of the state files were loaded before.

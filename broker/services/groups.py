@@ -75,6 +75,22 @@ class SubscriptionGroupManager(PersistentTable):
             if missing:
                 self._next_version()
 
+    def follow(self, state: dict[str, Any]) -> None:
+        """Take the groups of a slave's master. Those that it lacks go, except the system's. Raises StateFileError."""
+        where = "the master's groups"
+        version = load_data_version(state.get("dataVersion"), where)
+        if version == self.data_version:
+            return
+        theirs = EntryTable(SubscriptionGroupConfig)
+        theirs.load(state.get("subscriptionGroupTable") or {}, where, "groupName")
+        forbidden = _load_forbidden(state.get("forbiddenTable") or {}, where)
+        for group in [name for name in self.table if name not in theirs.entries and not is_system_group(name)]:
+            self.delete(group)
+        self.table.update(theirs.entries)
+        self.forbidden_table = forbidden
+        self.data_version = version
+        self._file.changed()
+
     def pieces(self) -> Iterator[bytes]:
         """The content of subscriptionGroup.json; also the body of GET_ALL_SUBSCRIPTIONGROUP_CONFIG (201)."""
         state = {

@@ -47,14 +47,22 @@ class MessageRequestModeManager(PersistentTable):
     async def load(self) -> None:
         """Read messageRequestMode.json. Raises StateFileError."""
         state = await self._file.load()
-        if state is None:
-            return
+        if state is not None:
+            self._take(state, self._file.path)
+
+    def follow(self, state: dict[str, Any]) -> None:
+        """Take the modes of a slave's master. Raises StateFileError."""
+        if (state.get(_MAP) or {}) != self.table:
+            self._take(state, "the master's modes")
+            self._file.changed()
+
+    def _take(self, state: dict[str, Any], where: str) -> None:
         table = state.get(_MAP) or {}
         if not isinstance(table, dict) or not all(
             isinstance(groups, dict) and all(isinstance(entry, dict) for entry in groups.values())
             for groups in table.values()
         ):
-            raise StateFileError(f"{self._file.path}: {_MAP} is not a table of topics and groups")
+            raise StateFileError(f"{where}: {_MAP} is not a table of topics and groups")
         self.table = table
         self._count = sum(len(groups) for groups in table.values())
         self._rest = unknown_fields(state, frozenset({_MAP}))

@@ -18,6 +18,7 @@ from trimq.broker.store.disk.disk import Disk
 from trimq.protocol.body import DataVersion
 from trimq.protocol.codes import ResponseCode
 from trimq.protocol.errors import RemotingError
+from trimq.protocol.topic_rules import is_system_topic
 from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.runtime.clock import Clock
 
@@ -74,6 +75,43 @@ class ConsumerOffsetManager(PersistentTable):
         self._rest = unknown_fields(state, _KNOWN)
         for key in self.offset_table:
             self._index(key)
+
+    def follow(self, state: dict[str, Any]) -> None:
+        """Take the offsets of a slave's master; those that it lacks stay. Raises StateFileError."""
+        where = "the master's offsets"
+        offsets = _load_table(state.get("offsetTable"), where)
+        pulls = _load_table(state.get("pullOffsetTable"), where)
+        resets = _load_table(state.get("resetOffsetTable"), where)
+        version = load_data_version(state.get("dataVersion"), where)
+        if all(self.offset_table.get(key) == value for key, value in offsets.items()) and (
+            pulls == self.pull_offset_table and resets == self.reset_offset_table
+        ):
+            return
+        for key, value in offsets.items():
+            self.offset_table.setdefault(key, {}).update(value)
+            self._index(key)
+        self.pull_offset_table = pulls
+        self.reset_offset_table = resets
+        self.data_version = version
+        self._changed()
+
+    def cap(self, ends: Callable[[str, int], int | None]) -> None:
+        """Lower offsets that are above the end of their queue to it.
+
+        ``ends`` returns a queue's end, None for one that does not exist. What a power cut or a failover took from the
+        log will be sent again, and would be passed over. Offsets in the broker's own queues are the business of the
+        services that read them.
+        """
+        for key, offsets in self.offset_table.items():
+            topic, _, group = key.partition("@")
+            if is_system_topic(topic):
+                continue
+            for queue_id, offset in offsets.items():
+                end = ends(topic, queue_id)
+                if end is not None and offset > end:
+                    _log.warning("offset_capped", group=group, topic=topic, queue=queue_id, before=offset, now=end)
+                    offsets[queue_id] = end
+                    self._changed()
 
     def pieces(self) -> Iterator[bytes]:
         """The content of consumerOffset.json; also the body of GET_ALL_CONSUMER_OFFSET (43)."""

@@ -6,7 +6,7 @@ growing pauses while the name server cannot be reached. Changes during a registr
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 import msgspec
@@ -77,6 +77,7 @@ class _NameServer:
         self.reached = False
         self.conflict = ""  # address of another broker with the same name and id
         self.keeps_first = False  # whether it reports conflicts itself, which only TriMQ's name servers do
+        self.knows_master = False  # whether its last reply to a slave had a master
         self.sleeping: trio.CancelScope | None = None
 
     def wake(self) -> None:
@@ -113,6 +114,8 @@ class BrokerOuterAPI:
         self._scope: trio.CancelScope | None = None
         self.address = address
         self.ha_address = ha_address
+        self.on_master: Callable[[str, str], None] = lambda _address, _ha_address: None
+        """Called with the address of this slave's master, and the one at which that sends its log."""
         topics.listeners.append(self.topics_changed)
         topics.delete_listeners.append(lambda _: self.register_soon())
         configuration.listeners.append(self._reconfigured)
@@ -227,7 +230,10 @@ class BrokerOuterAPI:
             # Sleep only if no change came during the registration. There is no await between this check and the
             # sleep's scope, so ``wake`` cannot come in between.
             if not (server.everything or server.topics):
-                period = self._configuration.section(BrokerConfig).register_name_server_period / 1000
+                config = self._configuration.section(BrokerConfig)
+                period = config.register_name_server_period / 1000
+                if config.broker_id and not server.knows_master:
+                    period = min(period, FIRST_RETRY_SECONDS)
                 with trio.CancelScope() as server.sleeping:
                     await self._clock.sleep(period)
                 if not server.topics:  # not woken by changed topics: the period is over, so register everything
@@ -249,7 +255,13 @@ class BrokerOuterAPI:
         timeout = config.register_broker_timeout_mills / 1000
         if server.reached and not names:
             await self._look_for_conflict(server, config, timeout)
-        if not config.force_register and not names and not await self._differs(server, config, timeout):
+        # The reply to a slave says where its master is.
+        if (
+            not config.force_register
+            and not config.broker_id
+            and not names
+            and not await self._differs(server, config, timeout)
+        ):
             server.registered = change
             return
         body = encode_register_broker_body(
@@ -272,6 +284,9 @@ class BrokerOuterAPI:
         if reply.code != ResponseCode.SUCCESS:
             raise RemotingError(reply.code, reply.remark or "")
         server.registered = max(server.registered, change)
+        if config.broker_id:
+            server.knows_master = bool(answer.master_addr)
+            self.on_master(answer.master_addr or "", answer.ha_server_addr or "")
         if len(reply.body):
             self._topics.update_order(decode_json(reply.body, KVTable).table)
 

@@ -138,14 +138,23 @@ class ScheduleMessageService:
     async def load(self) -> None:
         """Read delayOffset.json. Raises StateFileError."""
         state = await self._file.load()
-        if state is None:
-            return
-        self.data_version = load_data_version(state.get("dataVersion"), self._file.path)
+        if state is not None:
+            self._take(state, self._file.path)
+
+    def follow(self, state: dict[str, Any]) -> None:
+        """Take the offsets of a slave's master. Raises StateFileError."""
+        before = self.offsets()
+        self._take(state, "the master's delay offsets")
+        if self.offsets() != before:
+            self._file.changed()
+
+    def _take(self, state: dict[str, Any], where: str) -> None:
+        self.data_version = load_data_version(state.get("dataVersion"), where)
         self._rest = unknown_fields(state, _KNOWN)
         try:
             offsets = {int(level): int(offset) for level, offset in (state.get("offsetTable") or {}).items()}
         except (AttributeError, TypeError, ValueError) as error:
-            raise StateFileError(f"{self._file.path}: offsetTable: {error}") from None
+            raise StateFileError(f"{where}: offsetTable: {error}") from None
         for level, offset in offsets.items():
             if level in self._levels:
                 self._levels[level].offset = offset

@@ -73,6 +73,10 @@ def _auto_create_topic(config: BrokerConfig) -> TopicConfig:
     return _topic(topic_rules.AUTO_CREATE_TOPIC, config.default_topic_queue_nums, PERM_INHERIT | _READ_WRITE)
 
 
+_FOLLOWED: Final = "trimqFollowed"
+"""Field of topics.json on a slave. RocketMQ ignores it."""
+
+
 class TopicConfigManager(PersistentTable):
     """Topics by name.
 
@@ -88,6 +92,8 @@ class TopicConfigManager(PersistentTable):
         self._clock = clock
         self._topics = EntryTable(TopicConfig)
         self._rest: dict[str, Any] = {}
+        self._followed = False
+        """Whether these are the topics of a slave, which may lack the newest ones of its master."""
         self._system: frozenset[str] = frozenset()
         self.table: dict[str, TopicConfig] = self._topics.entries
         self.data_version = DataVersion()
@@ -107,6 +113,7 @@ class TopicConfigManager(PersistentTable):
             self._topics.load(state.get("topicConfigTable") or {}, self._file.path, "topicName")
             self.data_version = load_data_version(state.get("dataVersion"), self._file.path)
             self._rest = unknown_fields(state, _KNOWN)
+            self._followed = bool(self._rest.pop(_FOLLOWED, False))
         config = self._configuration.section(BrokerConfig)
         levels = len(self._configuration.section(MessageStoreConfig).delay_levels_ms) - 1
         system = system_topic_configs(config, levels)
@@ -114,6 +121,42 @@ class TopicConfigManager(PersistentTable):
         missing = [topic for topic in system if topic.topic_name not in self.table]
         if missing:
             self._put(missing)
+
+    # a slave's topics
+
+    def follow(self, state: dict[str, Any]) -> None:
+        """Take the topics of a slave's master. Those that it lacks go, except the system's. Raises StateFileError."""
+        where = "the master's topics"
+        version = load_data_version(state.get("dataVersion"), where)
+        if version == self.data_version:
+            return
+        theirs = EntryTable(TopicConfig)
+        theirs.load(state.get("topicConfigTable") or {}, where, "topicName")
+        for topic in [name for name in self.table if name not in theirs.entries and not self.is_system(name)]:
+            self.delete(topic)
+        if changed := [config for name, config in theirs.entries.items() if self.table.get(name) != config]:
+            self._put(changed)
+        self._followed = True
+        self.data_version = version
+        self._file.changed()
+
+    def follow_queue(self, topic: str, queue_id: int) -> bool:
+        """Make sure that a queue whose messages came with the master's log belongs to its topic. False if it does."""
+        known = self.table.get(topic)
+        if known is not None and queue_id < known.read_queue_nums:
+            return False
+        self._followed = True
+        if known is None:
+            self.adopt({topic: queue_id + 1})
+        else:
+            self._put([msgspec.structs.replace(known, read_queue_nums=queue_id + 1)])
+        return True
+
+    def lead(self) -> None:
+        """These are the topics of a master from here on."""
+        if self._followed:
+            self._followed = False
+            self._file.changed()
 
     def queues_of(self, topic: str) -> int | None:
         """The number of queues of a topic; None if it does not exist."""
@@ -126,7 +169,8 @@ class TopicConfigManager(PersistentTable):
 
     def _pieces(self) -> Iterator[bytes]:
         state = {"dataVersion": self.data_version, "topicConfigTable": self._topics.encodable()}
-        return encode_pieces(state | self._rest)
+        followed = {_FOLLOWED: True} if self._followed else {}
+        return encode_pieces(state | followed | self._rest)
 
     def serialize_wrapper(self) -> TopicConfigAndMappingSerializeWrapper:
         """All topics with their version, for GET_ALL_TOPIC_CONFIG (21) and registration."""
@@ -225,6 +269,12 @@ class TopicConfigManager(PersistentTable):
         found = [_topic(name, count) for name, count in queues.items() if name not in self.table and count > 0]
         for topic in found:
             _log.warning("topic_adopted", topic=topic.topic_name, queues=topic.read_queue_nums)
+        if self._followed:  # the log may have come before the topic did
+            for name, count in queues.items():
+                known = self.table.get(name)
+                if known is not None and known.read_queue_nums < count:
+                    _log.warning("topic_adopted", topic=name, queues=count)
+                    found.append(msgspec.structs.replace(known, read_queue_nums=count))
         if found:
             self._put(found)
         return [topic.topic_name for topic in found]

@@ -48,6 +48,16 @@ def test_the_tier_has_its_rows() -> None:
         assert "::" in row[4] or "the tier cuts" in row[4], row
 
 
+def test_replication_has_its_rows() -> None:
+    found = rows("Replication")
+    assert len(found) >= 10
+    for row in found:
+        assert len(row) == 5
+        assert all(row)
+        assert "::" in row[4]
+        assert set(re.findall(r"\*\*(\w+)\*\*", row[4])) <= SHORT_NAMES
+
+
 def test_the_tests_exist() -> None:
     names = set(re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", TEXT))
     assert len(names) > 50

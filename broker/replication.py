@@ -1,0 +1,151 @@
+"""Replication in the composition root: the port for slaves, who may connect there, and the client of a slave."""
+
+import ipaddress
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import structlog
+import trio
+
+from trimq.broker.config import BrokerConfig, ReplicationConfig, parse_networks
+from trimq.broker.context import BrokerContext
+from trimq.broker.services.registration import BrokerOuterAPI
+from trimq.broker.services.slave_master import SlaveMaster
+from trimq.broker.services.slave_synchronize import SlaveSynchronize
+from trimq.broker.start_error import StartError
+from trimq.broker.store.message_store import HAClient
+from trimq.protocol.body import GetBrokerMemberGroupResponseBody, decode_json
+from trimq.protocol.codes import RequestCode, ResponseCode
+from trimq.protocol.command import RemotingCommand
+from trimq.protocol.errors import RemotingError
+from trimq.protocol.headers.namesrv import GetBrokerMemberGroupRequestHeader
+from trimq.remoting.config.configuration import Configuration, NettyServerConfig
+from trimq.remoting.errors import RemotingTransportError
+from trimq.remoting.network import Network
+from trimq.remoting.server.connection import Connection
+from trimq.remoting.server.reactor import HandlerTable
+
+_log = structlog.get_logger(__name__)
+
+_TIMEOUT: Final = 3.0
+_PULLS: Final = (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
+
+
+class Replication:
+    """What a broker's role adds to its start. ``port`` is where slaves connect; 0 if nowhere."""
+
+    def __init__(self, configuration: Configuration, network: Network) -> None:
+        self._configuration = configuration
+        self._network = network
+        self._sock: socket.socket | None = None
+        self.master: SlaveMaster | None = None
+        """A slave's view of its master."""
+        self.client: HAClient | None = None
+        """A slave's side of replication, once it runs."""
+        self.synchronize: SlaveSynchronize | None = None
+        """What a slave takes over from its master besides the log, once it runs."""
+
+    @property
+    def config(self) -> ReplicationConfig:
+        """The options of replication."""
+        return self._configuration.section(ReplicationConfig)
+
+    def bind(self) -> None:
+        """Bind the port for slaves, if one is configured. Raises StartError if it is taken."""
+        config = self.config
+        if config.is_slave or config.ha_listen_port is None:
+            return
+        server = self._configuration.section(NettyServerConfig)
+        try:
+            self._sock = self._network.bind(server.bind_address, config.ha_listen_port, server)
+            self._network.open_port(self._sock, server)
+        except OSError as error:
+            raise StartError(f"{error.strerror or error}: set haListenPort") from error
+
+    @property
+    def port(self) -> int:
+        """Where slaves connect; 0 if nowhere."""
+        return int(self._sock.getsockname()[1]) if self._sock is not None else 0
+
+    def close(self) -> None:
+        """Close the port."""
+        if self._sock is not None:
+            self._sock.close()
+
+    def refuse_pulls(self, table: HandlerTable) -> None:
+        """On a slave that does not serve pulls."""
+        if self.config.is_slave and not self.config.slave_read_enable:
+            for code in _PULLS:
+                table.register(code, _refuse_pull)
+
+    async def start(self, context: BrokerContext, nursery: trio.Nursery) -> None:
+        """Start the side that the role has."""
+        store = context.store
+        if self._sock is not None and store.ha is not None:
+            listener = self._network.listener(self._sock)
+            nursery.start_soon(store.ha.serve, listener, self._network.peer_of, self._admission(context.registration))
+        if self.master is not None:
+            self.synchronize = SlaveSynchronize(
+                self.master,
+                context.clock,
+                topics=context.topics,
+                groups=context.groups,
+                offsets=context.offsets,
+                modes=context.modes,
+                schedule=context.schedule,
+            )
+            store.message_arriving.append(self.synchronize.message_arriving)
+            await nursery.start(self.synchronize.run)
+            self.client = store.make_client(self.master, self._network.open_stream)
+            nursery.start_soon(self.client.run)
+
+    def _admission(self, registration: BrokerOuterAPI) -> Callable[[str], Awaitable[int]]:
+        networks = parse_networks(self.config.ha_allowed_addresses)
+
+        async def admitted(address: str) -> int:
+            """How many slaves may connect from ``address``."""
+            peer = ipaddress.ip_address(address)
+            if networks:
+                return max((int(network.num_addresses) for network in networks if peer in network), default=0)
+            hosts = [await _addresses(host) for host in await self._listed(registration)]
+            return sum(peer in found for found in hosts)
+
+        return admitted
+
+    async def _listed(self, registration: BrokerOuterAPI) -> list[str]:
+        """The hosts of the slaves that a name server lists under this broker's name."""
+        broker = self._configuration.section(BrokerConfig)
+        header = GetBrokerMemberGroupRequestHeader(
+            cluster_name=broker.broker_cluster_name, broker_name=broker.broker_name
+        )
+        try:
+            reply = await registration.ask(
+                RemotingCommand.request(RequestCode.GET_BROKER_MEMBER_GROUP, header), _TIMEOUT
+            )
+            if reply.code != ResponseCode.SUCCESS or not len(reply.body):
+                return []
+            group = decode_json(reply.body, GetBrokerMemberGroupResponseBody).broker_member_group
+        except (RemotingTransportError, RemotingError) as error:
+            _log.warning("slaves_not_known", reason=str(error))
+            return []
+        return [address.rpartition(":")[0] for number, address in group.broker_addrs.items() if number != "0"]
+
+
+async def _addresses(host: str) -> set[ipaddress.IPv4Address | ipaddress.IPv6Address]:
+    """The addresses of a host, which may be one already."""
+    try:
+        return {ipaddress.ip_address(host)}
+    except ValueError:
+        pass
+    try:
+        found = await trio.socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return set()
+    return {ipaddress.ip_address(entry[4][0]) for entry in found}
+
+
+def _refuse_pull(_connection: Connection, command: RemotingCommand) -> RemotingCommand:
+    return command.reply(
+        ResponseCode.SYSTEM_BUSY, "this broker is a slave and serves no pulls (slaveReadEnable=false): use the master"
+    )

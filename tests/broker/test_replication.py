@@ -1,0 +1,189 @@
+"""Brokers with roles: what a slave takes over from its master, refuses, and knows when it becomes the master."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import AsyncMock
+
+import pytest
+import trio
+from structlog.testing import capture_logs
+
+from tests.broker.wire_client import WireClient
+from tests.ports import free_port
+from trimq.broker.config import load_broker
+from trimq.broker.controller import BrokerController
+from trimq.broker.testing import running_broker
+from trimq.broker.tiered_config import PLUG_IN
+from trimq.protocol.codes import RequestCode, ResponseCode
+from trimq.remoting.config.properties import ConfigError
+
+TOPIC = "Copied"
+
+
+@asynccontextmanager
+async def pair(root: Path, **more: object) -> AsyncIterator[tuple[BrokerController, BrokerController]]:
+    """A master with its name server, and a slave. ``more`` are settings of the slave."""
+    async with running_broker(
+        root / "master", embeddedNamesrvEnable=True, embeddedNamesrvPort=0, haListenPort=free_port()
+    ) as master:
+        assert master.namesrv is not None
+        assert master.namesrv.address is not None
+        host, port = master.namesrv.address
+        settings: dict[str, Any] = {"brokerRole": "SLAVE", "brokerId": 1, "namesrvAddr": f"{host}:{port}"} | more
+        async with running_broker(root / "slave", **settings) as slave:
+            yield master, slave
+
+
+async def in_sync(master: BrokerController, slave: BrokerController) -> None:
+    """Wait until the slave has the log, and has asked for everything else since."""
+    synchronize = slave.replication.synchronize
+    assert synchronize is not None
+    with trio.fail_after(30):
+        while slave.context.store.dispatched_offset < master.context.store.appended_offset:  # noqa: ASYNC110
+            await trio.sleep(0.01)
+        synchronize.wake()
+        wanted = synchronize.rounds + 2
+        while synchronize.rounds < wanted:  # noqa: ASYNC110
+            await trio.sleep(0.05)
+
+
+async def test_a_slave_has_messages_topics_groups_and_offsets(tmp_path: Path) -> None:
+    async with pair(tmp_path, slaveReadEnable=True) as (master, slave):
+        async with WireClient.connect(master.endpoint) as client:
+            for number in range(20):
+                assert (await client.send(TOPIC, b"%d" % number, queue_id=number % 2)).code == 0
+            assert await client.pull_messages(TOPIC, group="G")
+            commit = {"consumerGroup": "G", "topic": TOPIC, "queueId": 0, "commitOffset": 7}
+            reply = await client.ask(RequestCode.UPDATE_CONSUMER_OFFSET, commit)
+            assert reply.code == 0, reply.remark
+        await in_sync(master, slave)
+        mine, theirs = master.context, slave.context
+        assert theirs.topics.table[TOPIC] == mine.topics.table[TOPIC]
+        assert theirs.topics.data_version == mine.topics.data_version
+        assert "G" in theirs.groups.table
+        assert theirs.offsets.query("G", TOPIC, 0) == 7
+        async with WireClient.connect(slave.endpoint) as client:
+            found = await client.pull_messages(TOPIC, queueId=1)
+            assert [one.body for one in found] == [b"%d" % number for number in range(1, 20, 2)]
+
+
+async def test_topics_that_the_master_deletes_go_and_those_of_the_system_stay(tmp_path: Path) -> None:
+    async with pair(tmp_path) as (master, slave):
+        async with WireClient.connect(master.endpoint) as client:
+            await client.send(TOPIC)
+            await in_sync(master, slave)
+            assert TOPIC in slave.context.topics.table
+            assert (await client.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": TOPIC})).code == 0
+            master.context.topics.table.pop("SELF_TEST_TOPIC")
+        await in_sync(master, slave)
+        assert TOPIC not in slave.context.topics.table
+        assert "SELF_TEST_TOPIC" in slave.context.topics.table
+
+
+async def test_a_slave_serves_neither_sends_nor_pulls(tmp_path: Path) -> None:
+    async with pair(tmp_path) as (_master, slave), WireClient.connect(slave.endpoint) as client:
+        reply = await client.send("TBW102", b"no")
+        assert reply.code == ResponseCode.SERVICE_NOT_AVAILABLE
+        assert "brokerRole=SLAVE" in (reply.remark or "")
+        reply = await client.pull("TBW102")
+        assert reply.code == ResponseCode.SYSTEM_BUSY
+        assert "slaveReadEnable=false" in (reply.remark or "")
+        assert slave.health.readiness().ready
+
+
+async def test_odd_answers_do_not_end_a_slave(tmp_path: Path) -> None:
+    """A name server or a master may be broken, or another program at its address."""
+    async with pair(tmp_path) as (master, slave):
+        view, synchronize = slave.replication.master, slave.replication.synchronize
+        assert view is not None
+        assert synchronize is not None
+        good = view.ha_address
+        with capture_logs() as logs:
+            view.note(master.address, "no address")
+            view.note(master.address, "no address")
+        assert [log["event"] for log in logs] == ["master_address_invalid"]
+        assert view.ha_address == good
+
+        def odd(_state: dict[str, Any]) -> None:
+            raise TypeError("what is this?")
+
+        with capture_logs() as logs:
+            assert not await synchronize._take(RequestCode.GET_ALL_TOPIC_CONFIG, odd)
+            assert not await synchronize._take(RequestCode.GET_ALL_TOPIC_CONFIG, odd)
+        assert [log["event"] for log in logs] == ["synchronization_failed"]
+        async with WireClient.connect(master.endpoint) as client:
+            await client.send(TOPIC)
+        await in_sync(master, slave)
+        # A slave that was away for longer than its master keeps messages.
+        assert await view.has_record(0, b"another record") is False
+        view._bounds = AsyncMock(return_value=(5000, 9000))  # type: ignore[method-assign]
+        with pytest.raises(OSError, match="this log ends at 1001, the master's begins at 5000: empty the store"):
+            await view.has_record(1000, b"x")
+
+
+async def test_a_slave_that_becomes_the_master(tmp_path: Path) -> None:
+    """Its topics may lack what the log has, and consumers' offsets may be ahead of it."""
+    async with pair(tmp_path) as (master, slave):
+        async with WireClient.connect(master.endpoint) as client:
+            for number in range(4):
+                await client.send(TOPIC, queue_id=number)
+        await in_sync(master, slave)
+        slave.context.offsets.commit("", "G", TOPIC, 2, 50)
+    state = tmp_path / "slave" / "config" / "topics.json"
+    topics = json.loads(state.read_text())
+    assert topics["trimqFollowed"] is True
+    topics["topicConfigTable"][TOPIC]["readQueueNums"] = 1
+    state.write_text(json.dumps(topics))
+    async with running_broker(tmp_path / "slave") as broker:
+        assert broker.context.topics.table[TOPIC].read_queue_nums == 4
+        assert broker.context.offsets.query("G", TOPIC, 2) == 1
+        async with WireClient.connect(broker.endpoint) as client:
+            assert len(await client.pull_messages(TOPIC, queueId=3)) == 1
+            assert (await client.send(TOPIC, queue_id=3)).code == 0
+    assert "trimqFollowed" not in json.loads(state.read_text())
+
+
+async def test_slaves_of_other_addresses_are_refused(tmp_path: Path) -> None:
+    async with running_broker(tmp_path, haListenPort=free_port(), haAllowedAddresses="10.0.0.0/8;192.0.2.1") as broker:
+        async with await trio.open_tcp_stream("127.0.0.1", broker.replication.port) as stream:
+            assert bytes(await stream.receive_some()) == b""
+        assert broker.context.store.ha is not None
+        assert broker.context.store.ha.refused == 1
+
+
+async def test_no_port_is_open_unless_it_is_configured(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as broker:
+        assert broker.replication.port == 0
+        assert broker.context.store.ha is None
+
+
+@pytest.mark.parametrize(
+    ("lines", "key", "expected"),
+    [
+        ("brokerRole=SLAVE", "brokerId", "a number above 0"),
+        ("brokerId=1", "brokerRole", "SLAVE, since brokerId=1"),
+        ("brokerRole=SYNC_MASTER", "haListenPort", "a port for slaves"),
+        ("inSyncReplicas=2\nminInSyncReplicas=3", "minInSyncReplicas", "at most inSyncReplicas"),
+        (f"brokerRole=SLAVE\nbrokerId=1\nmessageStorePlugIn={PLUG_IN}", "messageStorePlugIn", "nothing on a slave"),
+        ("haListenPort=1\ntransientStorePoolEnable=true", "transientStorePoolEnable", "false with slaves"),
+        ("haSendHeartbeatInterval=20000", "haHousekeepingInterval", "more than haSendHeartbeatInterval"),
+        ("haAllowedAddresses=10.0.0.0/8;x", "haAllowedAddresses", "IP addresses or networks"),
+        ("haMasterAddress=10.0.0.1", "haMasterAddress", "HOST:PORT"),
+    ],
+)
+def test_roles_that_do_not_fit_stop_the_start(lines: str, key: str, expected: str, tmp_path: Path) -> None:
+    path = tmp_path / "broker.conf"
+    path.write_text(f"brokerName=a\n{lines}\n")
+    with pytest.raises(ConfigError) as raised:
+        load_broker(path)
+    assert key in str(raised.value)
+    assert expected in str(raised.value)
+
+
+def test_a_sync_master_that_waits_for_no_slave_needs_no_port(tmp_path: Path) -> None:
+    path = tmp_path / "broker.conf"
+    path.write_text("brokerRole=SYNC_MASTER\ninSyncReplicas=1\n")
+    assert load_broker(path).warnings == []

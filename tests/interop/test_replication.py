@@ -1,0 +1,123 @@
+"""A master and its slave, each of them TriMQ's or Apache's: the logs are the same bytes, even if one is killed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.interop.harness import probe
+from tests.interop.harness.processes import ended_afterwards
+from tests.interop.harness.servers import Broker, NameServer, Peer
+from tests.interop.harness.waiting import wait_until
+from tests.interop.harness.wire import Sent, Wire, connected
+from tests.ports import free_port
+
+TOPIC = "Replicated"
+LOG_FILE = 64 * 1024
+SIZES = {
+    "mappedFileSizeCommitLog": str(LOG_FILE),
+    "mappedFileSizeConsumeQueue": str(20 * 100),
+    "maxHashSlotNum": "64",
+    "maxIndexNum": "400",
+    "haSendHeartbeatInterval": "1000",
+    "brokerIP2": "127.0.0.1",
+}
+ONLY = {
+    "apache": {"timerWheelEnable": "false"},
+    "trimq": {"embeddedNamesrvEnable": "false", "bindAddress": "127.0.0.1", "commitLogReserveStep": "8192"},
+}
+
+
+@dataclass
+class Pair:
+    """A master and its slave."""
+
+    master: Broker
+    slave: Broker
+
+    @property
+    def wire(self) -> tuple[str, int]:
+        return "127.0.0.1", self.master.port
+
+
+@contextmanager
+def running_pair(
+    directory: Path, master: Peer, slave: Peer, *, role: str = "ASYNC_MASTER", flush: str = "ASYNC_FLUSH"
+) -> Iterator[Pair]:
+    """Run both with a name server of TriMQ."""
+    with ExitStack() as stack:
+        names = NameServer("trimq", directory / "namesrv")
+        stack.enter_context(ended_afterwards(names.process))
+        names.start()
+        common = SIZES | {"flushDiskType": flush}
+
+        def broker(peer: Peer, home: str, **properties: str) -> Broker:
+            found = Broker(
+                peer,
+                directory / home,
+                [names],
+                store=directory / home / "store",
+                properties={**common, **ONLY[peer], "haListenPort": str(free_port()), **properties},
+            )
+            stack.enter_context(ended_afterwards(found.process, gracefully=peer == "trimq"))
+            found.start()
+            return found
+
+        leader = broker(master, "master", brokerRole=role)
+        probe.create_topic(leader.address, TOPIC, 2)
+        follower = broker(slave, "slave", brokerRole="SLAVE", brokerId="1", slaveReadEnable="true")
+        yield Pair(leader, follower)
+
+
+def send(wire: Wire, first: int, count: int) -> list[Sent]:
+    sizes = (10, 300, 3000)
+    return [
+        wire.send(
+            TOPIC, number % 2, f"{number} ".encode().ljust(sizes[number % 3], b"x"), {"UNIQ_KEY": f"key-{number}"}
+        )
+        for number in range(first, first + count)
+    ]
+
+
+def log_of(broker: Broker) -> bytes:
+    """The bytes of the commit log, up to where nothing was written."""
+    files = sorted((broker.store / "commitlog").iterdir())
+    return b"".join(path.read_bytes() for path in files).rstrip(b"\0")
+
+
+def same_logs(pair: Pair) -> bool:
+    master = log_of(pair.master)
+    return len(master) > 3 * LOG_FILE and log_of(pair.slave) == master
+
+
+MIXES = [("apache", "trimq"), ("trimq", "apache"), ("trimq", "trimq")]
+
+
+@pytest.mark.parametrize(("master", "slave"), MIXES, ids=[f"{one} to {other}" for one, other in MIXES])
+def test_the_logs_are_the_same_bytes_after_kills(master: Peer, slave: Peer, tmp_path: Path) -> None:
+    with running_pair(tmp_path, master, slave) as pair:
+        with connected(*pair.wire) as wire:
+            # Apache's slave that has nothing begins with the last file of its master.
+            sent = send(wire, 0, 10)
+            wait_until(lambda: log_of(pair.slave) == log_of(pair.master), "the slave begins", 60)
+            sent += send(wire, 10, 110)
+            pair.slave.kill()
+            sent += send(wire, 120, 60)
+        pair.slave.start()
+        wait_until(lambda: log_of(pair.slave) == log_of(pair.master), "the slave has it all after a kill", 100)
+        pair.master.kill()
+        pair.master.start()
+        with connected(*pair.wire) as wire:
+            sent += send(wire, 180, 120)
+            wait_until(lambda: same_logs(pair), "the slave follows a master that was killed", 100)
+        with connected("127.0.0.1", pair.slave.port) as wire:
+            for queue in (0, 1):
+                wait_until(lambda queue=queue: wire.offsets(TOPIC, queue) == (0, 150), "the slave's queues", 30)  # type: ignore[misc]
+            for message in sent[::7]:
+                assert message.body in wire.view(message.phy)
+                if slave == "trimq":  # Apache's knows no topic before its first minute is over
+                    assert message.body in (wire.pull(TOPIC, message.queue, message.offset, 1) or b"")
