@@ -1,32 +1,65 @@
 """Ways to break the broker, each of which the simulation has to notice: they show that its checks can fail."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Final
 from unittest import mock
 
 from tests.store.simdisk import SimDisk
 from trimq.broker.store.durability.flush import GroupCommitService
+from trimq.broker.store.durability.group_transfer import GroupTransferService
+from trimq.broker.store.durability.pending_puts import PendingPuts
 from trimq.broker.store.log.commit_log import CommitLog
+from trimq.broker.store.log.log_scan import RecordReader
 from trimq.broker.store.log.topic_queue import TopicQueue
+from trimq.broker.store.replication.follower import StoreFollower
+from trimq.broker.store.replication.ha_connection import HAConnection
+from trimq.broker.store.replication.slave_log import SlaveLog
 
+_complete: Final = GroupTransferService._complete
 _commit: Final = GroupCommitService.commit
-_submit: Final = GroupCommitService.submit
+_submit: Final = PendingPuts.submit
+_reported: Final = HAConnection._reported
+_slave_log: Final = SlaveLog.__init__
 _queue: Final = CommitLog.queue
 
 
 def _acknowledge_before_the_sync(service: Any) -> None:
-    for entry in service._pending:
+    for entry in service._pending._pending:
         if entry.on_done is not None:
             on_done, entry.on_done = entry.on_done, None
             on_done(entry.result)
     _commit(service)
 
 
-def _dispatch_at_once(service: Any, put: Any, result: Any, on_done: Any) -> Any:
-    found = _submit(service, put, result, on_done)
-    service._dispatch(put, result)
+def _dispatch_at_once(pending: Any, put: Any, result: Any, on_done: Any) -> Any:
+    found = _submit(pending, put, result, on_done)
+    pending._dispatch(put, result)
     return found
+
+
+def _resume_at_the_last_file(connection: Any, offset: int) -> None:
+    first = not connection._first.is_set()
+    _reported(connection, offset)
+    if first:
+        connection.sent_offset = connection._master.log.files.last_start
+
+
+def _reader_without_crc(log: Any, path: Any) -> None:
+    _slave_log(log, path)
+    log._reader = RecordReader(path.log.files.size, check_crc=False)
+
+
+async def _no_sync(_follower: Any) -> bool:
+    return True
+
+
+def _appended(follower: Any) -> int:
+    return int(follower._path.log.max_offset)
+
+
+def _stored(service: Any) -> int:
+    return int(service._stored_offset)
 
 
 def _queue_from_zero(log: Any, topic: str, queue_id: int) -> TopicQueue:
@@ -37,14 +70,38 @@ def _queue_from_zero(log: Any, topic: str, queue_id: int) -> TopicQueue:
     return queue
 
 
-def _patched(owner: type, name: str, function: Callable[..., Any]) -> Callable[[], AbstractContextManager[object]]:
+def _answer_what_is_stored(service: Any) -> None:
+    for entry in service._pending._pending:
+        if entry.on_done is not None and entry.end <= service._stored_offset:
+            on_done, entry.on_done = entry.on_done, None
+            on_done(entry.result)
+    _complete(service)
+
+
+@contextmanager
+def _both(*patches: Any) -> Iterator[None]:
+    with ExitStack() as stack:
+        for patch in patches:
+            stack.enter_context(patch)
+        yield
+
+
+def _patched(owner: type, name: str, function: Any) -> Callable[[], AbstractContextManager[object]]:
     return lambda: mock.patch.object(owner, name, function)
 
 
 BREAKS: Final[dict[str, Callable[[], AbstractContextManager[object]]]] = {
     "acknowledged-before-synced": _patched(GroupCommitService, "commit", _acknowledge_before_the_sync),
-    "readable-before-synced": _patched(GroupCommitService, "submit", _dispatch_at_once),
+    "readable-before-synced": _patched(PendingPuts, "submit", _dispatch_at_once),
     "sync-does-nothing": _patched(SimDisk, "data_sync", lambda *_: None),
+    "acknowledged-before-replicated": _patched(GroupTransferService, "_complete", _answer_what_is_stored),
+    "readable-before-replicated": _patched(GroupTransferService, "readable_offset", property(_stored)),
+    "slave-acknowledges-before-synced": lambda: _both(
+        mock.patch.object(StoreFollower, "make_acknowledgeable", _no_sync),
+        mock.patch.object(StoreFollower, "acknowledged_offset", property(_appended)),
+    ),
+    "slave-checks-no-crc": _patched(SlaveLog, "__init__", _reader_without_crc),
+    "resumes-at-the-last-file": _patched(HAConnection, "_reported", _resume_at_the_last_file),
     "queues-start-at-zero": _patched(CommitLog, "queue", _queue_from_zero),
 }
 """Patches by name."""

@@ -13,6 +13,7 @@ import trio
 from tests.broker.wire_client import pull_ext, send_ext
 from tests.simulation.ledger import Ledger, QueueKey
 from tests.simulation.machines import NAMESRV_PORT, Life
+from tests.simulation.sockets import BODY_PADDING
 from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.message import decode_messages
@@ -33,6 +34,7 @@ class Caller:
     def __init__(self, life: Life, namesrv_hosts: list[str]) -> None:
         self.remoting = RemotingClient(clock=life.clock, network=life.network, log=StructuredLog())
         self._namesrv = [f"{host}:{NAMESRV_PORT}" for host in namesrv_hosts]
+        self.trace = life.trace
         self.masters: dict[str, str] = {}
         """Addresses of the masters by broker name, according to the last route."""
 
@@ -88,7 +90,7 @@ class Producer:
         broker = rng.choice(sorted(caller.masters))
         queue: QueueKey = (broker, TOPIC, rng.randrange(QUEUES))
         self.sent += 1
-        body = f"{self.name}-{self.sent}".encode().ljust(rng.choice((8, 100, 1000)), b".")
+        body = f"{self.name}-{self.sent}".encode().ljust(rng.choice((8, 100, 1000)), BODY_PADDING[:1])
         ledger.attempted.add(body)
         began = ledger.moment()
         try:
@@ -184,6 +186,7 @@ async def read_all(caller: Caller, queue: QueueKey, first: int, end: int) -> dic
         ext = pull_ext(queue[1], first, group="READER", queueId=queue[2])
         reply = await caller.ask(caller.masters[queue[0]], RequestCode.PULL_MESSAGE, ext)
         if reply.code != ResponseCode.SUCCESS:
+            caller.trace(f"pull of {queue} from {first}: {reply.code} {reply.remark}")
             break
         for message in decode_messages(bytes(reply.body)):
             found[message.queue_offset] = message.body

@@ -8,7 +8,7 @@ from typing import Final
 import trio
 
 from tests.simulation.machines import Machine
-from tests.simulation.network import SimNetwork
+from tests.simulation.network import BROKER_HOSTS, SimNetwork
 from tests.store.simdisk import Loss
 
 _LOSSES: Final = tuple(Loss)
@@ -31,7 +31,7 @@ class Faults:
 
     async def run(self, count: int, nursery: trio.Nursery) -> None:
         """Let ``count`` faults happen, some of them at the same time."""
-        kinds = [self._kill, self._restart, self._pause, self._cut, self._reset, self._step_clock]
+        kinds = [self._kill, self._restart, self._pause, self._cut, self._reset, self._step_clock, self._corrupt]
         if self.power:
             kinds += [self._power_cut] * 3
         async with trio.open_nursery() as faults:
@@ -107,6 +107,14 @@ class Faults:
             sock = self.rng.choice(self.network.sockets)
             self.trace(f"a connection of {sock.node.name} with {sock.peer_host} is reset")
             self.network.reset(sock)
+
+    async def _corrupt(self, _nursery: trio.Nursery) -> None:
+        """Flip bits of bodies on their way from one broker to another, which no checksum of the network notices."""
+        self.trace("bodies between brokers are damaged")
+        self.network.damaged.add(BROKER_HOSTS)
+        await trio.sleep(self._duration())
+        self.network.damaged.discard(BROKER_HOSTS)
+        self.trace("bodies between brokers arrive whole")
 
     async def _step_clock(self, _nursery: trio.Nursery) -> None:
         machine = self.rng.choice(self.servers)

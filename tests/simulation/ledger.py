@@ -1,4 +1,4 @@
-"""What clients of a simulated cluster were told, and what they saw: the promises that the checkers hold it to."""
+"""What clients of a simulated cluster were answered, and what they saw: the promises that the checkers hold it to."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field

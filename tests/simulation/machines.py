@@ -63,6 +63,7 @@ class Life(Node):
         self.clock = machine.clock
         self.disk = machine.disk
         self.network = NodeNetwork(machine.network, self)
+        self.trace = machine.trace
         self.scope = trio.CancelScope()
         self.ended = trio.Event()
         """Set when its program has ended or can do nothing any more."""
@@ -87,7 +88,7 @@ class Machine:
         self.host = host
         self.network = network
         self.clock = NodeClock()
-        self._trace = trace
+        self.trace = trace
         self._rng = Random(f"disk of {name} {seed}")
         self._longest_call = self._rng.choice((0.001, 0.01, 0.1))
         self.disk = self._prepared(NodeDisk(seed=seed, now_ms=self.clock.wall_ms))
@@ -105,7 +106,7 @@ class Machine:
         found = disk if isinstance(disk, NodeDisk) else NodeDisk.of(disk)
         found.rng = self._rng
         found.longest = self._longest_call
-        found.history = _Traced(f"disk of {self.name}:", self._trace)
+        found.history = _Traced(f"disk of {self.name}:", self.trace)
         return found
 
     def start(self, nursery: trio.Nursery) -> None:
@@ -114,7 +115,9 @@ class Machine:
         self._nursery = nursery
         self.network.dark.discard(self.host)
         self.life = Life(self)
-        self._trace(f"{self.name} starts")
+        if isinstance(self._program, (NamesrvProgram, BrokerProgram)):
+            self._program.controller = None
+        self.trace(f"{self.name} starts")
         nursery.start_soon(self._run, self.life)
 
     async def _run(self, life: Life) -> None:
@@ -128,7 +131,7 @@ class Machine:
         if self.life is life:  # it has ended by itself
             self.network.node_ended(life, silently=False)
             self.life = None
-            self._trace(f"{self.name} has ended")
+            self.trace(f"{self.name} has ended")
         life.ended.set()
 
     def shut_down(self) -> bool:
@@ -136,7 +139,7 @@ class Machine:
         program = self._program
         if self.life is None or not isinstance(program, (NamesrvProgram, BrokerProgram)) or program.controller is None:
             return False
-        self._trace(f"{self.name} shuts down")
+        self.trace(f"{self.name} shuts down")
         program.controller.shutdown()
         return True
 
@@ -145,7 +148,7 @@ class Machine:
         life = self.life
         if life is None:
             return
-        self._trace(f"{self.name} is killed")
+        self.trace(f"{self.name} is killed")
         self.disk = self._prepared(life.disk.after_kill())
         self._end(life, silently=False)
 
@@ -154,7 +157,7 @@ class Machine:
         life = self.life
         if life is None:
             return
-        self._trace(f"{self.name} loses its power, and {loss.value} of what was not synced")
+        self.trace(f"{self.name} loses its power, and {loss.value} of what was not synced")
         self.lost_unsynced = True
         self.disk = self._prepared(life.disk.copy_after_cut(loss))
         self._end(life, silently=True)

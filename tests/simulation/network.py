@@ -11,22 +11,21 @@ import errno
 import itertools
 import select
 import socket
-import zlib
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from random import Random
-from typing import Any, Final, Self, cast
+from typing import Any, Final, cast
 
 import trio
 
 from tests.simulation.nodes import NODE, Node
+from tests.simulation.sockets import SimListener, SimSocket
 from tests.simulation.times import VirtualClock
 from trimq.remoting.client.call import Readable
 from trimq.remoting.config.configuration import NettyServerConfig
 
-_WINDOW: Final = 64 * 1024
-"""Bytes that may be under way in one direction of a connection."""
+BROKER_HOSTS: Final = "10.0.1."
+"""Prefix of the addresses of brokers."""
 
 
 class SimNetwork:
@@ -42,11 +41,13 @@ class SimNetwork:
         self.sockets: list[SimSocket] = []
         self.by_fd: dict[int, SimSocket | SimListener] = {}
         self.dark: set[str] = set()
-        """Hosts without power: nobody answers there."""
+        """Hosts without power: there is no answer from them."""
         self.cuts: set[tuple[str, str]] = set()
         """Directions (from host, to host) in which nothing arrives."""
         self.arrivals: dict[str, trio.Event] = {}
         """Set when the next bytes arrive at a host, and removed then."""
+        self.damaged: set[str] = set()
+        """Prefixes of hosts: what machines with this prefix send each other is damaged at times."""
         self.healed = trio.Event()
         """Set when a cut ends; another event takes its place then."""
         self._fds = itertools.count(1000)
@@ -106,229 +107,6 @@ class SimNetwork:
             self.sockets.remove(sock)
             if other is not None and not silently:
                 self.at(trio.current_time() + self.draw_delay(), partial(other.fail, errno.ECONNRESET))
-
-
-class SimSocket:
-    """One end of a connection, with the methods of a non-blocking socket that clients, reactors and streams use."""
-
-    def __init__(self, network: SimNetwork, node: Node, peer_host: str) -> None:
-        self.network = network
-        self.node = node
-        self.peer_host = peer_host
-        self.other: SimSocket | None = None
-        self.error = 0
-        self.gone = False
-        self.closed = False
-        self.selector: SimSelector | None = None
-        self._fd = network.next_fd()
-        self._arrived = bytearray()
-        self._eof = False
-        self._out: deque[bytes] = deque()
-        self._under_way = 0
-        self._last_arrival = 0.0
-        self._readers = trio.lowlevel.ParkingLot()
-        self._writers = trio.lowlevel.ParkingLot()
-        network.sockets.append(self)
-        network.by_fd[self._fd] = self
-
-    # what programs call
-
-    def fileno(self) -> int:
-        return self._fd
-
-    def setblocking(self, flag: bool) -> None:
-        assert not flag
-
-    def setsockopt(self, *_: object) -> None:
-        pass
-
-    def send(self, data: Any, _flags: int = 0) -> int:
-        self._check_error()
-        room = _WINDOW - self._under_way
-        if room <= 0:
-            raise BlockingIOError
-        piece = bytes(memoryview(data)[:room])
-        self._out.append(piece)
-        self._under_way += len(piece)
-        self.transmit()
-        return len(piece)
-
-    def sendmsg(self, buffers: Sequence[Any]) -> int:
-        return self.send(b"".join(bytes(buffer) for buffer in buffers))
-
-    def recv_into(self, buffer: Any, _count: int = 0) -> int:
-        if not self._arrived:
-            self._check_error()
-            if self._eof:
-                return 0
-            raise BlockingIOError
-        count = min(len(buffer), len(self._arrived))
-        buffer[:count] = self._arrived[:count]
-        del self._arrived[:count]
-        return count
-
-    def recv(self, count: int, flags: int = 0) -> bytes:
-        if not self._arrived:
-            self._check_error()
-            if self._eof:
-                return b""
-            raise BlockingIOError
-        data = bytes(self._arrived[:count])
-        if not flags & socket.MSG_PEEK:
-            del self._arrived[:count]
-        return data
-
-    def close(self) -> None:
-        if self.closed:
-            return
-        self.closed = True
-        if self.gone or self.error:
-            self._forget()
-            return
-        self._out.append(b"")  # the end of the stream, behind all that was sent
-        self.transmit()
-
-    # what the network calls
-
-    @property
-    def is_readable(self) -> bool:
-        return bool(self._arrived or self._eof or self.error)
-
-    @property
-    def is_writable(self) -> bool:
-        return self._under_way < _WINDOW or bool(self.error)
-
-    def transmit(self) -> None:
-        """Send what waits, unless the direction is cut."""
-        network = self.network
-        if self.gone or (self.node.host, self.peer_host) in network.cuts:
-            return
-        while self._out:
-            piece = self._out.popleft()
-            self._last_arrival = max(self._last_arrival, trio.current_time() + network.draw_delay())
-            network.at(self._last_arrival, partial(self._arrive, piece))
-
-    def _arrive(self, piece: bytes) -> None:
-        other = self.other
-        if self.error or other is None:
-            return
-        was_full = not self.is_writable
-        self._under_way -= len(piece)
-        self.network.trace(f"{self.node.name} -> {self.peer_host} {self._fd} {len(piece)} {zlib.crc32(piece)}")
-        if other.gone:
-            # The machine is there and knows nothing of this connection; or it is not there, and nobody answers.
-            if self.peer_host not in self.network.dark:
-                self.fail(errno.ECONNRESET)
-            return
-        if (arrival := self.network.arrivals.pop(self.peer_host, None)) is not None:
-            arrival.set()
-        if not piece:
-            other._eof = True
-            if self.closed:
-                self._forget()
-        elif not other.closed:
-            other._arrived += piece
-        else:
-            self.fail(errno.ECONNRESET)
-        other.changed()
-        if was_full:
-            self.changed()
-
-    def fail(self, number: int) -> None:
-        """The connection is broken: every use of this end fails with this errno."""
-        if not self.error:
-            self.error = number
-            self._out.clear()
-            self.changed()
-        if self.closed:
-            self._forget()
-
-    def _forget(self) -> None:
-        if self in self.network.sockets:
-            self.network.sockets.remove(self)
-
-    def changed(self) -> None:
-        """Wake those who wait for this end."""
-        if self.is_readable or self.closed:
-            self._readers.unpark_all()
-        if self.is_writable or self.closed:
-            self._writers.unpark_all()
-        if self.selector is not None:
-            self.selector.changed()
-
-    async def wait_readable(self) -> None:
-        """Return when there is something to read, or the end."""
-        if self.is_readable:
-            await trio.lowlevel.checkpoint()
-        else:
-            await self._readers.park()
-
-    async def wait_writable(self) -> None:
-        """Return when there is room for more, or the end."""
-        if self.is_writable:
-            await trio.lowlevel.checkpoint()
-        else:
-            await self._writers.park()
-
-    def _check_error(self) -> None:
-        if self.error:
-            raise OSError(self.error, errno.errorcode[self.error])
-
-
-class SimListener:
-    """A bound socket; it listens once it is opened."""
-
-    def __init__(self, network: SimNetwork, node: Node, port: int) -> None:
-        self.network = network
-        self.node = node
-        self.address = (node.host, port or network.next_port())
-        self.selector: SimSelector | None = None
-        self.waiting: deque[tuple[SimSocket, tuple[str, int]]] = deque()
-        self._fd = network.next_fd()
-        self._changed = trio.Event()
-        network.by_fd[self._fd] = self
-
-    def fileno(self) -> int:
-        return self._fd
-
-    def setblocking(self, flag: bool) -> None:
-        assert not flag
-
-    def getsockname(self) -> tuple[str, int]:
-        return self.address
-
-    def accept(self) -> tuple[SimSocket, tuple[str, int]]:
-        if not self.waiting:
-            raise BlockingIOError
-        return self.waiting.popleft()
-
-    def close(self) -> None:
-        if self.network.listeners.get(self.address) is self:
-            del self.network.listeners[self.address]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    @property
-    def is_readable(self) -> bool:
-        return bool(self.waiting)
-
-    is_writable = False
-
-    def changed(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()
-        if self.selector is not None:
-            self.selector.changed()
-
-    async def accepted(self) -> tuple[SimSocket, tuple[str, int]]:
-        while not self.waiting:
-            await self._changed.wait()
-        await trio.lowlevel.checkpoint()
-        return self.waiting.popleft()
 
 
 class SimSelector:
@@ -492,3 +270,6 @@ class NodeNetwork:
 
     def listener(self, sock: socket.socket) -> trio.abc.Listener[trio.abc.Stream]:
         return _StreamListener(cast("SimListener", sock))
+
+    def peer_of(self, stream: trio.abc.Stream) -> str:
+        return cast("SimStream", stream).socket.peer_host

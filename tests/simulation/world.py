@@ -30,10 +30,11 @@ from tests.simulation.machines import BrokerProgram, Life, Machine, NamesrvProgr
 from tests.simulation.network import SimNetwork
 from tests.simulation.nodes import stoppable
 from tests.simulation.times import VirtualClock, seeded
+from tests.store.simdisk import Loss, SimDisk
 from trimq.remoting.errors import RemotingTransportError
 
-_SETTLE: Final = 60.0
-"""Seconds that the cluster has to be whole again once the faults are over."""
+_SETTLE: Final = 200.0
+"""Seconds that the cluster has to be whole again. A name server keeps a broker that is silent for two minutes."""
 _MESSAGES: Final = 8
 """Messages of each producer."""
 
@@ -69,11 +70,14 @@ class Trace:
 class Scenario:
     """What kind of cluster a seed has.
 
-    ``power_fails``: machines may lose their power, and with it what was not synced.
+    ``replicated``: there is one master, SYNC_MASTER, with a slave. ``takes_over``: the master is gone in the end, and
+    an operator has made the slave the master. ``power_fails``: machines may lose their power, and what is not synced.
     """
 
     name_servers: int
     brokers: int
+    replicated: bool
+    takes_over: bool
     sync_flush: bool
     power_fails: bool
     faults: int
@@ -81,11 +85,15 @@ class Scenario:
     @classmethod
     def drawn(cls, rng: Random) -> "Scenario":
         """One by chance."""
+        replicated, sync_flush = rng.random() < 0.5, rng.random() < 0.7
         return cls(
             name_servers=rng.choice((1, 1, 2)),
-            brokers=rng.choice((1, 1, 1, 1, 2)),
-            sync_flush=rng.random() < 0.7,
-            power_fails=rng.random() < 0.7,
+            brokers=1 if replicated else rng.choice((1, 1, 1, 1, 2)),
+            replicated=replicated,
+            takes_over=replicated and rng.random() < 0.6,
+            sync_flush=sync_flush,
+            # A master that has lost what it did not sync refuses the slave that has it: an operator has to decide.
+            power_fails=rng.random() < 0.7 and (sync_flush or not replicated),
             faults=rng.randrange(1, 5),
         )
 
@@ -129,22 +137,32 @@ class World:
         self.name_servers = [self._machine(f"namesrv-{host}", host, NamesrvProgram()) for host in self._hosts]
         self.brokers: dict[str, Machine] = {}
         self._programs: list[BrokerProgram] = []
+        role: dict[str, object] = {}
+        if scenario.replicated:
+            role = {"brokerRole": "SYNC_MASTER", "haListenPort": 10912}
         for number in range(scenario.brokers):
-            self._add_broker(f"broker-{'ab'[number]}", f"10.0.1.{number + 1}")
+            self._add_broker(f"broker-{'ab'[number]}", f"10.0.1.{number + 1}", **role)
+        self.slave: Machine | None = None
+        if scenario.replicated:
+            self.slave = self._machine("slave", "10.0.1.9", self._broker("broker-a", brokerId=1, brokerRole="SLAVE"))
         self.producers = [
             self._machine(f"p{number}", f"10.0.2.{number + 1}", self._producer(f"p{number}")) for number in range(2)
         ]
         self.consumer = self._machine("consumer", "10.0.3.1", Consumer(self.ledger, self._hosts))
         self.checker = self._machine("checker", "10.0.4.1", self._check)
 
-    def _add_broker(self, name: str, host: str) -> None:
+    def _add_broker(self, name: str, host: str, **settings: object) -> None:
+        self.brokers[name] = self._machine(name, host, self._broker(name, **settings))
+
+    def _broker(self, name: str, **settings: object) -> BrokerProgram:
         program = BrokerProgram(
             brokerName=name,
             namesrvAddr=";".join(f"{host}:9876" for host in self._hosts),
             flushDiskType="SYNC_FLUSH" if self.scenario.sync_flush else "ASYNC_FLUSH",
+            **settings,
         )
         self._programs.append(program)
-        self.brokers[name] = self._machine(name, host, program)
+        return program
 
     def _producer(self, name: str) -> Producer:
         return Producer(name, self.ledger, self._hosts, Random(f"{name} {self._seed}"), _MESSAGES)
@@ -155,7 +173,11 @@ class World:
     @property
     def servers(self) -> list[Machine]:
         """The machines of the cluster."""
-        return [*self.name_servers, *self.brokers.values()]
+        return [*self.name_servers, *self._stores]
+
+    @property
+    def _stores(self) -> list[Machine]:
+        return [*self.brokers.values(), *([self.slave] if self.slave is not None else [])]
 
     @property
     def clients(self) -> list[Machine]:
@@ -180,7 +202,7 @@ class World:
         for machine in self.clients:
             machine.start(nursery)
         # Brokers twice: their faults are the ones that count.
-        servers = [*self.servers, *self.brokers.values()]
+        servers = [*self.servers, *self._stores]
         faults = Faults(self._rng, self.network, servers, self.clients, self.trace, power=self.scenario.power_fails)
         await faults.run(self.scenario.faults, nursery)
         self.trace("the faults are over")
@@ -188,8 +210,36 @@ class World:
             if machine.life is None:
                 machine.start(nursery)
         await self._until(lambda: all(one.life is None for one in self.producers), "a producer does not end")
+        if self.slave is not None:
+            await self._end_replication(self.slave, nursery)
         self.checker.start(nursery)
         await self._until(self.checked.is_set, "the cluster cannot be read")
+
+    async def _end_replication(self, slave: Machine, nursery: trio.Nursery) -> None:
+        """Compare the logs of master and slave, or lose the master and let the slave take its place."""
+        master, leader, follower = self.brokers["broker-a"], self._programs[0], self._programs[1]
+        if not self.scenario.takes_over:
+            await self._until(lambda: _is_in_sync(leader, follower), "the slave does not follow")
+            self._compare(master, slave)
+            return
+        self.trace("the master is lost, the slave takes over")
+        master.kill()
+        if self._rng.random() < 0.5 and slave.shut_down():
+            await self._until(lambda: slave.life is None, "the slave does not stop")
+        elif self.scenario.sync_flush and self._rng.random() < 0.5:
+            slave.power_cut(Loss.ALL)
+        else:
+            slave.kill()
+        follower.settings |= {"brokerId": 0, "brokerRole": "ASYNC_MASTER"}
+        slave.start(nursery)
+        await self._until(lambda: follower.serves, "the new master does not start")
+
+    def _compare(self, master: Machine, slave: Machine) -> None:
+        assert master.life is not None
+        assert slave.life is not None
+        mine, theirs = log_of(master.life.disk), log_of(slave.life.disk)
+        if mine != theirs:
+            raise BrokenPromiseError(f"the logs of {master} and {slave} differ: {len(mine)} and {len(theirs)} bytes")
 
     async def _until(self, condition: Callable[[], bool], why: str) -> None:
         with trio.move_on_after(_SETTLE):
@@ -211,24 +261,37 @@ class World:
         first, end, committed, content = 0, 0, None, dict[int, bytes]()
         while True:
             try:
-                if queue[0] not in caller.masters:
-                    await caller.find_masters()
                 committed = await committed_offset(caller, queue)
                 first, end = await offset_bounds(caller, queue)
                 content = await read_all(caller, queue, first, end)
                 break
             except (RemotingTransportError, KeyError):
                 await trio.sleep(0.2)
+                await caller.find_masters()
         self.trace(f"{queue}: {first} to {end}, committed {committed}")
         # What was not synced can be lost in the middle too; recovery keeps the records behind it.
         if self.ledger.keeps and first:
             raise BrokenPromiseError(f"{queue}: starts at {first}, and nothing expires in a simulation")
-        # More than ``end``: a send that nobody waits for any more has arrived since.
+        # More than ``end``: a send that no client waits for any more has arrived since.
         if self.ledger.keeps and len(content) < end:
             raise BrokenPromiseError(f"{queue}: {end} messages reported, {len(content)} found")
         check_queue(self.ledger, queue, content)
         if committed is not None and committed > end:
             raise BrokenPromiseError(f"{queue}: committed {committed}, above the end {end}")
+
+
+def _is_in_sync(leader: BrokerProgram, follower: BrokerProgram) -> bool:
+    """Whether the slave has all of its master's log, and the master knows it."""
+    if not (leader.serves and follower.serves and leader.controller and follower.controller):
+        return False
+    mine, theirs = leader.controller.context.store, follower.controller.context.store
+    return mine.dispatched_offset == mine.appended_offset == theirs.appended_offset == theirs.dispatched_offset
+
+
+def log_of(disk: SimDisk) -> bytes:
+    """The bytes of all commit log files, without what was never written."""
+    paths = sorted(path for path in disk._names if path.startswith("/store/commitlog/"))
+    return b"".join(disk.content(path) for path in paths).rstrip(b"\0")
 
 
 def simulate(seed: int, *, keeps: bool = False) -> Outcome:
