@@ -371,7 +371,7 @@ class BrokerController:
         if not self._section(ReplicationConfig).is_slave:
             topics.lead()
             offsets.cap(
-                lambda topic, queue: store.max_offset(topic, queue) if store.queue_exists(topic, queue) else None
+                lambda topic, queue: store.next_offset(topic, queue) if store.queue_exists(topic, queue) else None
             )
 
     async def _start(self, context: BrokerContext, nursery: trio.Nursery) -> None:

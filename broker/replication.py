@@ -107,7 +107,7 @@ class Replication:
             """How many slaves may connect from ``address``."""
             peer = ipaddress.ip_address(address)
             if networks:
-                return max((int(network.num_addresses) for network in networks if peer in network), default=0)
+                return sum(peer in network for network in networks)
             hosts = [await _addresses(host) for host in await self._listed(registration)]
             return sum(peer in found for found in hosts)
 

@@ -221,7 +221,7 @@ class ScheduleMessageService:
 
     def _correct(self, level: int, state: _Level) -> None:
         low = self._store.min_offset(topic_rules.SCHEDULE_TOPIC, level - 1)
-        high = self._store.max_offset(topic_rules.SCHEDULE_TOPIC, level - 1)
+        high = self._store.next_offset(topic_rules.SCHEDULE_TOPIC, level - 1)
         offset = min(max(state.offset, low), max(high, low))
         if offset != state.offset:
             _log.warning("delay_offset_corrected", level=level, before=state.offset, now=offset)

@@ -59,5 +59,9 @@ class ScheduleStore(Protocol):
         ...
 
     def max_offset(self, topic: str, queue_id: int) -> int:
+        """The offset behind the last readable message of a queue."""
+        ...
+
+    def next_offset(self, topic: str, queue_id: int) -> int:
         """The offset that the next message of a queue will get."""
         ...

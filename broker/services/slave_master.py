@@ -73,7 +73,10 @@ class SlaveMaster:
         low, high = await self._bounds()
         if high <= low:
             return None
-        return Begin(low, await self._record(low))
+        record = await self._record(low)
+        if not record:
+            raise OSError(f"the master's first record, at {low}, cannot be read yet")
+        return Begin(low, record)
 
     async def has_record(self, offset: int, record: bytes) -> bool:
         """See MasterView. True also if it cannot be known, because that part of the log is gone or not readable yet."""

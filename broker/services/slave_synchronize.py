@@ -59,6 +59,8 @@ class SlaveSynchronize:
         )
         self._failed: dict[RequestCode, str] = {}
         self._woken = False
+        self._asked_all = False
+        """Whether the last round asked for everything."""
         self._sleep: trio.CancelScope | None = None
         self.rounds = 0
         """Rounds in which the master has answered everything that it was asked."""
@@ -69,9 +71,9 @@ class SlaveSynchronize:
             self.wake()
 
     def wake(self) -> None:
-        """Ask for everything now."""
+        """Ask for everything now; if that has just been done, in the next round."""
         self._woken = True
-        if self._sleep is not None:
+        if self._sleep is not None and not self._asked_all:
             self._sleep.cancel()
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -82,6 +84,7 @@ class SlaveSynchronize:
             if self._master.address:
                 all_of_it = self._woken or number % _REST_EVERY == 0
                 self._woken = False
+                self._asked_all = all_of_it
                 requests = (*self._often, *self._seldom) if all_of_it else self._often
                 good = True
                 for code, follow in requests:

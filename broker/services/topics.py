@@ -143,7 +143,7 @@ class TopicConfigManager(PersistentTable):
     def follow_queue(self, topic: str, queue_id: int) -> bool:
         """Make sure that a queue whose messages came with the master's log belongs to its topic. False if it does."""
         known = self.table.get(topic)
-        if known is not None and queue_id < known.read_queue_nums:
+        if known is not None and queue_id < max(known.read_queue_nums, known.write_queue_nums):
             return False
         self._followed = True
         if known is None:

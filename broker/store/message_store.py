@@ -334,7 +334,7 @@ class MessageStore(InMemoryCalls):
 
     async def _recover_timers(self, timers: TimerStore) -> None:
         """After the queues: the timer's data follows the timer's queue. Raises StoreLoadError, OSError."""
-        offsets = self.min_offset(TIMER_TOPIC, 0), self.max_offset(TIMER_TOPIC, 0)
+        offsets = self.min_offset(TIMER_TOPIC, 0), self.next_offset(TIMER_TOPIC, 0)
         state = LogState(self.min_phy_offset, self.commit_log.max_offset, *offsets)
         await TimerRecovery(timers, state, self._finder.look_cold, self.clock.wall_ms()).run()
         if timers.notes:
@@ -515,27 +515,36 @@ class MessageStore(InMemoryCalls):
         """Notify ``listener`` of messages of a topic that become readable."""
         self.dispatcher.arriving_in[topic] = listener
 
+    @property
+    def visible_offset(self) -> int:
+        """Records that begin below this offset may be read by it.
+
+        With slaves, what is dispatched: they acknowledge bytes, so what is replicated may end inside a record.
+        """
+        readable = self.write_path.durability.readable_offset
+        return min(readable, self.dispatcher.position) if self.replication.waits_for_slaves else readable
+
     def look_message(self, offset: int) -> Any | None:
         """The record at a log offset: bytes, or a view valid until the next await; b"" for none, None if it is cold.
 
         A record that may not be read yet (SYNC_FLUSH, not durable) counts as none.
         """
-        return self._finder.look(offset) if offset < self.write_path.durability.readable_offset else b""
+        return self._finder.look(offset) if offset < self.visible_offset else b""
 
     def own_log(self) -> tuple[int, memoryview]:
         """Log offset and bytes of the part of the last log file that this process has put, as far as it may be read.
 
         All of it is in memory. The view is valid until the next await.
         """
-        return self._finder.own_log(self.write_path.durability.readable_offset)
+        return self._finder.own_log(self.visible_offset)
 
     def look_own_message(self, offset: int) -> memoryview | None:
         """As ``look_message`` for a record that this process has put, without checks; None for all others."""
-        return self._finder.look_own(offset) if offset < self.write_path.durability.readable_offset else None
+        return self._finder.look_own(offset) if offset < self.visible_offset else None
 
     async def look_message_cold(self, offset: int) -> Any:
         """As ``look_message``, waiting for the device."""
-        return await self._finder.look_cold(offset) if offset < self.write_path.durability.readable_offset else b""
+        return await self._finder.look_cold(offset) if offset < self.visible_offset else b""
 
     def why_missing(self, offset: int) -> str:
         """Why there is no message at a log offset, as a text for the client."""
@@ -578,6 +587,11 @@ class MessageStore(InMemoryCalls):
     def max_offset(self, topic: str, queue_id: int) -> int:
         """Offset behind the last readable message of a queue."""
         return self.queues.next_offset(topic, queue_id)
+
+    def next_offset(self, topic: str, queue_id: int) -> int:
+        """The offset that the next message of a queue gets: behind those too that are stored and not readable yet."""
+        readable, queue = self.max_offset(topic, queue_id), self.commit_log.queues.get((topic, queue_id))
+        return readable if queue is None else max(readable, queue.next_offset)
 
     def local_min_offset(self, topic: str, queue_id: int) -> int:
         """As ``min_offset``, without what only a tier has."""

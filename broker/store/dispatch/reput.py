@@ -42,11 +42,16 @@ class ReputMessageService:
         self._wake = trio.Event()
         self._data: Any = b""
         self._data_at = -1
+        self._is_cut = False
+        """Whether the readable part ends inside the next record."""
         dispatcher.on_behind = self.wake
 
     def behind(self) -> int:
         """Bytes of the log that are readable but not yet dispatched."""
         return max(0, self._readable_offset() - self._dispatcher.position)
+
+    def _goes_on(self) -> bool:
+        return self.behind() > 0 and not self._is_cut
 
     def wake(self) -> None:
         """Catch up as soon as the loop has a turn for it."""
@@ -61,11 +66,12 @@ class ReputMessageService:
 
     async def catch_up(self) -> None:
         """Dispatch up to the readable end of the log, in slices of about a millisecond."""
-        while self.behind():
+        self._is_cut = False
+        while self._goes_on():
             self._stats.dispatch_max_buffer = max(self._stats.dispatch_max_buffer, self.behind())
             # Slices: the loop must not be blocked, and appends between them may dispatch themselves in the end.
             until = time.perf_counter() + _SLICE
-            while self.behind() and time.perf_counter() < until:
+            while self._goes_on() and time.perf_counter() < until:
                 missing = self._step()
                 if missing:
                     self._keep(self._dispatcher.position, await self._log.read_cold(*missing))
@@ -96,7 +102,11 @@ class ReputMessageService:
             return None
         if missing:
             return missing
-        if isinstance(found, Blank):
+        end = file.end if isinstance(found, Blank) else position + found.size if found is not None else position
+        if end > self._readable_offset():
+            # Slaves acknowledge bytes: the rest of this record is not readable yet.
+            self._is_cut = True
+        elif isinstance(found, Blank):
             dispatcher.rolled(position, file.end)
         elif found is not None:
             self._dispatch(found)

@@ -126,17 +126,13 @@ class GroupTransferService:
                 # A new event before the work: a put during the sync sets it, so no wake-up is lost.
                 self._wake = trio.Event()
                 await self._work()
-            # What the slaves have by now is still answered; for the rest it is not known.
-            with trio.move_on_after(self._timeout):
-                while self._pending:
-                    await self._wake.wait()
-                    self._wake = trio.Event()
-                    await self._work()
+            # The slaves are gone by now: what they have is answered, and for the rest it is not known.
+            await self._work()
             self._pending.leave()
             nursery.cancel_scope.cancel()
 
     async def stop(self) -> bool:
-        """End the task once all puts are answered, after the timeout at the latest."""
+        """End the task. Puts that wait are answered as far as it is known."""
         self._stopping = True
         if self._real_time is not None:
             self._real_time.stop()

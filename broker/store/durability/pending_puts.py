@@ -1,5 +1,6 @@
 """PendingPuts: puts whose reply and dispatch wait until a position of the log covers them, in the order of the log."""
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -46,6 +47,8 @@ class PendingPuts:
         self._late = late
         self._in_round: Callable[[], bool] = lambda: False  # whether the round's end will be heard soon
         self._pending: deque[_Pending] = deque()
+        self._late_ones = 0
+        """The number of entries at the front that were answered as late, or need no answer."""
         self._round_deadline = 0.0
         """The deadline of all puts of the current round; 0 before its first put."""
         self.wake: Callable[[], None] = lambda: None
@@ -93,6 +96,8 @@ class PendingPuts:
             if not pending or pending[0].end > covered:
                 break
             entry = pending.popleft()
+            if self._late_ones:
+                self._late_ones -= 1
             put = entry.put
             if put is None:
                 self._rolled(entry.result.physical_offset, entry.end)
@@ -113,7 +118,7 @@ class PendingPuts:
 
     def fail(self, remark: str) -> None:
         """Refuse all waiting puts: none is acknowledged or becomes readable."""
-        pending, self._pending = self._pending, deque()
+        pending, self._pending, self._late_ones = self._pending, deque(), 0
         for entry in pending:
             if entry.on_done is not None:
                 _answer(entry.on_done, PutMessageResult(PutMessageStatus.SERVICE_NOT_AVAILABLE, remark=remark))
@@ -123,6 +128,7 @@ class PendingPuts:
         for entry in self._pending:
             self._answer_late(entry)
         self._pending.clear()
+        self._late_ones = 0
 
     async def watch_deadlines(self) -> None:
         """Answer the puts that are late. A put that arrives later has at least ``timeout`` from now."""
@@ -130,13 +136,15 @@ class PendingPuts:
             now = trio.current_time()
             following = now + self._timeout
             # Deadlines rise along the queue, so the first put that still waits sets the next time to look.
-            for entry in self._pending:
-                if entry.deadline > now:
+            late = []
+            for entry in itertools.islice(self._pending, self._late_ones, None):
+                if entry.deadline > now and entry.put is not None:
                     following = min(following, entry.deadline)
-                    if entry.on_done is not None:
-                        break
-                else:
-                    self._answer_late(entry)
+                    break
+                late.append(entry)
+            self._late_ones += len(late)
+            for entry in late:
+                self._answer_late(entry)
             await trio.sleep_until(following)
 
     def _answer_late(self, entry: _Pending) -> None:

@@ -82,7 +82,8 @@ class StoreRecovery:
         """``clean_exit``: the abort file did not exist.
 
         ``holds``: what the queues do not know yet is not dispatched. That is for a master whose messages are readable
-        only when slaves have them: it cannot know whether they have these.
+        only when slaves have them: it cannot know whether they have these. Without a checkpoint it does not know either
+        what was readable before, and all of the log is dispatched.
         ``cuts``: the log ends at its first damage, even if records follow. Slaves take whole records only.
         """
         self._files = files
@@ -122,7 +123,7 @@ class StoreRecovery:
             log_min = self._files.min_offset
             queues_from = await self._load_queues(mark)
             index_from = queues_from
-            if self._holds:
+            if self._holds and mark is not None and queues_from == mark.position:
                 self._limit = queues_from
             if self._index_recovery is not None:
                 index_from = self._index_recovery.load(mark, log_min, clean_exit=self._clean_exit)

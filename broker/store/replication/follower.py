@@ -33,16 +33,18 @@ class StoreFollower:
 
     async def make_acknowledgeable(self) -> bool:
         """See Follower."""
-        return not self._syncs or await self._path.sync.flush()
+        return await self._path.sync.flush() if self._syncs else not self._path.sync.failed
 
     def dispatch_soon(self) -> None:
         """See Follower."""
         self._wake_reput()
 
     async def last_record(self) -> tuple[int, bytes] | None:
-        """See Follower. It is known once all of the log is dispatched."""
+        """See Follower. It is known once all of the log is dispatched. Raises OSError before that."""
         dispatcher = self._dispatcher
-        if dispatcher.last_record < 0 or dispatcher.position < self._path.log.max_offset:
+        if dispatcher.position < self._path.log.max_offset:
+            raise OSError("the log of this slave is not dispatched yet")
+        if dispatcher.last_record < 0:
             return None
         offset = dispatcher.last_record
         record = bytes(await self._look(offset) or b"")

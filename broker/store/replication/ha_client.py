@@ -69,7 +69,7 @@ class Follower(Protocol):
         ...
 
     async def last_record(self) -> tuple[int, bytes] | None:
-        """The newest record with its offset; None if there is none, or if it is not known."""
+        """The newest record with its offset; None if there is none. Raises OSError if it is not known yet."""
         ...
 
     async def begin_at(self, offset: int) -> None:
@@ -191,6 +191,10 @@ class HAClient:
 
     async def _prepare(self) -> None:
         """Make sure that this log is the beginning of the master's. Raises DivergedError, OSError, BadTransferError."""
+        # What came just before the last connection ended has neither been synced nor dispatched.
+        if not await self._follower.make_acknowledgeable():
+            raise OSError("the log could not be synced")
+        self._follower.dispatch_soon()
         if self._log.end_offset:
             last = await self._follower.last_record()
             if last is not None and not await self._master.has_record(*last):

@@ -65,6 +65,8 @@ class Store:
     def max_offset(self, topic: str, queue_id: int) -> int:
         return self.first.get(queue_id, 0) + len(self.parked.get(queue_id, []))
 
+    next_offset = max_offset
+
     def look_units(self, topic: str, queue_id: int, offset: int, count: int) -> list[tuple[int, int, int]] | None:
         self.looks += 1
         return None if self.cold else self._units(queue_id, offset, count)

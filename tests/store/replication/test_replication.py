@@ -165,9 +165,32 @@ async def test_a_message_is_acknowledged_and_readable_once_a_slave_has_it(sync: 
         sent = await handed(stream, 12 + end)
         assert len(sent) >= end
         await trio.testing.wait_all_tasks_blocked()
+        # The slave acknowledges bytes, which may end inside a record; and WAIT=false waits for its turn.
+        await stream.send_all(encode_report(end - 1))
+        await until(lambda: answers.results != [])
+        await trio.testing.wait_all_tasks_blocked()
+        assert [one.body for one in await drain(master)] == [b"first"]
+        assert bytes(master.look_message(answers.results[0].physical_offset) or b"")
+        assert master.look_message(early.physical_offset) == b""
+        assert bytes(await master.look_message_cold(early.physical_offset)) == b""
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("sync", [False, True])
+async def test_a_message_waits_for_the_slaves_answer(sync: bool, autojump_clock: object) -> None:
+    async with store_of(SimDisk(), SYNC_MASTER, sync=sync) as master, trio.open_nursery() as nursery:
+        stream = await serve(nursery, master).connect()
+        await stream.send_all(encode_report(0))
+        await until(lambda: master.is_writable)
+        _, answers = put_soon(master, b"first")
+        early, _ = put_soon(master, b"second", wait=False)
+        end = master.appended_offset
+        await handed(stream, 12 + end)
+        await trio.testing.wait_all_tasks_blocked()
         # The slave has both and has not said so: none is acknowledged or readable by any way.
         assert answers.results == []
-        assert (master.max_offset(TOPIC, 0), await drain(master)) == (0, [])
+        assert early is not None
+        assert (master.max_offset(TOPIC, 0), master.next_offset(TOPIC, 0), await drain(master)) == (0, 2, [])
         assert master.look_message(0) == b""
         await stream.send_all(encode_report(end))
         await answers.changed.wait()
