@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 import trio
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.store.simdisk import Loss, PowerCut, SimDisk
@@ -295,6 +295,22 @@ async def play(steps: list[Step], seed: int) -> None:
 
 @settings(max_examples=800, deadline=None)
 @given(STEPS, st.integers(0, 1000))
+@example(
+    # An append that fails after a roll that failed: both write the metadata.
+    [
+        ("init", 0, 0),
+        ("append", 30, 0),
+        ("append", 60, 0),
+        ("restart", 0, 0),
+        ("fail", 0, 1),
+        ("roll", 0, 0),
+        ("fail", 0, 1),
+        ("append", 1, 0),
+        ("append", 30, 0),
+        ("restart", 0, 0),
+    ],
+    0,
+)
 def test_the_stream_is_the_list(steps: list[Step], seed: int) -> None:
     trio.run(play, steps, seed)
 

@@ -165,6 +165,8 @@ class FlatAppendFile:
             await segment.upload(pieces, size, segment.commit_position)
         except BaseException:
             segment.min_timestamp, segment.max_timestamp = times
+            if times[0] != UNSET_TIME:
+                self._metadata.update_segment(segment)  # with a time of messages that it has not got it expires late
             raise
         position = segment.commit_offset
         segment.commit_position += size
