@@ -45,6 +45,8 @@ from trimq.remoting.runtime.clock import Clock
 _log = structlog.get_logger("broker.registration")
 
 FIRST_RETRY_SECONDS: Final = 0.25
+NO_MASTER_SECONDS: Final = 2.0
+"""How soon a slave registers again whose master is not known: the reply says where it is. Each one has all topics."""
 LAST_RETRY_SECONDS: Final = 10.0
 UNREGISTER_SECONDS: Final = 3.0
 ALL_TOPICS: Final = 1000
@@ -233,7 +235,7 @@ class BrokerOuterAPI:
                 config = self._configuration.section(BrokerConfig)
                 period = config.register_name_server_period / 1000
                 if config.broker_id and not server.knows_master:
-                    period = min(period, FIRST_RETRY_SECONDS)
+                    period = min(period, NO_MASTER_SECONDS)
                 with trio.CancelScope() as server.sleeping:
                     await self._clock.sleep(period)
                 if not server.topics:  # not woken by changed topics: the period is over, so register everything
