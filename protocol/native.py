@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Literal, Protocol, cast
 
-VERSION: Final = "0.5.0"
+VERSION: Final = "0.6.0"
 """The version of the extension that this code needs, as in native/Cargo.toml: others may take other arguments."""
 VARIABLE: Final = "TRIMQ_NATIVE"
 _HOW: Final = "with Rust (https://rustup.rs), make native in a checkout, or pip install ./native"
@@ -121,6 +121,11 @@ reconsumeTimes, tags code, keys, unique key, opaque."""
 TierBatch = tuple[bytes, bytes, int, int, bytes, bytes]
 """Units, entries of the side file, smallest and largest store time; an item of the index for each key (without seconds
 and link), and its store time (i64)."""
+
+
+LogRows = tuple[int, int, list[int], list[tuple[str, int, int, int]], bytes, list[Keys]]
+"""Size of the records, store time of the last one, log offset of each; (topic, queue id, first queue offset, number) of
+each queue; the units by queue; the keys, those of messages with the same store time together."""
 
 
 class Reader(Protocol):
@@ -238,6 +243,21 @@ class Extension(Protocol):
         """
         ...
 
+    def log_check(self, data: Any, physical_offset: int, room: int, /) -> tuple[int, int]:
+        """The size of the ordinary, whole records at the start of ``data``, and the store time of the last one.
+
+        ``data`` is at log offset ``physical_offset``, ``room`` bytes before the end of its log file.
+        """
+        ...
+
+    def log_rows(self, data: Any, physical_offset: int, tags: bool, /) -> LogRows:
+        """What the ordinary records at the start of ``data`` add to queues and index.
+
+        ``data`` is at log offset ``physical_offset``. With ``tags``, tags are keys too. Ends before the first
+        record that is not an ordinary message, or whose queue offset does not follow that of the message before it.
+        """
+        ...
+
     def tier_batch(
         self,
         log: memoryview,
@@ -322,7 +342,7 @@ class NativeExtension:
 
     @property
     def status(self) -> str:
-        """The implementation in use, as a short text: ``native 0.5.0``, ``python (not installed)``."""
+        """The implementation in use, as a short text: ``native 0.6.0``, ``python (not installed)``."""
         return f"native {VERSION}" if self.is_on else f"python ({self.reason.partition(':')[0]})"
 
 

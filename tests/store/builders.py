@@ -16,7 +16,7 @@ from trimq.broker.store.disk.memory import LogMemory
 from trimq.broker.store.durability.log_sync import SyncPlace
 from trimq.broker.store.durability.write_path import WritePath
 from trimq.broker.store.log.commit_log import CommitLog
-from trimq.broker.store.log.puts import MessageBatch, MessageInner, Put
+from trimq.broker.store.log.puts import Dispatchable, MessageBatch, MessageInner
 from trimq.broker.store.running_flags import RunningFlags
 from trimq.broker.store.stats import StoreStats
 from trimq.broker.store.types import PutMessageResult
@@ -48,7 +48,7 @@ class RecordingDispatcher:
     def __init__(self) -> None:
         self.seen: list[Dispatched | tuple[int, int]] = []
 
-    def dispatch(self, put: Put, result: PutMessageResult) -> None:
+    def dispatch(self, put: Dispatchable, result: PutMessageResult) -> None:
         assert isinstance(put, MessageInner | MessageBatch), "no test of the write path puts other types"
         is_one = isinstance(put, MessageInner)
         offsets = [result.physical_offset] if is_one else list(result.offsets or [])

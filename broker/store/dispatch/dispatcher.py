@@ -9,7 +9,7 @@ Source: RocketMQ's CommitLogDispatcherBuildConsumeQueue, CommitLogDispatcherBuil
 from collections.abc import Callable, Collection, Sequence
 
 from trimq.broker.store.index.index_service import IndexService
-from trimq.broker.store.log.puts import Put
+from trimq.broker.store.log.puts import Dispatchable
 from trimq.broker.store.queue.consume_queue_store import ConsumeQueueStore
 from trimq.broker.store.stats import StoreStats
 from trimq.broker.store.types import PutMessageResult
@@ -54,7 +54,12 @@ class StoreDispatcher:
         self.on_behind: Callable[[], None] = lambda: None
         """Called when a record starts behind the position: ReputMessageService has to read up to it."""
 
-    def dispatch(self, put: Put, result: PutMessageResult) -> None:
+    @property
+    def deleted_end(self) -> int:
+        """From this log offset on, no record belongs to a topic that has been deleted."""
+        return self._deleted_topics.end
+
+    def dispatch(self, put: Dispatchable, result: PutMessageResult) -> None:
         """Dispatch adjacent records; see puts.Dispatcher."""
         position = result.physical_offset
         end = position + result.size
@@ -88,7 +93,7 @@ class StoreDispatcher:
         if queues is not None and (self.message_arriving or self.awaited or put.is_in(self.arriving_in)):
             self._notify_arrivals(put, result)
 
-    def _notify_arrivals(self, put: Put, result: PutMessageResult) -> None:
+    def _notify_arrivals(self, put: Dispatchable, result: PutMessageResult) -> None:
         every = bool(self.message_arriving)
         for topic, queue_id, following, tags_codes in put.arrivals(result):
             if every or topic in self.arriving_in or (topic, queue_id) in self.awaited:

@@ -13,6 +13,7 @@ import trio
 
 from trimq.broker.store.dispatch.dispatcher import StoreDispatcher
 from trimq.broker.store.log.commit_log import CommitLog
+from trimq.broker.store.log.log_rows import MOST, read_rows
 from trimq.broker.store.log.log_scan import Blank, LogRecord, NoRecordError, RecordReader
 from trimq.broker.store.log.puts import MessageInner
 from trimq.broker.store.stats import StoreStats
@@ -25,7 +26,6 @@ from trimq.protocol.property_text import decode_properties
 _log = structlog.get_logger(__name__)
 
 _SLICE: Final = 0.001
-_READ: Final = 64 << 10
 
 
 class ReputMessageService:
@@ -95,6 +95,8 @@ class ReputMessageService:
         file = self._log.files.find(position)
         if file is None:
             return None
+        if self._dispatch_rows(position):
+            return None
         try:
             found, missing = self._read(position, file.end - position)
         except NoRecordError as error:
@@ -112,14 +114,27 @@ class ReputMessageService:
             self._dispatch(found)
         return None
 
+    def _dispatch_rows(self, position: int) -> bool:
+        """Dispatch the ordinary records that are at hand with one call of the native extension. False if it cannot."""
+        dispatcher, at = self._dispatcher, position - self._data_at
+        # The messages of a topic that was deleted are left out one by one.
+        if self._data_at < 0 or not 0 <= at < len(self._data) or position < dispatcher.deleted_end:
+            return False
+        data = self._data[at : at + min(MOST, self._readable_offset() - position)]
+        rows = read_rows(data, position, tags=dispatcher.index is not None and dispatcher.index.tags)
+        if rows is None:
+            return False
+        dispatcher.dispatch(*rows)
+        return True
+
     def _read(self, position: int, left: int) -> tuple[LogRecord | Blank | None, tuple[int, int] | None]:
         """The record at the position, or (offset, length) that has to be read from the device first."""
         at = position - self._data_at
         if self._data_at < 0 or not 0 <= at <= len(self._data) - record.BLANK_SIZE:
             at = 0
-            data = self._log.read(position, min(_READ, left))
+            data = self._log.read(position, min(MOST, left))
             if data is None:
-                return None, (position, min(_READ, left))
+                return None, (position, min(MOST, left))
             self._keep(position, data)
         if len(self._data) - at < record.BLANK_SIZE:
             raise NoRecordError("the log ends inside a record")

@@ -47,8 +47,8 @@ class RefusedError(Exception):
         self.result = PutMessageResult(status, remark=remark)
 
 
-class Put(Protocol):
-    """Records that are appended together. The methods are called in the order below, each at most once."""
+class Dispatchable(Protocol):
+    """Adjacent records that stand in the log, on their way to queues, index and waiting pulls."""
 
     @property
     def topics(self) -> Collection[str]:
@@ -56,13 +56,38 @@ class Put(Protocol):
         ...
 
     @property
-    def count(self) -> int:
-        """Number of messages."""
-        ...
-
-    @property
     def sys_flag(self) -> int:
         """The flags of the messages; the dispatch needs the kind of transaction in them."""
+        ...
+
+    def is_in(self, topics: Container[str]) -> bool:
+        """Whether one of the topics of the messages is in ``topics``."""
+        ...
+
+    def leave_out(self, topics: Collection[str]) -> None:
+        """Some of the topics (not all) have been deleted: ``dispatch_into`` adds no units to their queues."""
+        ...
+
+    def dispatch_into(
+        self, index: "IndexService | None", queues: "ConsumeQueueStore | None", result: PutMessageResult, /
+    ) -> None:
+        """Give the keys to the index and add the units to the queues. None: skip the index, or the queues."""
+        ...
+
+    def arrivals(self, result: PutMessageResult, /) -> Arrivals:
+        """The messages that can be read from now on."""
+        ...
+
+
+class Put(Dispatchable, Protocol):
+    """Records that are appended together. The methods are called in the order below, then those of Dispatchable.
+
+    Each is called at most once.
+    """
+
+    @property
+    def count(self) -> int:
+        """Number of messages."""
         ...
 
     @property
@@ -92,24 +117,6 @@ class Put(Protocol):
 
     def release_buffers(self) -> None:
         """The dispatch comes later: drop what it does not need, which may be a view of the receive buffer."""
-        ...
-
-    def is_in(self, topics: Container[str]) -> bool:
-        """Whether one of the topics of the messages is in ``topics``."""
-        ...
-
-    def leave_out(self, topics: Collection[str]) -> None:
-        """Some of the topics (not all) have been deleted: ``dispatch_into`` adds no units to their queues."""
-        ...
-
-    def dispatch_into(
-        self, index: "IndexService | None", queues: "ConsumeQueueStore | None", result: PutMessageResult, /
-    ) -> None:
-        """Give the keys to the index and add the units to the queues. None: skip the index, or the queues."""
-        ...
-
-    def arrivals(self, result: PutMessageResult, /) -> Arrivals:
-        """The messages that can be read from now on."""
         ...
 
 
@@ -365,7 +372,7 @@ class Dispatcher(Protocol):
     to ReputMessageService, which reads them from the log.
     """
 
-    def dispatch(self, put: Put, result: PutMessageResult) -> None:
+    def dispatch(self, put: Dispatchable, result: PutMessageResult) -> None:
         """Dispatch adjacent records. Never raises, never waits. The tags code of a delayed message is its due time."""
         ...
 

@@ -10,6 +10,7 @@ import trio
 
 from trimq.broker.store.disk.mapped_file import BLANK_SPACE
 from trimq.broker.store.durability.write_path import WritePath
+from trimq.broker.store.log.log_rows import MOST, checked_size
 from trimq.broker.store.log.log_scan import Blank, NoRecordError, RecordReader
 from trimq.protocol import record
 
@@ -65,9 +66,13 @@ class SlaveLog:
         They end with the file at the latest.
         """
         offset, file_size = self._log.max_offset, self._log.files.size
-        rest, at, timestamp = memoryview(self._rest), 0, self._log.last_store_timestamp
+        rest, timestamp = memoryview(self._rest), self._log.last_store_timestamp
         until = time.perf_counter() + _SLICE
+        at = 0
         try:
+            at, stored = checked_size(rest[:MOST], offset, file_size - offset % file_size)
+            if at:
+                return at, stored
             while len(rest) - at >= record.BLANK_SIZE:
                 left = file_size - (offset + at) % file_size
                 size, magic = record.SIZE_MAGIC.unpack_from(rest, at)

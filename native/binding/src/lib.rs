@@ -10,6 +10,7 @@
 mod buffers;
 mod entries;
 mod heads;
+mod log;
 mod messages;
 mod tier;
 
@@ -50,6 +51,8 @@ mod trimq_native {
     use super::entries::{flat, put_entries, seconds, Keys};
     #[pymodule_export]
     use super::heads::are_messages;
+    #[pymodule_export]
+    use super::log::{log_check, log_rows};
     #[pymodule_export]
     use super::messages::{Messages, Reader};
     #[pymodule_export]

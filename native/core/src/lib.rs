@@ -11,6 +11,7 @@ pub mod hash;
 pub mod header;
 pub mod heads;
 pub mod index;
+pub mod log;
 pub mod reply;
 pub mod round;
 pub mod rows;

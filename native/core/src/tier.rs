@@ -168,7 +168,7 @@ fn parse(record: &[u8]) -> Option<(i64, &[u8])> {
 
 /// The last property of a name, "" if there is none; `mark` is the name between the separators that are around it.
 /// None if its value is empty: then an earlier one counts.
-fn property<'t>(text: &'t str, mark: &str) -> Option<&'t str> {
+pub(crate) fn property<'t>(text: &'t str, mark: &str) -> Option<&'t str> {
     let begin = match memmem::rfind(text.as_bytes(), mark.as_bytes()) {
         Some(at) => at + mark.len(),
         None if text.starts_with(&mark[1..]) => mark.len() - 1,

@@ -9,6 +9,7 @@ mod heads;
 mod hostile;
 mod index;
 mod leaving_out;
+mod log;
 mod model;
 mod names;
 mod round_trip;
