@@ -175,19 +175,26 @@ class HAClient:
         if opening.cancelled_caught:
             raise OSError(f"no connection in {self._config.silence:g} s")
         self._log.forget_rest()
+        failures: list[Exception] = []
+
+        async def side(work: Callable[[trio.abc.Stream], Awaitable[None]]) -> None:
+            # Not left to the nursery: at a shutdown it would join them with Cancelled in a group.
+            try:
+                await work(stream)
+            except Exception as error:  # noqa: BLE001 - raised below
+                failures.append(error)
+            nursery.cancel_scope.cancel()
+
         try:
             self._connected_to = f"{host}:{port}"
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._report, stream)
-                await self._receive(stream)
-                nursery.cancel_scope.cancel()
-        except* (OSError, trio.BrokenResourceError, trio.ClosedResourceError, BadTransferError, HAFrameError) as group:
-            raise _first(group) from None
+                nursery.start_soon(side, self._report)
+                await side(self._receive)
         finally:
             self._connected_to = ""
             with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
                 await trio.aclose_forcefully(stream)
-        raise OSError("the master has disconnected")
+        raise failures[0] if failures else OSError("the master has disconnected")
 
     async def _prepare(self) -> None:
         """Make sure that this log is the beginning of the master's. Raises DivergedError, OSError, BadTransferError."""
@@ -246,11 +253,3 @@ class HAClient:
             self._follower.dispatch_soon()
             with trio.move_on_after(self._config.heartbeat):
                 await self._appended.wait()
-
-
-def _first(group: BaseExceptionGroup) -> BaseException:
-    """The first error in a group of them."""
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

@@ -26,6 +26,7 @@ from tests.store.stores import TOPIC, check_all, drain, fill, put
 from trimq.broker.store.message_store import Flag, MessageStore
 from trimq.broker.store.types import PutMessageResult, PutMessageStatus
 from trimq.protocol.ha_frames import encode_header, encode_report
+from trimq.protocol.native import NATIVE, Extension
 
 
 def put_soon(store: MessageStore, body: bytes, *, wait: bool = True) -> tuple[PutMessageResult | None, Answers]:
@@ -38,8 +39,12 @@ def put_soon(store: MessageStore, body: bytes, *, wait: bool = True) -> tuple[Pu
 # -- copying
 
 
+@pytest.mark.parametrize("extension", [NATIVE.extension, None], ids=["native", "python"])
 @pytest.mark.parametrize("sync", [False, True])
-async def test_a_slave_has_the_same_log_and_builds_its_queues_from_it(sync: bool, autojump_clock: object) -> None:
+async def test_a_slave_has_the_same_log_and_builds_its_queues_from_it(
+    sync: bool, extension: Extension | None, monkeypatch: pytest.MonkeyPatch, autojump_clock: object
+) -> None:
+    monkeypatch.setattr(NATIVE, "extension", extension)
     mine, theirs = SimDisk(), SimDisk()
     async with (
         store_of(mine, ASYNC_MASTER, sync=sync) as master,
