@@ -23,14 +23,19 @@ SLAVE = ReplicationConfig(broker_role=BrokerRole.SLAVE)
 
 @asynccontextmanager
 async def store_of(
-    disk: SimDisk, replication: ReplicationConfig, *, sync: bool = False, file_size: int = 8192
+    disk: SimDisk,
+    replication: ReplicationConfig,
+    *,
+    sync: bool = False,
+    file_size: int = 8192,
+    place: SyncPlace = SyncPlace.THREAD,
 ) -> AsyncIterator[MessageStore]:
     """A running store with a role."""
     store = MessageStore(
         settings(sync=sync, mapped_file_size_commit_log=file_size),
         disk=disk,
         clock=ManualClock(),
-        sync_place=SyncPlace.THREAD,
+        sync_place=place,
         replication=replication,
     )
     async with store.opened():

@@ -1,6 +1,7 @@
 """What fails between a master and its slave, on either side: nothing ends the broker, and it is tried again."""
 
 import errno
+from collections.abc import Callable
 from typing import cast
 
 import pytest
@@ -24,6 +25,7 @@ from tests.store.simdisk import SimDisk
 from tests.store.slowdisk import SlowDisk
 from tests.store.stores import TOPIC, check_all, drain, fill
 from trimq.broker.store.durability.group_transfer import GroupTransferService
+from trimq.broker.store.durability.log_sync import SyncPlace
 from trimq.broker.store.message_store import Begin, MessageStore
 from trimq.broker.store.types import PutMessageStatus
 from trimq.protocol.ha_frames import encode_report
@@ -65,6 +67,32 @@ async def test_a_device_that_fails_refuses_what_waits(autojump_clock: object) ->
         assert answers.results[0].status is PutMessageStatus.SERVICE_NOT_AVAILABLE
         assert not master.is_writable
         assert await drain(master) == []
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_round_whose_sync_fails_answers_what_waits(autojump_clock: object) -> None:
+    disk = SimDisk()
+    async with store_of(disk, SYNC_MASTER, sync=True, place=SyncPlace.INLINE) as master, trio.open_nursery() as nursery:
+        stream = await connected(nursery, master)
+        service = master.write_path.durability
+        rounds: list[Callable[[], None]] = []
+        in_round = True
+        master.write_path.durability.join_rounds(rounds, lambda: in_round)
+        answers = put_soon(master, b"good")
+        assert answers.results == []
+        for ended in rounds:
+            ended()
+        assert master.flushed_offset == master.appended_offset
+        await until(lambda: master.ha is not None and master.ha.connections[0].sent_offset == master.appended_offset)
+        await stream.send_all(encode_report(master.appended_offset))
+        await answers.changed.wait()
+        assert answers.results[0].status is PutMessageStatus.PUT_OK
+        break_device(disk)
+        answers = put_soon(master, b"lost")
+        for ended in rounds:
+            ended()
+        assert answers.results[0].status is PutMessageStatus.SERVICE_NOT_AVAILABLE
+        assert not len(cast("GroupTransferService", service))
         nursery.cancel_scope.cancel()
 
 
