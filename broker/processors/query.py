@@ -10,7 +10,11 @@ from trimq.protocol.codes import VERSION, RequestCode, ResponseCode
 from trimq.protocol.command import LANGUAGE, RemotingCommand
 from trimq.protocol.errors import RemotingError
 from trimq.protocol.frame import MAX_FRAME, encode_head
-from trimq.protocol.headers.query import QueryMessageRequestHeader, ViewMessageRequestHeader
+from trimq.protocol.headers.query import (
+    QueryMessageRequestHeader,
+    ViewMessageRequestHeader,
+    ViewMessageResponseHeader,
+)
 from trimq.protocol.message_keys import TAG_KEY
 from trimq.protocol.typed_request import TypedRequest
 from trimq.remoting.config.configuration import Configuration
@@ -121,6 +125,8 @@ class QueryMessageProcessor:
     def view(self, connection: Connection, command: RemotingCommand) -> Outcome:
         """VIEW_MESSAGE_BY_ID (33): the record at an offset of the commit log; SYSTEM_ERROR if none starts there."""
         header = command.header(ViewMessageRequestHeader)
+        if header.trimq_sha256 is not None:
+            return self._compare(connection, command, header.offset, header.trimq_sha256)
         record = self._store.look_message(header.offset)
         if record is None:
             return self._view_cold(connection, command, header.offset)
@@ -128,6 +134,14 @@ class QueryMessageProcessor:
 
     async def _view_cold(self, _connection: Connection, command: RemotingCommand, offset: int) -> Any:
         return self._record_reply(command, await self._store.look_message_cold(offset), offset)
+
+    async def _compare(self, _connection: Connection, command: RemotingCommand, offset: int, digest: str) -> Any:
+        try:
+            same = await self._store.same_record(offset, bytes.fromhex(digest))
+        except ValueError as error:
+            raise RemotingError(ResponseCode.INVALID_PARAMETER, f"trimqSha256={digest[:100]!r}: {error}") from error
+        text = "expired" if same is None else "true" if same else "false"
+        return command.reply(header=ViewMessageResponseHeader(trimq_same=text))
 
     def _record_reply(self, command: RemotingCommand, record: Any, offset: int) -> RemotingCommand:
         if record is None or not len(record):

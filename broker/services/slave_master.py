@@ -3,6 +3,7 @@
 Source: RocketMQ's SlaveSynchronize and BrokerOuterAPI; there a slave compares nothing with its master.
 """
 
+from hashlib import sha256
 from typing import Final
 
 import structlog
@@ -79,10 +80,18 @@ class SlaveMaster:
         return Begin(low, record)
 
     async def has_record(self, offset: int, record: bytes) -> bool:
-        """See MasterView. True also if it cannot be known, because that part of the log is gone or not readable yet."""
-        found = await self._record(offset)
-        if found:
-            return found == record
+        """See MasterView. True also if it cannot be known: if that part of the master's log has expired.
+
+        And, of Apache's master, if it is not readable there yet.
+        """
+        reply = await self.ask(
+            RequestCode.VIEW_MESSAGE_BY_ID, {"offset": str(offset), "trimqSha256": sha256(record).hexdigest()}
+        )
+        same = reply.ext_fields().get("trimqSame") if reply.code == ResponseCode.SUCCESS else None
+        if same in {"true", "false"}:
+            return same == "true"
+        if reply.code == ResponseCode.SUCCESS and len(reply.body):
+            return bytes(reply.body) == record
         low, high = await self._bounds()
         end = offset + len(record)
         if end < low:

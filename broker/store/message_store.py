@@ -546,6 +546,11 @@ class MessageStore(InMemoryCalls):
         """As ``look_message``, waiting for the device."""
         return await self._finder.look_cold(offset) if offset < self.visible_offset else b""
 
+    async def same_record(self, offset: int, sha256: bytes) -> bool | None:
+        """Whether the record at a log offset has this hash, readable or not; None if the log begins behind it."""
+        found = await self.commit_log.sha256_of(offset)
+        return None if found is None else found == sha256
+
     def why_missing(self, offset: int) -> str:
         """Why there is no message at a log offset, as a text for the client."""
         return f"no message starts at the commit log offset {offset}"

@@ -26,7 +26,18 @@ class QueryMessageResponseHeader(Header):
 
 
 class ViewMessageRequestHeader(Header):
-    """VIEW_MESSAGE_BY_ID (33): commit-log offset."""
+    """VIEW_MESSAGE_BY_ID (33): commit-log offset.
+
+    ``trimq_sha256`` is TriMQ's own: a slave asks whether the record at the offset has this hash (hexadecimal). The
+    reply then has ViewMessageResponseHeader, and no record, which may be one that no client may read yet.
+    """
 
     offset: I64
     topic: str | None = None
+    trimq_sha256: str | None = None
+
+
+class ViewMessageResponseHeader(Header):
+    """The reply to ``trimq_sha256``: "true", "false", or "expired" if the log begins behind the offset."""
+
+    trimq_same: str

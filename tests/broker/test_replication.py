@@ -18,6 +18,7 @@ from trimq.broker.controller import BrokerController
 from trimq.broker.testing import running_broker
 from trimq.broker.tiered_config import PLUG_IN
 from trimq.protocol.codes import RequestCode, ResponseCode
+from trimq.protocol.command import RemotingCommand
 from trimq.remoting.config.properties import ConfigError
 
 TOPIC = "Copied"
@@ -120,6 +121,8 @@ async def test_odd_answers_do_not_end_a_slave(tmp_path: Path) -> None:
         # A slave that was away for longer than its master keeps messages.
         assert await view.has_record(0, b"another record") is False
         view._bounds = AsyncMock(return_value=(5000, 9000))  # type: ignore[method-assign]
+        expired = RemotingCommand(0).reply(header={"trimqSame": "expired"})
+        view.ask = AsyncMock(return_value=expired)  # type: ignore[method-assign]
         with pytest.raises(OSError, match="this log ends at 1001, the master's begins at 5000: empty the store"):
             await view.has_record(1000, b"x")
 

@@ -8,6 +8,7 @@ Source: RocketMQ's CommitLog and DefaultAppendMessageCallback.
 
 import struct
 from collections.abc import Callable
+from hashlib import sha256
 from typing import Any, Final, Protocol
 
 from trimq.broker.store.disk.mapped_file import BLANK_SPACE, MappedFile
@@ -24,6 +25,10 @@ MAX_RECORD_EXTRA: Final = 65_536
 
 _OK: Final = PutMessageStatus.PUT_OK
 _ILLEGAL: Final = PutMessageStatus.MESSAGE_ILLEGAL
+
+
+def _sha256(data: bytes) -> bytes:
+    return sha256(data).digest()
 
 
 class Space(Protocol):
@@ -300,6 +305,18 @@ class CommitLog:
             return await self.files.disk.run(file.read_cold, at, length)
         finally:
             file.release()
+
+    async def sha256_of(self, offset: int) -> bytes | None:
+        """The hash of the record at a log offset, readable or not; b"" for none, None if the log begins behind it."""
+        if offset < self.min_offset:
+            return None
+        head = await self.read_cold(offset, record.BLANK_SIZE)
+        if len(head) < record.BLANK_SIZE:
+            return b""
+        size, magic = record.SIZE_MAGIC.unpack(head)
+        if magic == record.MAGIC_BLANK or not record.OVERHEAD_V1 <= size <= self.max_offset - offset:
+            return b""
+        return await self.files.disk.run(_sha256, await self.read_cold(offset, size))
 
     def cool_down(self, in_memory_bytes: int) -> None:
         """Stop reading the log older than ``in_memory_bytes`` through the map: its pages may have been evicted."""

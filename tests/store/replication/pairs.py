@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from hashlib import sha256
 
 import trio
 import trio.testing
@@ -83,7 +84,7 @@ class FakeMaster:
 
     async def has_record(self, offset: int, record: bytes) -> bool:
         self.asked.append(offset)
-        return self.store is None or bytes(await self.store.look_message_cold(offset)) == record
+        return self.store is None or await self.store.same_record(offset, sha256(record).digest()) is not False
 
 
 async def one_slave(_address: str) -> int:
