@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench import micro_benchmarks, spark_report, tier, timers
+from bench import micro_benchmarks, replication, spark_report, tier, timers
 from bench.plots import Bar, Plots, bars, lines
 from bench.processes import describe
 from bench.stalls import ENDS_MS
@@ -40,6 +40,7 @@ PARTS = (
     "tier",
     "side_by_side",
     "transactions",
+    "replication",
     "sdk",
 )
 
@@ -129,6 +130,7 @@ def report() -> str:
     for title, name, table in (
         ("Side by side with Apache RocketMQ 5.5.0", "side_by_side", _side_by_side),
         ("Transactions beside Apache RocketMQ 5.5.0", "transactions", partial(_side_by_side, plots="transactions_")),
+        ("A master that waits for its slave, beside Apache RocketMQ 5.5.0", "replication", _replication),
         ("The SDK beside the Java client", "sdk", _sdk),
         ("Footprint", "footprint", _footprint),
         ("Sends with and without scrapes of a page of 10,000 topics", "scrape", _footprint),
@@ -344,6 +346,32 @@ def _tier(numbers: dict[str, dict[str, Any]]) -> list[str]:
             ratio = f"{found['ratio']:.2f}" if found["uploaded_msg_s"] else ""
             rows.append(f"| {part} | {text} | {' | '.join(figures)} | {ratio} | {limit} |")
     return [*rows, "", *(f"- **{text}**" for text in tier.missed(numbers))]
+
+
+def _replication(numbers: dict[str, Any]) -> list[str]:
+    """Rows as side by side, the lag of slaves, and memory."""
+    text = [
+        "SYNC_MASTER with one slave (inSyncReplicas=2); the pair that is not measured is paused.",
+        "",
+        "| row | Apache msg/s | ours msg/s | throughput | floor | Apache p99 ms | ours p99 ms | p99 | ceiling |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for row, found in numbers["rows"].items():
+        apache, ours, ratios = found["apache"], found["ours"], found["ratios"]
+        least, most = replication.FLOORS.get(row, ("", ""))
+        text.append(
+            f"| {row} | {apache['msg_s']:,.0f} | {ours['msg_s']:,.0f} | {ratios['throughput']:.2f} | {least} |"
+            f" {apache['p99_ms']:.2f} | {ours['p99_ms']:.2f} | {ratios['p99']:.2f} | {most} |"
+        )
+    text += ["", f"How far the log of a slave of an ASYNC_MASTER is behind at {numbers['rate']:,} messages/s:", ""]
+    text += ["| pair | messages/s | KiB behind, median | worst | s until it had all |", "|---|--:|--:|--:|--:|"]
+    for name, found in numbers["lag"].items():
+        behind = f"{found['behind_kib']:,.0f} | {found['worst_behind_kib']:,.0f}"
+        text.append(f"| {name} | {found['msg_s']:,.0f} | {behind} | {found['caught_up_s']:.2f} |")
+    for flush, by_name in numbers["memory_mib"].items():
+        pairs = ", ".join(f"{name} {master} and {slave}" for name, (master, slave) in by_name.items())
+        text += ["", f"- {flush}: anonymous memory of master and slave in MiB: {pairs}"]
+    return [*text, "", *(f"- **{text}**" for text in replication.missed(numbers))]
 
 
 def _two_brokers(numbers: dict[str, dict[str, float]]) -> list[str]:

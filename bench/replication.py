@@ -34,6 +34,10 @@ ROWS = {
     "replsyncpipelined": ("SYNC_FLUSH", "-mode send -conns 8 -window 32"),
 }
 """A flush mode, of the master and of the slave, and a load."""
+FLOORS = {"repl64": (1.5, 0.7), "replpipelined": (1.5, 0.7)}
+"""The least throughput and the largest p99 latency, ours divided by Apache's."""
+MOST_BEHIND_KIB = 8192
+"""The most that our slave may lack, as the median while messages come at RATE."""
 LAG_LOAD = "-mode send -conns 8 -window 32 -pace {rate}"
 RATE = 50_000
 LOOK_SECONDS = 0.05
@@ -205,7 +209,7 @@ def lag(tool: Path, pair: Pair, rate: int, seconds: int) -> dict[str, float]:
 
 def measure(rows: list[str], rounds: int, seconds: int, rate: int) -> dict[str, Any]:
     """Measure the rows, and then the lag."""
-    results: dict[str, Any] = {"rows": {}, "lag": {}, "memory_mib": {}}
+    results: dict[str, Any] = {"rows": {}, "lag": {}, "memory_mib": {}, "rate": rate}
     for flush in ("ASYNC_FLUSH", "SYNC_FLUSH"):
         todo = [row for row in rows if ROWS[row][0] == flush]
         if not todo:
@@ -227,6 +231,19 @@ def measure(rows: list[str], rounds: int, seconds: int, rate: int) -> dict[str, 
                 with other.paused():
                     results["lag"][pair.name] = lag(tool, pair, rate, seconds)
     return results
+
+
+def missed(numbers: dict[str, Any]) -> list[str]:
+    """The limits that were missed, as texts."""
+    texts = []
+    for row, (least, most) in FLOORS.items():
+        ratios = numbers["rows"].get(row, {}).get("ratios")
+        if ratios and (ratios["throughput"] < least or ratios["p99"] > most):
+            texts.append(f"{row}: {ratios['throughput']:.2f} (floor {least}), p99 {ratios['p99']:.2f} (ceiling {most})")
+    ours = numbers["lag"].get("ours")
+    if ours and (ours["behind_kib"] > MOST_BEHIND_KIB or ours["msg_s"] < 0.95 * numbers["rate"]):
+        texts.append(f"{numbers['rate']:,} messages/s: {ours['msg_s']:,.0f} came, {ours['behind_kib']:,.0f} KiB behind")
+    return texts
 
 
 @contextmanager
@@ -254,6 +271,8 @@ def main() -> None:
     results = measure(rows, arguments.rounds, arguments.seconds, arguments.rate)
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    if texts := missed(results):
+        sys.exit("; ".join(texts))
 
 
 if __name__ == "__main__":

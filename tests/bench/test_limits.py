@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import bench.__main__ as page
-from bench import micro_benchmarks, tier, timers
+from bench import micro_benchmarks, replication, tier, timers
 from bench.plots import Plots
 
 SQL = "SQL92 filter, 3 terms, 8 properties"
@@ -89,6 +89,48 @@ def test_a_tier_that_is_too_slow_fails(
     table = "\n".join(page._tier(figures))
     assert f"- **{text}" in table if text else "**" not in table
     assert "| cold | ms to the first message of the first queue | 12.5 | 12.5 | 1.00 |" in table
+
+
+def replication_figures(**changes: float) -> dict[str, Any]:
+    """Figures that keep all limits, except for the given changes."""
+    row = {"msg_s": 100, "p99_ms": 1.0}
+    ratios = {"throughput": changes.get("throughput", 1.5), "p99": changes.get("p99", 0.7)}
+    lag = {"msg_s": 47_500, "behind_kib": 8192, "worst_behind_kib": 9000, "caught_up_s": 0.1}
+    return {
+        "rows": {
+            "repl64": {"apache": row, "ours": row, "ratios": ratios},
+            "repl1": {"apache": row, "ours": row, "ratios": ratios},
+        },
+        "lag": {
+            "apache": lag | {"msg_s": 9},
+            "ours": lag | {key: value for key, value in changes.items() if key in lag},
+        },
+        "memory_mib": {"ASYNC_FLUSH": {"apache": [1500.0, 800.0], "ours": [43.0, 42.0]}},
+        "rate": 50_000,
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({}, ""),
+        ({"throughput": 1.49}, "repl64: 1.49 (floor 1.5), p99 0.70 (ceiling 0.7)"),
+        ({"p99": 0.71}, "repl64: 1.50 (floor 1.5), p99 0.71 (ceiling 0.7)"),
+        ({"behind_kib": 8193}, "50,000 messages/s: 47,500 came, 8,193 KiB behind"),
+        ({"msg_s": 47_499}, "50,000 messages/s: 47,499 came, 8,192 KiB behind"),
+    ],
+)
+def test_replication_that_is_too_slow_fails(
+    changes: dict[str, float], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures = replication_figures(**changes)
+    monkeypatch.setattr(replication, "measure", lambda *_: figures)
+    assert exit_code(replication.main, monkeypatch, "--json", str(tmp_path / "replication.json")) == int(bool(text))
+    assert json.loads((tmp_path / "replication.json").read_text()) == figures
+    assert replication.missed(figures) == ([text] if text else [])
+    table = "\n".join(page._replication(figures))
+    assert f"- **{text}" in table if text else "**" not in table
+    assert "| apache | 9 | 8,192 | 9,000 | 0.10 |" in table
 
 
 @pytest.mark.parametrize(("seconds", "code"), [(4.9e-6, 0), (5.1e-6, 1)])
