@@ -219,7 +219,7 @@ async def test_an_empty_master(tmp_path: Path) -> None:
 
 
 async def test_a_master_compares_records_that_clients_may_not_read_yet(tmp_path: Path) -> None:
-    """A master without slaves after a restart has such records: its own slave has to be told apart from another one."""
+    """A master without slaves after a restart has such records: its own slave is accepted, another one is not."""
     settings: dict[str, Any] = {"haListenPort": free_port(), "haAllowedAddresses": "127.0.0.1", "slaveTimeout": 500}
     async with (
         running_broker(tmp_path, brokerRole="SYNC_MASTER", **settings) as broker,
