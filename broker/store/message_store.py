@@ -122,6 +122,8 @@ class MessageStore(InMemoryCalls):
         self.replication = replication or ReplicationConfig()
         self.ha: HAService | None = None
         """A master's side of replication; None without slaves."""
+        self.ha_client: HAClient | None = None
+        """A slave's side of replication; None on a master, and before it was made."""
         self.disk = disk or RealDisk()
         self.clock = clock or SystemClock()
         self.root = str(config.root)
@@ -330,7 +332,8 @@ class MessageStore(InMemoryCalls):
         syncs = self.config.flush_disk_type is FlushDiskType.SYNC_FLUSH
         path = self.write_path
         follower = StoreFollower(path, self.dispatcher, self._reput.wake, self._finder.look_cold, syncs=syncs)
-        return HAClient(SlaveLog(path), follower, master, self.ha_config, open_stream)
+        self.ha_client = HAClient(SlaveLog(path), follower, master, self.ha_config, open_stream)
+        return self.ha_client
 
     async def _recover_timers(self, timers: TimerStore) -> None:
         """After the queues: the timer's data follows the timer's queue. Raises StoreLoadError, OSError."""
@@ -568,6 +571,19 @@ class MessageStore(InMemoryCalls):
         info["pageCacheLockTimeMills"] = str(self.write_path.lock.held_ms())
         info["runningFlags"] = str(self.flags.bits)
         info["notWriteableReason"] = self.flags.reason
+        info |= self._replication_info()
+        return info
+
+    def _replication_info(self) -> dict[str, str]:
+        """The role; on a slave also what it knows of its master."""
+        info = {"brokerRole": self.replication.broker_role.value}
+        if self.ha_client is not None:
+            state = self.ha_client.state()
+            info["masterCommitLogMaxOffset"] = str(state.master_offset)
+            info["masterSilentMs"] = str(int(state.silent * 1000))
+            info["slaveLagBytes"] = str(state.lag)
+            info["slaveLagMs"] = str(int(state.lag_seconds * 1000))
+            info["slaveError"] = state.error
         return info
 
     # -- queues

@@ -12,6 +12,7 @@ import trio
 
 from trimq.broker.store.log.commit_log import CommitLog
 from trimq.broker.store.replication.ha_connection import HAConfig, HAConnection, SlaveState
+from trimq.broker.store.replication.offset_times import SAMPLE_SECONDS, OffsetTimes
 from trimq.broker.store.running_flags import Flag, RunningFlags
 
 _log = structlog.get_logger(__name__)
@@ -38,11 +39,16 @@ class InSync(NamedTuple):
 
 
 class MasterState(NamedTuple):
-    """A master's replication: the copies that a message needs, those in sync, and each slave."""
+    """A master's replication: the copies that a message needs, those in sync, and each slave.
+
+    ``sent_bytes`` (of the log) and ``refused`` (connections) count since the start.
+    """
 
     needed: int
     in_sync: int
     replicated_offset: int
+    sent_bytes: int
+    refused: int
     slaves: list[SlaveState]
 
 
@@ -74,6 +80,10 @@ class HAService:
         self.connections: list[HAConnection] = []
         """Those of slaves that are admitted, oldest first."""
         self.refused = 0
+        """Connections of addresses that are not admitted, or beyond what waits for admission."""
+        self.times = OffsetTimes()
+        self._sent_bytes = 0
+        """Sent on connections that have ended."""
         self._flags = flags
         self._in_sync = in_sync
         self._end_offset = end_offset
@@ -104,7 +114,8 @@ class HAService:
     def state(self) -> MasterState:
         """What there is to know of the replication."""
         slaves = [connection.state() for connection in self.connections]
-        return MasterState(self.needed, self.in_sync, self.replicated_offset, slaves)
+        sent = self._sent_bytes + sum(connection.sent_bytes for connection in self.connections)
+        return MasterState(self.needed, self.in_sync, self.replicated_offset, sent, self.refused, slaves)
 
     def start(self) -> None:
         """Before puts are served: refuse them until there are enough slaves."""
@@ -118,6 +129,7 @@ class HAService:
     ) -> None:
         """Accept slaves until cancelled. ``peer_of`` returns the IP address of a connection's peer."""
         async with listener, trio.open_nursery() as nursery:
+            nursery.start_soon(self._sample)
             while True:
                 try:
                     stream = await listener.accept()
@@ -152,16 +164,28 @@ class HAService:
         # One that reconnects before the end of its old connection was noticed must not count twice.
         for old in same[: max(0, len(same) + 1 - slaves)]:
             old.close("another connection of this slave has come")
-            self.connections.remove(old)
+            self._forget(old)
         self.connections.append(connection)
         _log.info("slave_connected", address=address)
         try:
             await connection.run()
         finally:
             if connection in self.connections:
-                self.connections.remove(connection)
+                self._forget(connection)
             self._update()
             _log.info("slave_disconnected", address=address, reason=connection.closed)
+
+    def _forget(self, connection: HAConnection) -> None:
+        self.connections.remove(connection)
+        self._sent_bytes += connection.sent_bytes
+
+    async def _sample(self) -> None:
+        """Note each second what lags and rates are made of."""
+        while True:
+            self.times.note(self.log.max_offset, trio.current_time())
+            for connection in self.connections:
+                connection.sample(SAMPLE_SECONDS)
+            await trio.sleep(SAMPLE_SECONDS)
 
     def acknowledged(self) -> None:
         """A slave has reported: see Master."""
