@@ -2,17 +2,22 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 import trio
 
 from tests.broker.test_replication import TOPIC, in_sync, pair
 from tests.broker.wire_client import WireClient
+from tests.ports import free_port
 from trimq.broker.controller import BrokerController
 from trimq.broker.services.master_end import MasterEnd
+from trimq.broker.store.replication.offset_times import OffsetTimes
 from trimq.broker.testing import running_broker
 from trimq.protocol.codes import RequestCode
+from trimq.remoting.runtime.clock import ManualClock
 
 NO_CLIENT = {
     "lastReadTimestamp": 0,
@@ -106,3 +111,108 @@ async def test_a_slave_without_a_master(tmp_path: Path) -> None:
         found = await ha_status(slave)
         assert not found["master"]
         assert found["haClientRuntimeInfo"] == NO_CLIENT  # and no masterAddr
+
+
+async def notes(broker: BrokerController, code: str = "replication") -> list[str]:
+    return [note.text for note in broker.health.readiness().notes if note.code == code]
+
+
+async def reason_until(broker: BrokerController, code: str) -> str:
+    with trio.fail_after(20):
+        while True:
+            for reason in broker.health.readiness().reasons:
+                if reason.code == code:
+                    return reason.text
+            await trio.sleep(0.05)
+
+
+async def test_health_has_roles_and_lags(tmp_path: Path) -> None:
+    quick = {"haSendHeartbeatInterval": 100, "haHousekeepingInterval": 600}
+    async with pair(tmp_path, leader=quick, **quick) as (master, slave):
+        async with WireClient.connect(master.endpoint) as client:
+            await client.send(TOPIC, bytes(1000))
+        await in_sync(master, slave)
+        with trio.fail_after(20):
+            while "slave 127.0.0.1: in sync, 0 bytes, 0 s behind" not in await notes(master):
+                await trio.sleep(0.02)
+        assert "ASYNC_MASTER: 1 slave(s), 2 copies in sync, a message needs 1" in await notes(master)
+        address = f"127.0.0.1:{master.replication.port}"
+        assert await notes(slave) == [f"SLAVE: connected with {address}, 0 bytes, 0 s behind"]
+        assert slave.health.readiness().ready
+        # The master lives, and its port for slaves does not: the slave knows how far behind it is.
+        view = slave.replication.master
+        assert view is not None
+        assert master.context.store.ha is not None
+        view._learned = "127.0.0.1:1"
+        master.context.store.ha.connections[0].close("a test")
+        async with WireClient.connect(master.endpoint) as client:
+            await client.send(TOPIC, bytes(1000))
+        text = await reason_until(slave, "master_silent")
+        assert text.startswith("this slave has got nothing right from its master 127.0.0.1:1 for ")
+        assert "all attempts to connect to 127.0.0.1:1 failed" in text
+        with trio.fail_after(20):
+            while ", 0 bytes" in (await notes(slave))[0] or ", 0 s" in (await notes(slave))[0]:
+                await trio.sleep(0.05)
+        [text] = await notes(slave)
+        assert text.startswith("SLAVE: not connected with 127.0.0.1:1, ")
+        assert "; last error: " in text
+
+
+async def test_a_slave_without_a_master_and_a_sync_master_without_slaves_are_not_ready(tmp_path: Path) -> None:
+    quick = {"haSendHeartbeatInterval": 100, "haHousekeepingInterval": 200}
+    async with running_broker(tmp_path / "slave", brokerRole="SLAVE", brokerId=1, **quick) as slave:
+        text = await reason_until(slave, "master_silent")
+        assert text.endswith(" s: no name server says where it is")
+        assert await notes(slave) == ["SLAVE: not connected with any master, 0 bytes, 0 s behind"]
+    async with running_broker(tmp_path / "master", brokerRole="SYNC_MASTER", haListenPort=free_port()) as master:
+        assert "in-sync replicas not enough" in await reason_until(master, "replicas_missing")
+        assert await notes(master) == ["SYNC_MASTER: 0 slave(s), 1 copies in sync, a message needs 2"]
+
+
+class FakeLag:
+    """Notes what MasterEnd says."""
+
+    def __init__(self) -> None:
+        self.ends: list[int] = []
+
+    def master_ends_at(self, offset: int) -> None:
+        self.ends.append(offset)
+
+    def sample(self, seconds: float) -> None:
+        """As HAClient."""
+
+
+@pytest.mark.parametrize(
+    ("code", "body", "expected"),
+    [
+        (0, b'{"master":true,"masterCommitLogMaxOffset":77}', [77]),
+        (0, b'{"master":false,"masterCommitLogMaxOffset":0}', []),  # it has become a slave
+        (0, b"not JSON", []),
+        (3, b"", []),  # RocketMQ 4 does not know the request
+    ],
+)
+async def test_odd_answers_about_the_masters_end(code: int, body: bytes, expected: list[int]) -> None:
+    lag, master = FakeLag(), AsyncMock()
+    master.ask.return_value = SimpleNamespace(code=code, body=body)
+    await MasterEnd(master, lag, ManualClock())._ask()
+    master.ask.side_effect = OSError("it does not answer")
+    await MasterEnd(master, lag, ManualClock())._ask()
+    assert lag.ends == expected
+
+
+def test_the_age_of_what_is_missing() -> None:
+    times = OffsetTimes()
+    assert times.age(0, 5.0) == 0
+    for second in range(10_000):
+        times.note(100 * second, float(second))
+        times.note(100 * second, second + 0.5)
+    assert len(times._ends) <= 512
+    assert times.age(999_900, 10_000.0) == 0  # nothing is missing
+    assert times.age(999_899, 10_000.0) == 1
+    assert times.age(999_700, 10_000.0) == 2
+    # What is old is known less precisely, and never said to be older than it is.
+    for behind in (100, 1000, 9000):
+        assert 0.5 * behind < times.age(999_900 - 100 * behind, 10_000.0) <= behind
+    times.note(500_050, 20_000.0)  # another master, with a shorter log
+    assert times.age(500_050, 20_000.0) == 0
+    assert times.age(500_049, 20_010.0) == 10
