@@ -6,10 +6,12 @@ from typing import Final
 SAMPLE_SECONDS: Final = 1.0
 """Time between two samples, and so the precision of a recent age."""
 _MOST: Final = 512
+_SHARE: Final = 0.05
+"""By how much of itself an old age may be too small. The samples of a thousand years are fewer than ``_MOST`` then."""
 
 
 class OffsetTimes:
-    """Samples of a log's end. The older they are, the fewer are kept: 512 at most, whatever the time they span."""
+    """Samples of a log's end, 513 at most: the older they are, the fewer are kept, whatever the time they span."""
 
     def __init__(self) -> None:
         self._ends: list[int] = []
@@ -28,9 +30,18 @@ class OffsetTimes:
         self._ends.append(end)
         self._times.append(now)
         if len(self._ends) > _MOST:
-            # Every second one of the older half: an age is then wrong by a small share of itself.
-            del self._ends[1 : _MOST // 2 : 2]
-            del self._times[1 : _MOST // 2 : 2]
+            self._thin(now)
+
+    def _thin(self, now: float) -> None:
+        """Drop samples whose neighbours are close to each other, compared with their age."""
+        kept = [0]
+        for place in range(1, len(self._times) - 1):
+            following = self._times[place + 1]
+            if following - self._times[kept[-1]] > (now - following) * _SHARE:
+                kept.append(place)
+        kept.append(len(self._times) - 1)
+        self._ends = [self._ends[place] for place in kept]
+        self._times = [self._times[place] for place in kept]
 
     def age(self, offset: int, now: float) -> float:
         """Seconds since the log was first seen with a byte at ``offset``; 0 if it was not.
