@@ -42,7 +42,7 @@ from trimq.broker.store.recovery.failed_sync_marker import FailedSyncMarker
 from trimq.broker.store.recovery.recovery import RecoveryReport, StoreRecovery
 from trimq.broker.store.replication.follower import StoreFollower
 from trimq.broker.store.replication.ha_client import Begin, HAClient, MasterView
-from trimq.broker.store.replication.ha_connection import HAConfig
+from trimq.broker.store.replication.ha_connection import HAConfig, SlaveState
 from trimq.broker.store.replication.ha_service import HAService, InSync
 from trimq.broker.store.replication.slave_log import SlaveLog
 from trimq.broker.store.running_flags import Flag, RunningFlags
@@ -65,6 +65,7 @@ __all__ = [
     "MessageStore",
     "NewTimer",
     "PendingMessages",
+    "SlaveState",
     "StoreInUseError",
     "StoreLoadError",
     "SyncPlace",
