@@ -311,6 +311,13 @@ class MessageStore(InMemoryCalls):
         )
 
     @property
+    def slaves_serve_pulls(self) -> bool:
+        """Whether a client may pull from a slave: this one, or one that is connected (slaveReadEnable on both)."""
+        if not self.replication.slave_read_enable:
+            return False
+        return self.replication.is_slave or (self.ha is not None and bool(self.ha.connections))
+
+    @property
     def ha_config(self) -> HAConfig:
         """Settings of both sides of replication."""
         config = self.replication

@@ -17,6 +17,8 @@ from trimq.broker.services.master_end import MasterEnd
 from trimq.broker.store.replication.offset_times import OffsetTimes
 from trimq.broker.testing import running_broker
 from trimq.protocol.codes import RequestCode
+from trimq.protocol.command import Encoding
+from trimq.protocol.sysflag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION
 from trimq.remoting.runtime.clock import ManualClock
 
 NO_CLIENT = {
@@ -216,3 +218,54 @@ def test_the_age_of_what_is_missing() -> None:
     times.note(500_050, 20_000.0)  # another master, with a shorter log
     assert times.age(500_050, 20_000.0) == 0
     assert times.age(500_049, 20_010.0) == 10
+
+
+@pytest.mark.parametrize("encoding", list(Encoding))
+async def test_a_slave_is_named_for_what_has_left_memory(encoding: Encoding, tmp_path: Path) -> None:
+    groups = iter(range(100))
+
+    async def suggested(broker: BrokerController) -> str:
+        async with WireClient.connect(broker.endpoint, encoding) as client:
+            # The first commit of a group is no matter of the fast path.
+            group = f"G{next(groups)}"
+            reply = await client.pull(TOPIC, group=group, sysFlag=PULL_COMMIT_OFFSET | PULL_SUBSCRIPTION, commitOffset=0)
+        assert (reply.code, reply.remark) == (0, "FOUND")
+        return reply.ext_fields()["suggestWhichBrokerId"]
+
+    def far_back(broker: BrokerController, *, cold: bool) -> None:
+        """Let the store take all for cold. The rule itself: tests/store/test_get_message.py."""
+
+        def of_disk(*arguments: Any) -> Any:
+            result = broker.context.store._getter.get(*arguments)
+            assert result is not None
+            result.suggest_slave = cold
+            return result
+
+        broker.context.store.get_message = of_disk  # type: ignore[method-assign]
+
+    async with pair(tmp_path, leader={"slaveReadEnable": True}, slaveReadEnable=True) as (master, slave):
+        async with WireClient.connect(master.endpoint) as client:
+            await client.send(TOPIC)
+        await in_sync(master, slave)
+        far_back(master, cold=True)
+        far_back(slave, cold=True)
+        assert (await suggested(master), await suggested(slave)) == ("1", "1")
+        far_back(master, cold=False)
+        far_back(slave, cold=False)
+        assert (await suggested(master), await suggested(slave)) == ("0", "0")
+        far_back(master, cold=True)
+        client_ = slave.replication.master
+        assert client_ is not None
+        client_._learned = "127.0.0.1:1"
+        service = master.context.store.ha
+        assert service is not None
+        service.connections[0].close("a test")
+        while service.connections:
+            await trio.lowlevel.checkpoint()
+        assert await suggested(master) == "0"  # there is no slave now
+    async with pair(tmp_path / "off", slaveReadEnable=True) as (master, slave):
+        async with WireClient.connect(master.endpoint) as client:
+            await client.send(TOPIC)
+        await in_sync(master, slave)
+        far_back(master, cold=True)
+        assert await suggested(master) == "0"

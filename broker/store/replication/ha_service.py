@@ -4,6 +4,7 @@ Source: RocketMQ's DefaultHAService. There an offset above what was sent is beli
 connection.
 """
 
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple
 
@@ -12,12 +13,17 @@ import trio
 
 from trimq.broker.store.log.commit_log import CommitLog
 from trimq.broker.store.replication.ha_connection import HAConfig, HAConnection, SlaveState
+from trimq.broker.store.replication.reminders import Reminders
 from trimq.broker.store.replication.offset_times import SAMPLE_SECONDS, OffsetTimes
 from trimq.broker.store.running_flags import Flag, RunningFlags
 
 _log = structlog.get_logger(__name__)
 
 _ACCEPT_AGAIN: Final = 1.0
+_ADMISSION_SECONDS: Final = 10.0
+_MOST_WAITING: Final = 32
+"""Connections that wait for admission, from all addresses; ``_MOST_OF_ONE`` from one address."""
+_MOST_OF_ONE: Final = 8
 
 Admission = Callable[[str], Awaitable[int]]
 """Returns how many slaves may connect from an IP address; 0 for none."""
@@ -82,6 +88,9 @@ class HAService:
         self.refused = 0
         """Connections of addresses that are not admitted, or beyond what waits for admission."""
         self.times = OffsetTimes()
+        self._waiting: Counter[str] = Counter()
+        """Connections that wait for admission, by address."""
+        self._refusals = Reminders()
         self._sent_bytes = 0
         """Sent on connections that have ended."""
         self._flags = flags
@@ -151,12 +160,13 @@ class HAService:
             await trio.aclose_forcefully(stream)
 
     async def _serve(self, stream: trio.abc.Stream, address: str, admission: Admission) -> None:
-        slaves = await admission(address)
+        slaves = await self._admitted(address, admission)
         if not slaves:
             self.refused += 1
-            _log.warning(
-                "slave_refused", address=address, advice="set haAllowedAddresses if it is one of this master's"
-            )
+            if self._refusals.is_due(address, trio.current_time()):
+                _log.warning(
+                    "slave_refused", address=address, advice="set haAllowedAddresses if it is one of this master's"
+                )
             await trio.aclose_forcefully(stream)
             return
         connection = HAConnection(self, stream, address)
@@ -174,6 +184,22 @@ class HAService:
                 self._forget(connection)
             self._update()
             _log.info("slave_disconnected", address=address, reason=connection.closed)
+
+    async def _admitted(self, address: str, admission: Admission) -> int:
+        """How many slaves may connect from ``address``. 0 too if too many wait for that, or if it takes too long."""
+        waiting = self._waiting
+        if waiting.total() >= _MOST_WAITING or waiting[address] >= _MOST_OF_ONE:
+            return 0
+        waiting[address] += 1
+        slaves = 0
+        try:
+            with trio.move_on_after(_ADMISSION_SECONDS):
+                slaves = await admission(address)
+        finally:
+            waiting[address] -= 1
+            if not waiting[address]:
+                del waiting[address]
+        return slaves
 
     def _forget(self, connection: HAConnection) -> None:
         self.connections.remove(connection)
