@@ -65,7 +65,9 @@ class Change:
         """Each reason why messages would be lost, or why that is not known; empty if nothing would be lost."""
         found = [*self._of_master()]
         ahead = {address: end - self.slave.end for address, end in self.others.items() if end > self.slave.end}
-        found += [f"the slave {address} has {more} bytes that this one does not have" for address, more in ahead.items()]
+        found += [
+            f"the slave {address} has {more} bytes that this one does not have" for address, more in ahead.items()
+        ]
         if error := self.slave.info.get("slaveError"):
             found.append(f"this slave does not follow its master: {error}")
         return found
@@ -167,9 +169,7 @@ async def _count(admin: Admin, change: Change, master: Replica) -> None:
 async def _ends(admin: Admin, address: str, topic: str) -> dict[int, int]:
     """The next offset of each queue of a topic; empty if the broker does not know the topic."""
     try:
-        reply = await admin.client.request(
-            address, RequestCode.GET_TOPIC_STATS_INFO, TopicRequestHeader(topic=topic)
-        )
+        reply = await admin.client.request(address, RequestCode.GET_TOPIC_STATS_INFO, TopicRequestHeader(topic=topic))
     except UsageError:
         return {}
     table = queue_table(lenient_json.loads(bytes(reply.body)).get("offsetTable"))

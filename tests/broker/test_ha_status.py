@@ -12,6 +12,7 @@ import trio
 from tests.broker.test_replication import TOPIC, in_sync, pair
 from tests.broker.wire_client import WireClient
 from tests.ports import free_port
+from tests.store.replication.pairs import until
 from trimq.broker.controller import BrokerController
 from trimq.broker.services.master_end import MasterEnd
 from trimq.broker.store.replication.offset_times import OffsetTimes
@@ -38,6 +39,13 @@ async def ha_status(broker: BrokerController) -> dict[str, Any]:
     return found
 
 
+async def acknowledged(master: BrokerController) -> None:
+    """Wait until a slave has acknowledged all that the master has."""
+    service = master.context.store.ha
+    assert service is not None
+    await until(lambda: [slave.behind for slave in service.state().slaves] == [0])
+
+
 async def test_a_master_and_its_slave(tmp_path: Path) -> None:
     """Names and types are those of RocketMQ 5.5.0's body."""
     async with pair(tmp_path) as (master, slave):
@@ -46,13 +54,12 @@ async def test_a_master_and_its_slave(tmp_path: Path) -> None:
                 await client.send(TOPIC, bytes(1000))
         await in_sync(master, slave)
         end = master.context.store.appended_offset
-        client = slave.replication.client
-        assert client is not None
-        with trio.fail_after(20):  # the slave has asked how far its master's log goes, and has acknowledged it all
-            while (await ha_status(master))["inSyncSlaveNums"] == 0 or client.state().master_offset != end:
-                await trio.sleep(0.01)
-            while (found := await ha_status(master))["haConnectionInfo"][0]["diff"]:
-                await trio.sleep(0.01)
+        replica = slave.replication.client
+        assert replica is not None
+        # The slave has asked how far its master's log goes, and has acknowledged it all.
+        await until(lambda: replica.state().master_offset == end)
+        await acknowledged(master)
+        found = await ha_status(master)
         [connection] = found.pop("haConnectionInfo")
         assert found == {
             "master": True,
@@ -85,8 +92,8 @@ async def test_a_master_and_its_slave(tmp_path: Path) -> None:
             "maxOffset": end,
             "masterFlushOffset": end,
         }
-        async with WireClient.connect(slave.endpoint) as client_:
-            reply = await client_.ask(RequestCode.GET_BROKER_RUNTIME_INFO)
+        async with WireClient.connect(slave.endpoint) as client:
+            reply = await client.ask(RequestCode.GET_BROKER_RUNTIME_INFO)
         table = json.loads(bytes(reply.body))["table"]
         assert table["brokerRole"] == "SLAVE"
         assert (table["masterCommitLogMaxOffset"], table["slaveLagBytes"], table["slaveLagMs"]) == (str(end), "0", "0")
@@ -115,31 +122,29 @@ async def test_a_slave_without_a_master(tmp_path: Path) -> None:
         assert found["haClientRuntimeInfo"] == NO_CLIENT  # and no masterAddr
 
 
-async def notes(broker: BrokerController, code: str = "replication") -> list[str]:
+def notes(broker: BrokerController, code: str = "replication") -> list[str]:
     return [note.text for note in broker.health.readiness().notes if note.code == code]
 
 
 async def reason_until(broker: BrokerController, code: str) -> str:
-    with trio.fail_after(20):
-        while True:
-            for reason in broker.health.readiness().reasons:
-                if reason.code == code:
-                    return reason.text
-            await trio.sleep(0.05)
+    def found() -> list[str]:
+        return [reason.text for reason in broker.health.readiness().reasons if reason.code == code]
+
+    await until(lambda: found() != [])
+    return found()[0]
 
 
 async def test_health_has_roles_and_lags(tmp_path: Path) -> None:
-    quick = {"haSendHeartbeatInterval": 100, "haHousekeepingInterval": 600}
+    quick: dict[str, Any] = {"haSendHeartbeatInterval": 100, "haHousekeepingInterval": 600}
     async with pair(tmp_path, leader=quick, **quick) as (master, slave):
         async with WireClient.connect(master.endpoint) as client:
             await client.send(TOPIC, bytes(1000))
         await in_sync(master, slave)
-        with trio.fail_after(20):
-            while "slave 127.0.0.1: in sync, 0 bytes, 0 s behind" not in await notes(master):
-                await trio.sleep(0.02)
-        assert "ASYNC_MASTER: 1 slave(s), 2 copies in sync, a message needs 1" in await notes(master)
+        await acknowledged(master)
+        assert "slave 127.0.0.1: in sync, 0 bytes, 0 s behind" in notes(master)
+        assert "ASYNC_MASTER: 1 slave(s), 2 copies in sync, a message needs 1" in notes(master)
         address = f"127.0.0.1:{master.replication.port}"
-        assert await notes(slave) == [f"SLAVE: connected with {address}, 0 bytes, 0 s behind"]
+        assert notes(slave) == [f"SLAVE: connected with {address}, 0 bytes, 0 s behind"]
         assert slave.health.readiness().ready
         # The master lives, and its port for slaves does not: the slave knows how far behind it is.
         view = slave.replication.master
@@ -152,23 +157,21 @@ async def test_health_has_roles_and_lags(tmp_path: Path) -> None:
         text = await reason_until(slave, "master_silent")
         assert text.startswith("this slave has got nothing right from its master 127.0.0.1:1 for ")
         assert "all attempts to connect to 127.0.0.1:1 failed" in text
-        with trio.fail_after(20):
-            while ", 0 bytes" in (await notes(slave))[0] or ", 0 s" in (await notes(slave))[0]:
-                await trio.sleep(0.05)
-        [text] = await notes(slave)
+        await until(lambda: ", 0 bytes" not in notes(slave)[0] and ", 0 s" not in notes(slave)[0])
+        [text] = notes(slave)
         assert text.startswith("SLAVE: not connected with 127.0.0.1:1, ")
         assert "; last error: " in text
 
 
 async def test_a_slave_without_a_master_and_a_sync_master_without_slaves_are_not_ready(tmp_path: Path) -> None:
-    quick = {"haSendHeartbeatInterval": 100, "haHousekeepingInterval": 200}
+    quick: dict[str, Any] = {"haSendHeartbeatInterval": 100, "haHousekeepingInterval": 200}
     async with running_broker(tmp_path / "slave", brokerRole="SLAVE", brokerId=1, **quick) as slave:
         text = await reason_until(slave, "master_silent")
         assert text.endswith(" s: no name server says where it is")
-        assert await notes(slave) == ["SLAVE: not connected with any master, 0 bytes, 0 s behind"]
+        assert notes(slave) == ["SLAVE: not connected with any master, 0 bytes, 0 s behind"]
     async with running_broker(tmp_path / "master", brokerRole="SYNC_MASTER", haListenPort=free_port()) as master:
         assert "in-sync replicas not enough" in await reason_until(master, "replicas_missing")
-        assert await notes(master) == ["SYNC_MASTER: 0 slave(s), 1 copies in sync, a message needs 2"]
+        assert notes(master) == ["SYNC_MASTER: 0 slave(s), 1 copies in sync, a message needs 2"]
 
 
 class FakeLag:
@@ -228,7 +231,9 @@ async def test_a_slave_is_named_for_what_has_left_memory(encoding: Encoding, tmp
         async with WireClient.connect(broker.endpoint, encoding) as client:
             # The first commit of a group is no matter of the fast path.
             group = f"G{next(groups)}"
-            reply = await client.pull(TOPIC, group=group, sysFlag=PULL_COMMIT_OFFSET | PULL_SUBSCRIPTION, commitOffset=0)
+            reply = await client.pull(
+                TOPIC, group=group, sysFlag=PULL_COMMIT_OFFSET | PULL_SUBSCRIPTION, commitOffset=0
+            )
         assert (reply.code, reply.remark) == (0, "FOUND")
         return reply.ext_fields()["suggestWhichBrokerId"]
 
@@ -241,7 +246,7 @@ async def test_a_slave_is_named_for_what_has_left_memory(encoding: Encoding, tmp
             result.suggest_slave = cold
             return result
 
-        broker.context.store.get_message = of_disk  # type: ignore[method-assign]
+        broker.context.store.get_message = of_disk
 
     async with pair(tmp_path, leader={"slaveReadEnable": True}, slaveReadEnable=True) as (master, slave):
         async with WireClient.connect(master.endpoint) as client:
@@ -254,9 +259,9 @@ async def test_a_slave_is_named_for_what_has_left_memory(encoding: Encoding, tmp
         far_back(slave, cold=False)
         assert (await suggested(master), await suggested(slave)) == ("0", "0")
         far_back(master, cold=True)
-        client_ = slave.replication.master
-        assert client_ is not None
-        client_._learned = "127.0.0.1:1"
+        view = slave.replication.master
+        assert view is not None
+        view._learned = "127.0.0.1:1"
         service = master.context.store.ha
         assert service is not None
         service.connections[0].close("a test")

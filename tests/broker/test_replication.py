@@ -25,7 +25,7 @@ TOPIC = "Copied"
 
 @asynccontextmanager
 async def pair(
-    root: Path, leader: Mapping[str, object] | None = None, **more: object
+    root: Path, leader: Mapping[str, Any] | None = None, **more: object
 ) -> AsyncIterator[tuple[BrokerController, BrokerController]]:
     """A master with its name server, and a slave. ``leader`` and ``more`` are settings of the master and the slave."""
     mine: dict[str, Any] = {"embeddedNamesrvEnable": True, "embeddedNamesrvPort": 0, "haListenPort": free_port()}

@@ -10,6 +10,7 @@ import trio
 
 from tests.broker.test_replication import TOPIC, in_sync, pair
 from tests.broker.wire_client import WireClient
+from tests.store.replication.pairs import until
 from trimq.broker.controller import BrokerController
 from trimq.broker.testing import running_broker
 
@@ -103,9 +104,7 @@ async def test_a_master_that_does_not_answer(tmp_path: Path) -> None:
         more = master.context.store.appended_offset - end
         client = slave.replication.client
         assert client is not None
-        with trio.fail_after(10):
-            while client.state().lag < more:
-                await trio.sleep(0.05)
+        await until(lambda: client.state().lag == more)
         done = await switch_role(slave, "", "-m", "127.0.0.1:1")
         assert done.returncode == 1
         text = done.stdout.decode()

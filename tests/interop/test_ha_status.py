@@ -52,7 +52,9 @@ def status(broker: Broker) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize(("master", "slave"), [("trimq", "apache"), ("apache", "trimq")], ids=["trimq to apache", "apache to trimq"])
+@pytest.mark.parametrize(
+    ("master", "slave"), [("trimq", "apache"), ("apache", "trimq")], ids=["trimq to apache", "apache to trimq"]
+)
 def test_mqadmin_shows_masters_and_slaves(master: Peer, slave: Peer, tmp_path: Path) -> None:
     with running_pair(tmp_path, master, slave) as pair:
         with connected(*pair.wire) as wire:

@@ -24,7 +24,7 @@ class ReplicationAdminProcessor:
         table.register(RequestCode.GET_BROKER_HA_STATUS, self.ha_status)
 
     def ha_status(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """GET_BROKER_HA_STATUS (907): a master's slaves, or a slave's master. A broker alone is a master without slaves.
+        """GET_BROKER_HA_STATUS (907): a master's slaves, or a slave's master. A broker alone is a master without them.
 
         Where RocketMQ has the address of a slave's connection, here it is the slave's IP address.
         """

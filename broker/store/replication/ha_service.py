@@ -13,8 +13,8 @@ import trio
 
 from trimq.broker.store.log.commit_log import CommitLog
 from trimq.broker.store.replication.ha_connection import HAConfig, HAConnection, SlaveState
-from trimq.broker.store.replication.reminders import Reminders
 from trimq.broker.store.replication.offset_times import SAMPLE_SECONDS, OffsetTimes
+from trimq.broker.store.replication.reminders import Reminders
 from trimq.broker.store.running_flags import Flag, RunningFlags
 
 _log = structlog.get_logger(__name__)

@@ -1,7 +1,6 @@
 """Metrics of masters and slaves."""
 
 import itertools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,23 +8,16 @@ import pytest
 import trio
 
 from tests.broker.metrics.test_page import ON, Scrape, scrape
+from tests.broker.test_ha_status import acknowledged
 from tests.broker.test_replication import TOPIC, in_sync, pair
 from tests.broker.wire_client import WireClient
 from tests.store.replication.pairs import ASYNC_MASTER, SYNC_MASTER, serve, store_of, until
 from tests.store.simdisk import SimDisk
 from tests.store.stores import fill
-from trimq.broker.controller import BrokerController
 from trimq.broker.metrics.replication import MOST_SLAVES, replication_families
 from trimq.broker.store.message_store import MessageStore
 from trimq.protocol.ha_frames import encode_report
 from trimq.remoting.http.metrics import text_of
-
-
-async def scrape_until(broker: BrokerController, condition: Callable[[Scrape], bool]) -> Scrape:
-    with trio.fail_after(20):
-        while not condition(page := await scrape(broker)):
-            await trio.sleep(0.05)
-        return page
 
 
 async def test_a_master_and_its_slave(tmp_path: Path) -> None:
@@ -35,9 +27,9 @@ async def test_a_master_and_its_slave(tmp_path: Path) -> None:
             await client.send(TOPIC, bytes(1000))
         await in_sync(master, slave)
         end = master.context.store.appended_offset
-        page = await scrape_until(
-            master, lambda page: page.value("trimq_replication_slave_lag_bytes", slave="127.0.0.1") == 0
-        )
+        await acknowledged(master)
+        page = await scrape(master)
+        assert page.value("trimq_replication_slave_lag_bytes", slave="127.0.0.1") == 0
         roles = {sample.labels["role"]: sample.value for sample in page.families["trimq_replication_role"].samples}
         assert roles == {"ASYNC_MASTER": 1, "SYNC_MASTER": 0, "SLAVE": 0}
         assert page.value("trimq_replication_slaves") == 1
@@ -49,7 +41,8 @@ async def test_a_master_and_its_slave(tmp_path: Path) -> None:
         assert page.value("trimq_replication_slave_lag_seconds", slave="127.0.0.1") == 0
         assert "trimq_replication_connected" not in page.families
 
-        page = await scrape_until(slave, lambda page: page.value("trimq_replication_connected") == 1)
+        page = await scrape(slave)
+        assert page.value("trimq_replication_connected") == 1
         assert page.value("trimq_replication_role", role="SLAVE") == 1
         assert page.value("trimq_replication_lag_bytes") == 0
         assert page.value("trimq_replication_lag_seconds") == 0
@@ -65,12 +58,11 @@ async def test_a_master_and_its_slave(tmp_path: Path) -> None:
         service.connections[0].close("a test")
         async with WireClient.connect(master.endpoint) as client:
             await client.send(TOPIC, bytes(1000))
-        page = await scrape_until(
-            slave,
-            lambda page: (
-                page.value("trimq_replication_lag_bytes") > 1000 and page.value("trimq_replication_lag_seconds") > 0
-            ),
-        )
+        replica = slave.replication.client
+        assert replica is not None
+        await until(lambda: replica.state().lag > 1000)
+        page = await scrape(slave)
+        assert page.value("trimq_replication_lag_seconds") > 0
         assert page.value("trimq_replication_connected") == 0
         assert page.value("trimq_replication_lag_bytes") == master.context.store.appended_offset - end
         page = await scrape(master)
