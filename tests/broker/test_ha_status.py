@@ -161,12 +161,16 @@ async def test_health_has_roles_and_lags(tmp_path: Path) -> None:
         [text] = notes(slave)
         assert text.startswith("SLAVE: not connected with 127.0.0.1:1, ")
         assert "; last error: " in text
+        view._learned = address
+        await until(lambda: notes(slave) == [f"SLAVE: connected with {address}, 0 bytes, 0 s behind"])
+        assert slave.health.readiness().ready
 
 
 async def test_a_slave_without_a_master_and_a_sync_master_without_slaves_are_not_ready(tmp_path: Path) -> None:
     quick: dict[str, Any] = {"haSendHeartbeatInterval": 100, "haHousekeepingInterval": 200}
     async with running_broker(tmp_path / "slave", brokerRole="SLAVE", brokerId=1, **quick) as slave:
         text = await reason_until(slave, "master_silent")
+        assert text.startswith("this slave has got nothing right from its master for ")
         assert text.endswith(" s: no name server says where it is")
         assert notes(slave) == ["SLAVE: not connected with any master, 0 bytes, 0 s behind"]
     async with running_broker(tmp_path / "master", brokerRole="SYNC_MASTER", haListenPort=free_port()) as master:
@@ -193,7 +197,7 @@ class FakeLag:
         (0, b'{"master":true,"masterCommitLogMaxOffset":77}', [77]),
         (0, b'{"master":false,"masterCommitLogMaxOffset":0}', []),  # it has become a slave
         (0, b"not JSON", []),
-        (3, b"", []),  # RocketMQ 4 does not know the request
+        (3, b'{"master":true,"masterCommitLogMaxOffset":77}', []),  # RocketMQ 4 does not know the request
     ],
 )
 async def test_odd_answers_about_the_masters_end(code: int, body: bytes, expected: list[int]) -> None:

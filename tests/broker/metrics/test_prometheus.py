@@ -105,6 +105,16 @@ SERIES: dict[str, tuple[int, dict[str, str]]] = {
             'trimq_replication_copies_needed{instance="a"}': "2 2 2 2",
         },
     ),
+    "TrimqStoreReadOnly": (
+        1,
+        {
+            'trimq_store_writable{instance="a"}': "1 0",
+            'trimq_replication_role{instance="a",role="SLAVE"}': "0 0",
+            # A slave takes no messages, and that is right.
+            'trimq_store_writable{instance="b"}': "0 0",
+            'trimq_replication_role{instance="b",role="SLAVE"}': "1 1",
+        },
+    ),
     "TrimqNoSlave": (8, {'trimq_replication_slaves{instance="a"}': "1 0x8"}),
     "TrimqSlaveLags": (8, {'trimq_replication_slave_lag_seconds{instance="a",slave="10.0.0.2"}': "1 31x8"}),
     "TrimqMasterSilent": (1, {'trimq_replication_master_silent_seconds{instance="a"}': "1 61"}),

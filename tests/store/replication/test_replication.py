@@ -547,6 +547,26 @@ async def test_connections_that_wait_for_admission_are_bounded(autojump_clock: o
         nursery.cancel_scope.cancel()
 
 
+async def test_rates_are_those_of_the_last_second(autojump_clock: object) -> None:
+    async with (
+        store_of(SimDisk(), ASYNC_MASTER) as master,
+        store_of(SimDisk(), SLAVE) as slave,
+        trio.open_nursery() as nursery,
+    ):
+        client, service = follow(nursery, slave, serve(nursery, master), FakeMaster(master)), master.ha
+        assert service is not None
+        await fill(master, 60)
+        await until(lambda: slave.appended_offset == master.appended_offset)
+        client.sample(0.5)
+        # What was received has the heads of transfers too; the first record came by another way.
+        assert client.state().bytes_per_second == 2 * client.state().received_bytes > master.appended_offset
+        await until(lambda: service.state().slaves[0].bytes_per_second > master.appended_offset / 2)
+        client.sample(0.5)
+        await until(lambda: service.state().slaves[0].bytes_per_second == 0)
+        assert client.state().bytes_per_second == 0
+        nursery.cancel_scope.cancel()
+
+
 # -- recovery
 
 
