@@ -21,6 +21,8 @@ from trimq.broker.health import (
     log_hold_notes,
     name_server_reasons,
     native_notes,
+    replication_notes,
+    replication_reasons,
     store_reasons,
     timer_notes,
     transaction_notes,
@@ -217,7 +219,9 @@ class BrokerController:
     async def _open_store(self, stack: AsyncExitStack) -> MessageStore:
         store = self._make_store()
         self.health.checks.append(lambda: store_reasons(store))
+        self.health.checks.append(lambda: replication_reasons(store))
         self.health.notes.append(lambda: log_hold_notes(store))
+        self.health.notes.append(lambda: replication_notes(store))
         try:
             await stack.enter_async_context(store.opened())
         except (StoreInUseError, StoreLoadError) as error:

@@ -25,8 +25,13 @@ TIMED_MESSAGES_LOST: Final = "timed_messages_lost"
 HALF_MESSAGES_UNREADABLE: Final = "half_messages_unreadable"
 HALF_MESSAGES_LOST: Final = "half_messages_lost"
 TIMED_MESSAGES_UNSERVED: Final = "timed_messages_unserved"
+REPLICAS_MISSING: Final = "replicas_missing"
+MASTER_SILENT: Final = "master_silent"
+REPLICATION: Final = "replication"
 
 _MIB: Final = 1 << 20
+_SLAVES: Final = 16
+"""Slaves that a note lists."""
 _DISK: Final = Flag.DISK_FULL | Flag.LOGIC_DISK_FULL | Flag.NO_SPACE
 
 
@@ -41,7 +46,44 @@ def store_reasons(store: MessageStore) -> Iterator[Reason]:
     for flag, text in store.refusals():
         if flag is Flag.SLAVE:
             continue  # it is what it shall be
-        yield Reason(DISK_FULL if flag & _DISK else READ_ONLY, text)
+        yield Reason(_code_of(flag), text)
+
+
+def _code_of(flag: Flag) -> str:
+    if flag is Flag.REPLICAS:
+        return REPLICAS_MISSING
+    return DISK_FULL if flag & _DISK else READ_ONLY
+
+
+def replication_reasons(store: MessageStore) -> Iterator[Reason]:
+    """A slave that has heard nothing right of its master for longer than haHousekeepingInterval."""
+    if store.ha_client is None:
+        return
+    state = store.ha_client.state()
+    if state.silent > store.ha_config.silence:
+        where, why = f" {state.master}", state.error or "it is silent"
+        if not state.master:
+            where, why = "", "no name server says where it is"
+        text = f"this slave has got nothing right from its master{where} for {state.silent:.0f} s: {why}"
+        yield Reason(MASTER_SILENT, text)
+
+
+def replication_notes(store: MessageStore) -> Iterator[Reason]:
+    """The role; a master's slaves, and how far each is behind; a slave's master, and how far the slave is behind it."""
+    role = store.replication.broker_role.value
+    if store.ha is not None:
+        state = store.ha.state()
+        text = f"{role}: {len(state.slaves)} slave(s), {state.in_sync} copies in sync, a message needs {state.needed}"
+        yield Reason(REPLICATION, text)
+        for slave in state.slaves[:_SLAVES]:
+            sync = "in sync" if slave.in_sync else "not in sync"
+            behind = f"{slave.behind} bytes, {slave.behind_seconds:.0f} s behind"
+            yield Reason(REPLICATION, f"slave {slave.address}: {sync}, {behind}")
+    if store.ha_client is not None:
+        mine = store.ha_client.state()
+        where = f"{'connected with' if mine.connected else 'not connected with'} {mine.master or 'any master'}"
+        error = f"; last error: {mine.error}" if mine.error else ""
+        yield Reason(REPLICATION, f"{role}: {where}, {mine.lag} bytes, {mine.lag_seconds:.0f} s behind{error}")
 
 
 def log_hold_notes(store: MessageStore) -> Iterator[Reason]:

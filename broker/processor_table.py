@@ -8,6 +8,7 @@ from trimq.broker.processors.admin.consume_admin import ConsumeAdminProcessor
 from trimq.broker.processors.admin.group_admin import GroupAdminProcessor
 from trimq.broker.processors.admin.offset_admin import OffsetAdminProcessor
 from trimq.broker.processors.admin.queue_admin import QueueAdminProcessor
+from trimq.broker.processors.admin.replication_admin import ReplicationAdminProcessor
 from trimq.broker.processors.admin.timer_admin import TimerAdminProcessor
 from trimq.broker.processors.admin.topic_admin import TopicAdminProcessor
 from trimq.broker.processors.assignment import QueryAssignmentProcessor
@@ -221,5 +222,6 @@ def _register_administration(table: HandlerTable, context: BrokerContext, reacto
             reactor=reactor,
         ),
         TimerAdminProcessor(timer=context.timer),
+        ReplicationAdminProcessor(store=context.store, clock=context.clock),
     ):
         processor.register(table)

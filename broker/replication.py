@@ -10,6 +10,7 @@ import trio
 
 from trimq.broker.config import BrokerConfig, ReplicationConfig, parse_networks
 from trimq.broker.context import BrokerContext
+from trimq.broker.services.master_end import MasterEnd
 from trimq.broker.services.registration import BrokerOuterAPI
 from trimq.broker.services.slave_master import SlaveMaster
 from trimq.broker.services.slave_synchronize import SlaveSynchronize
@@ -99,6 +100,7 @@ class Replication:
             await nursery.start(self.synchronize.run)
             self.client = store.make_client(self.master, self._network.open_stream)
             nursery.start_soon(self.client.run)
+            nursery.start_soon(MasterEnd(self.master, self.client, context.clock).run)
 
     def _admission(self, registration: BrokerOuterAPI) -> Callable[[str], Awaitable[int]]:
         networks = parse_networks(self.config.ha_allowed_addresses)

@@ -97,7 +97,9 @@ class ReplicationConfig:
     ha_max_gap_not_in_sync: int = option(
         256 * MIB, "A slave that is this many bytes behind does not count as in sync.", unit="bytes", minimum=1
     )
-    slave_read_enable: bool = option(False, "Whether a slave serves pulls.")
+    slave_read_enable: bool = option(
+        False, "Whether a slave serves pulls. With it a master names a slave to clients that read what has left memory."
+    )
 
     def problem(self) -> tuple[str, str] | None:
         """Key and expectation of a value that does not fit the others."""

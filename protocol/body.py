@@ -7,7 +7,7 @@ iterates are never null. ``encode_json`` writes compact JSON, which the route pa
 from typing import Any, TypeVar
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import UNSET, Struct, UnsetType, field
 
 from trimq.protocol import lenient_json
 from trimq.protocol.codes import ResponseCode
@@ -264,6 +264,38 @@ class KVTable(Body):
     """Body of the reply to GET_KVLIST_BY_NAMESPACE (219), and to REGISTER_BROKER if there are ordered topics."""
 
     table: dict[str, str] = {}
+
+
+class HAConnectionRuntimeInfo(Body):
+    """A slave, as its master sees it: see HARuntimeInfo. ``diff``: bytes that it has not acknowledged."""
+
+    addr: str = ""
+    slave_ack_offset: int = 0
+    diff: int = 0
+    in_sync: bool = False
+    transferred_byte_in_second: int = 0
+    transfer_from_where: int = 0
+
+
+class HAClientRuntimeInfo(Body):
+    """A slave, as it sees itself: see HARuntimeInfo. Times are ms since the epoch. Without an address: a master's."""
+
+    master_addr: str | UnsetType = UNSET
+    transferred_byte_in_second: int = 0
+    max_offset: int = 0
+    last_read_timestamp: int = 0
+    last_write_timestamp: int = 0
+    master_flush_offset: int = 0
+
+
+class HARuntimeInfo(Body):
+    """Body of the reply to GET_BROKER_HA_STATUS (907)."""
+
+    master: bool = False
+    master_commit_log_max_offset: int = 0
+    in_sync_slave_nums: int = 0
+    ha_connection_info: list[HAConnectionRuntimeInfo] = []
+    ha_client_runtime_info: HAClientRuntimeInfo = field(default_factory=HAClientRuntimeInfo)
 
 
 def encode_json(value: Any) -> bytes:

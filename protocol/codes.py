@@ -125,6 +125,7 @@ class RequestCode(IntEnum):
     GET_ALL_MESSAGE_REQUEST_MODE = 402
     GET_BROKER_MEMBER_GROUP = 901
     BROKER_HEARTBEAT = 904
+    GET_BROKER_HA_STATUS = 907
     SWITCH_TIMER_ENGINE = 5001
     POP_MESSAGE = 200050
     ACK_MESSAGE = 200051
@@ -157,7 +158,6 @@ class RequestCode(IntEnum):
     AUTH_LIST_ACL = 3010
     NOTIFY_MIN_BROKER_ID_CHANGE = 905
     EXCHANGE_BROKER_HA_INFO = 906
-    GET_BROKER_HA_STATUS = 907
     RESET_MASTER_FLUSH_OFFSET = 908
     CONTROLLER_ALTER_SYNC_STATE_SET = 1001
     CONTROLLER_ELECT_MASTER = 1002
@@ -415,10 +415,9 @@ NOT_SUPPORTED: Final[dict[int, str]] = {
     3008: "users and access rules",
     3009: "users and access rules",
     3010: "users and access rules",
-    905: "states of slaves",
-    906: "states of slaves",
-    907: "states of slaves",
-    908: "states of slaves",
+    905: "slaves that act as master",
+    906: "slaves that act as master",
+    908: "slaves that act as master",
     1001: "controllers",
     1002: "controllers",
     1003: "controllers",

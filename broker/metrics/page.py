@@ -13,6 +13,7 @@ from trimq.broker.config import BrokerConfig
 from trimq.broker.metrics.clients import ClientMetrics
 from trimq.broker.metrics.features import FeatureMetrics
 from trimq.broker.metrics.limit import SeriesLimit
+from trimq.broker.metrics.replication import replication_families
 from trimq.broker.metrics.series import SeriesMetrics
 from trimq.broker.metrics.services import ServiceMetrics
 from trimq.broker.metrics.store import store_families
@@ -113,6 +114,7 @@ class BrokerMetrics:
         )
         yield from self._services.sizes(self._labels)
         yield from store_families(self._store, space, self._labels)
+        yield from replication_families(self._store)
         yield from self._services.families()
         yield from self._features.families(self._labels)
         if self._tier is not None:

@@ -42,7 +42,7 @@ from trimq.broker.store.recovery.failed_sync_marker import FailedSyncMarker
 from trimq.broker.store.recovery.recovery import RecoveryReport, StoreRecovery
 from trimq.broker.store.replication.follower import StoreFollower
 from trimq.broker.store.replication.ha_client import Begin, HAClient, MasterView
-from trimq.broker.store.replication.ha_connection import HAConfig
+from trimq.broker.store.replication.ha_connection import HAConfig, SlaveState
 from trimq.broker.store.replication.ha_service import HAService, InSync
 from trimq.broker.store.replication.slave_log import SlaveLog
 from trimq.broker.store.running_flags import Flag, RunningFlags
@@ -65,6 +65,7 @@ __all__ = [
     "MessageStore",
     "NewTimer",
     "PendingMessages",
+    "SlaveState",
     "StoreInUseError",
     "StoreLoadError",
     "SyncPlace",
@@ -122,6 +123,8 @@ class MessageStore(InMemoryCalls):
         self.replication = replication or ReplicationConfig()
         self.ha: HAService | None = None
         """A master's side of replication; None without slaves."""
+        self.ha_client: HAClient | None = None
+        """A slave's side of replication; None on a master, and before it was made."""
         self.disk = disk or RealDisk()
         self.clock = clock or SystemClock()
         self.root = str(config.root)
@@ -308,6 +311,13 @@ class MessageStore(InMemoryCalls):
         )
 
     @property
+    def slaves_serve_pulls(self) -> bool:
+        """Whether a client may pull from a slave: this one, or one that is connected (slaveReadEnable on both)."""
+        if not self.replication.slave_read_enable:
+            return False
+        return self.replication.is_slave or (self.ha is not None and bool(self.ha.connections))
+
+    @property
     def ha_config(self) -> HAConfig:
         """Settings of both sides of replication."""
         config = self.replication
@@ -330,7 +340,8 @@ class MessageStore(InMemoryCalls):
         syncs = self.config.flush_disk_type is FlushDiskType.SYNC_FLUSH
         path = self.write_path
         follower = StoreFollower(path, self.dispatcher, self._reput.wake, self._finder.look_cold, syncs=syncs)
-        return HAClient(SlaveLog(path), follower, master, self.ha_config, open_stream)
+        self.ha_client = HAClient(SlaveLog(path), follower, master, self.ha_config, open_stream)
+        return self.ha_client
 
     async def _recover_timers(self, timers: TimerStore) -> None:
         """After the queues: the timer's data follows the timer's queue. Raises StoreLoadError, OSError."""
@@ -573,6 +584,19 @@ class MessageStore(InMemoryCalls):
         info["pageCacheLockTimeMills"] = str(self.write_path.lock.held_ms())
         info["runningFlags"] = str(self.flags.bits)
         info["notWriteableReason"] = self.flags.reason
+        info |= self._replication_info()
+        return info
+
+    def _replication_info(self) -> dict[str, str]:
+        """The role; on a slave also what it knows of its master."""
+        info = {"brokerRole": self.replication.broker_role.value}
+        if self.ha_client is not None:
+            state = self.ha_client.state()
+            info["masterCommitLogMaxOffset"] = str(state.master_offset)
+            info["masterSilentMs"] = str(int(state.silent * 1000))
+            info["slaveLagBytes"] = str(state.lag)
+            info["slaveLagMs"] = str(int(state.lag_seconds * 1000))
+            info["slaveError"] = state.error
         return info
 
     # -- queues

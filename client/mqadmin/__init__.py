@@ -52,6 +52,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "setConsumeMode": ("groups", "Set whether a group pulls or pops a topic."),
     "skipAccumulatedMessage": ("groups", "Let a group skip all messages stored so far."),
     "statsAll": ("topics", "Show the rates of all topics and their groups."),
+    "switchRole": ("roles", "Show what would be lost if a slave became the master now, and how to do it."),
     "topicClusterList": ("topics", "List the clusters that have a topic."),
     "topicList": ("topics", "List all topics."),
     "topicRoute": ("topics", "Show a topic's route."),

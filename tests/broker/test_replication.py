@@ -1,7 +1,7 @@
 """Brokers with roles: what a slave takes over from its master, refuses, and knows when it becomes the master."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,12 @@ TOPIC = "Copied"
 
 
 @asynccontextmanager
-async def pair(root: Path, **more: object) -> AsyncIterator[tuple[BrokerController, BrokerController]]:
-    """A master with its name server, and a slave. ``more`` are settings of the slave."""
-    async with running_broker(
-        root / "master", embeddedNamesrvEnable=True, embeddedNamesrvPort=0, haListenPort=free_port()
-    ) as master:
+async def pair(
+    root: Path, leader: Mapping[str, Any] | None = None, **more: object
+) -> AsyncIterator[tuple[BrokerController, BrokerController]]:
+    """A master with its name server, and a slave. ``leader`` and ``more`` are settings of the master and the slave."""
+    mine: dict[str, Any] = {"embeddedNamesrvEnable": True, "embeddedNamesrvPort": 0, "haListenPort": free_port()}
+    async with running_broker(root / "master", **mine, **(leader or {})) as master:
         assert master.namesrv is not None
         assert master.namesrv.address is not None
         host, port = master.namesrv.address

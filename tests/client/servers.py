@@ -25,7 +25,7 @@ PROPERTIES = {
 }
 
 #: Features that the SDK supports and TriMQ's broker does not implement yet.
-NOT_YET = frozenset({"pop", "ha_status"})
+NOT_YET = frozenset({"pop"})
 
 
 @dataclass(frozen=True)

@@ -271,8 +271,7 @@ def test_consume_mode(servers: Servers, topic: str) -> None:
     assert run(servers, "setConsumeMode", *retry).exit_code == 1
 
 
-def test_replication(servers: Servers, request: pytest.FixtureRequest) -> None:
-    servers.expect(request, "ha_status")
+def test_replication(servers: Servers) -> None:
     assert "brokerAddr" in said(servers, "haStatus", "-b", servers.broker.address)
 
 

@@ -21,6 +21,7 @@ RUN_IN: dict[str, str] = {
     "operate restore": "tests/docs/test_operate.py",
     "operate move": "tests/docs/test_operate.py",
     "operate tier": "tests/docs/test_operate.py",
+    "operate switch": "tests/docs/test_operate.py",
     "operate docker": "tests/docker/test_single.py",
     "readme": "tests/docker/test_single.py",
     "readme first": "tests/interop/test_readme.py",

@@ -15,6 +15,7 @@ import trio
 from tests.broker.wire_client import WireClient
 from tests.docs.commands import ALL, PAGES, ROOT, RUN_IN
 from tests.ports import broker_port, free_port
+from tests.store.replication.pairs import until
 from trimq.broker import health
 from trimq.broker.store.tiered.access.tiered_message_store import TieredMessageStore
 from trimq.broker.testing import SMALL, running_broker
@@ -84,6 +85,7 @@ def test_every_code_that_a_server_answers_is_explained() -> None:
 
 def test_every_reason_and_every_alert_is_explained() -> None:
     codes = {phases.STARTING, phases.STOPPING, health.RECOVERING, health.DISK_FULL}
+    codes |= {health.REPLICAS_MISSING, health.MASTER_SILENT, health.REPLICATION}
     codes |= {health.READ_ONLY, health.NO_NAME_SERVER, health.BROKER_ID_CONFLICT, health.RUNS, health.NATIVE_FAILED}
     assert {code for code in codes if f"`{code}`" not in MANUAL} == set()
     alerts = re.findall(r"alert: (\w+)", (ROOT / "docker" / "monitoring" / "alerts.yml").read_text())
@@ -102,6 +104,7 @@ ELSEWHERE = {
     "mqadmin topicStatus": "tests/client/test_mqadmin.py",
     "mqadmin queryCq": "tests/client/test_mqadmin.py",
     "mqadmin brokerStatus": "tests/client/test_mqadmin.py",
+    "mqadmin haStatus": "tests/client/test_mqadmin.py",
     "mqadmin updateTopic": "tests/client/test_mqadmin.py",
     "mqadmin updateSubGroup": "tests/client/test_mqadmin.py",
     "mqadmin queryMsgTraceById": "tests/client/test_trace_reading.py",
@@ -220,6 +223,45 @@ async def test_a_tier_is_listed_and_verified(tmp_path: Path) -> None:
     assert out.count("/tier/") >= 3
     assert out.endswith("the tier is sound\n")
 
+
+async def test_a_slave_is_added_and_promoted_by_hand(tmp_path: Path) -> None:
+    """The lines for both roles are those of the page; a planned change needs no store to be emptied."""
+    roles = [dict(re.findall(r"^(\w+)=(.*)$", block, re.MULTILINE)) for block in ROLES.findall(MANUAL)]
+    assert [lines["brokerRole"] for lines in roles] == ["SYNC_MASTER", "SLAVE"]
+    leader: dict[str, Any] = roles[0] | {"haListenPort": free_port()}
+    names: dict[str, Any] = {"embeddedNamesrvEnable": True, "embeddedNamesrvPort": free_port()}
+    address = f"127.0.0.1:{names['embeddedNamesrvPort']}"
+    follower: dict[str, Any] = roles[1] | {"namesrvAddr": address}
+    async with (
+        running_broker(tmp_path / "one", **leader, **names) as master,
+        running_broker(tmp_path / "two", **follower) as slave,
+    ):
+        await until(lambda: master.health.readiness().ready)
+        async with WireClient.connect(master.endpoint) as client:
+            for number in range(10):
+                assert (await client.send("T", b"%d" % number)).code == 0
+        await until(lambda: slave.context.store.dispatched_offset == master.context.store.appended_offset)
+        replaced = {"localhost:9876": address, "localhost:10921": slave.address}
+        out = await trio.to_thread.run_sync(sh, "operate switch", {}, replaced)
+        assert "Nothing would be lost" in out
+        blocks = re.findall(r"(?:^   \w+=.*\n)+", out, re.MULTILINE)
+        lines: list[dict[str, Any]] = [dict(re.findall(r"(\w+)=(.*)", block)) for block in blocks]
+    promoted, demoted = lines
+    assert promoted.pop("haListenPort") == str(leader["haListenPort"])
+    assert promoted == {"brokerRole": "SYNC_MASTER", "brokerId": "0"}
+    demoted["namesrvAddr"] = address
+    async with (
+        running_broker(tmp_path / "two", **promoted, haListenPort=free_port(), **names) as master,
+        running_broker(tmp_path / "one", **demoted, slaveReadEnable=True) as slave,
+        WireClient.connect(master.endpoint) as client,
+    ):
+        await until(lambda: master.health.readiness().ready)
+        assert (await client.send("T", b"10")).code == 0
+        assert [(await client.pull_messages("T", at))[0].body for at in (9, 10)] == [b"9", b"10"]
+        await until(lambda: slave.context.store.max_offset("T", 0) == 11)
+
+
+ROLES = re.compile(r"^```properties replicated\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 TIERED: dict[str, Any] = {
     "messageStorePlugIn": PLUG_IN,

@@ -36,6 +36,7 @@ ONLY = {
 class Pair:
     """A master and its slave."""
 
+    names: NameServer
     master: Broker
     slave: Broker
 
@@ -70,7 +71,7 @@ def running_pair(
         leader = broker(master, "master", brokerRole=role)
         probe.create_topic(leader.address, TOPIC, 2)
         follower = broker(slave, "slave", brokerRole="SLAVE", brokerId="1", slaveReadEnable="true")
-        yield Pair(leader, follower)
+        yield Pair(names, leader, follower)
 
 
 def send(wire: Wire, first: int, count: int) -> list[Sent]:

@@ -319,6 +319,13 @@ class PullMessageProcessor:
         )
         return self._holds.hold(request, header.suspend_timeout_millis)
 
+    def _suggested(self, group: str) -> int:
+        """The broker for the next pull of a group that reads what has left memory: a slave, if slaves serve pulls."""
+        if not self._store.slaves_serve_pulls:
+            return 0
+        config = self._find_group(group)
+        return config.which_broker_when_consume_slowly if config is not None else 0
+
     def _commit(self, connection: Connection, header: PullMessageRequestHeader) -> None:
         self._offsets.commit(
             connection.peer_text, header.consumer_group, header.topic, header.queue_id, header.commit_offset
@@ -339,7 +346,8 @@ class PullMessageProcessor:
             return None
         buffers, size = result.buffers, result.size
         self._count(group, topic, result.count, size)
-        head = pull_head(command, 0, result, flags, size)
+        suggested = self._suggested(group) if result.suggest_slave else 0
+        head = pull_head(command, 0, result, flags, size, suggested)
         if size <= COPIED or (len(buffers) > _FEW and size < len(buffers) * SMALL):
             reply = b"".join([head, *buffers])
             buffers.clear()

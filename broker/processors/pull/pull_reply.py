@@ -23,7 +23,7 @@ _MOVED: Final = int(ResponseCode.PULL_OFFSET_MOVED)
 _pack_words: Final = struct.Struct(">II").pack
 _TEMPLATE: Final = (
     '{"code":%d,"extFields":{"groupSysFlag":"%d","maxOffset":"%d","minOffset":"%d","nextBeginOffset":"%d",'
-    f'"suggestWhichBrokerId":"0","topicSysFlag":"%d"}},"flag":1,"language":"{LANGUAGE}","opaque":%d,'
+    f'"suggestWhichBrokerId":"%d","topicSysFlag":"%d"}},"flag":1,"language":"{LANGUAGE}","opaque":%d,'
     f'"remark":"%s","serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
 ).encode()
 _BY_STATUS: Final = {
@@ -74,19 +74,28 @@ def found_template(topic_flag: int, group_flag: int) -> bytes:
     return (
         _TEMPLATE.replace(b'"code":%d', b'"code":0', 1)
         .replace(b'"groupSysFlag":"%d"', b'"groupSysFlag":"%d"' % group_flag, 1)
+        .replace(b'"suggestWhichBrokerId":"%d"', b'"suggestWhichBrokerId":"0"', 1)
         .replace(b'"topicSysFlag":"%d"', b'"topicSysFlag":"%d"' % topic_flag, 1)
         .replace(b"%s", b"FOUND", 1)
     )
 
 
 def pull_head(
-    command: RemotingCommand, code: int, result: GetMessageResult, flags: tuple[int, int], body_size: int
+    command: RemotingCommand,
+    code: int,
+    result: GetMessageResult,
+    flags: tuple[int, int],
+    body_size: int,
+    suggested: int = 0,
 ) -> bytes:
-    """The length words and the header of a reply, without its body. ``flags``: the sysFlags of topic and group."""
+    """The length words and the header of a reply, without its body. ``flags``: the sysFlags of topic and group.
+
+    ``suggested``: the id of the broker from which the client shall pull next; 0 is the master.
+    """
     topic_flag, group_flag = flags
     if command.encoding:
         ext = {
-            "suggestWhichBrokerId": "0",
+            "suggestWhichBrokerId": str(suggested),
             "nextBeginOffset": str(result.next_begin_offset),
             "minOffset": str(result.min_offset),
             "maxOffset": str(result.max_offset),
@@ -100,6 +109,7 @@ def pull_head(
         result.max_offset,
         result.min_offset,
         result.next_begin_offset,
+        suggested,
         topic_flag,
         command.opaque,
         _NAMES[result.status],

@@ -10,6 +10,7 @@ import structlog
 import trio
 
 from trimq.broker.store.replication.ha_connection import HAConfig
+from trimq.broker.store.replication.offset_times import OffsetTimes
 from trimq.broker.store.replication.slave_log import BadTransferError, SlaveLog
 from trimq.protocol.ha_frames import HAFrameError, TransferDecoder, encode_report
 
@@ -78,16 +79,26 @@ class Follower(Protocol):
 
 
 class SlaveState(NamedTuple):
-    """A slave's replication. Times are those of trio's clock; ``lag`` is in bytes, as far as it is known."""
+    """A slave's replication. Times are seconds of trio's clock, 0 if there was none.
+
+    ``master``: where it gets the log. ``master_offset``: the end of the master's log, when it was last known. ``lag``:
+    the bytes of it that this slave does not have, ``lag_seconds``: since when it knows that the master has the oldest
+    of them. ``silent``: seconds since the master has sent something that was right, or since the start.
+    ``bytes_per_second``: received in the last second. ``error`` is the last one, empty while all is well.
+    """
 
     master: str
     connected: bool
     max_offset: int
     acknowledged_offset: int
+    master_offset: int
     lag: int
+    lag_seconds: float
+    silent: float
     last_read_at: float
     last_write_at: float
     received_bytes: int
+    bytes_per_second: int
     bad_transfers: int
     error: str
 
@@ -112,24 +123,45 @@ class HAClient:
         self._connected_to = ""
         self._master_offset = 0
         self._last_read_at = self._last_write_at = 0.0
+        self._followed_at = trio.current_time()
+        self._failed_at = 0.0
         self._received = 0
+        self._sampled_bytes = 0
+        self._bytes_per_second = 0
         self._bad = 0
         self._error = ""
+        self._times = OffsetTimes()
+
+    def master_ends_at(self, offset: int) -> None:
+        """The master has said where its log ends: its transfers show only what they bring."""
+        self._master_offset = offset
+        self._times.note(offset, trio.current_time())
+
+    def sample(self, seconds: float) -> None:
+        """Once in ``seconds``: note what was received since the last call."""
+        self._bytes_per_second = int((self._received - self._sampled_bytes) / seconds)
+        self._sampled_bytes = self._received
 
     def state(self) -> SlaveState:
         """What there is to know of it."""
-        end = self._log.end_offset
+        end, now = self._log.end_offset, trio.current_time()
+        lag = max(0, self._master_offset - end)
+        address = self._master.ha_address
         return SlaveState(
-            self._connected_to,
+            self._connected_to or (f"{address[0]}:{address[1]}" if address else ""),
             bool(self._connected_to),
             end,
             self._follower.acknowledged_offset,
-            max(0, self._master_offset - end),
+            self._master_offset,
+            lag,
+            self._times.age(end, now) if lag else 0.0,
+            now - self._followed_at,
             self._last_read_at,
             self._last_write_at,
             self._received,
+            self._bytes_per_second,
             self._bad,
-            self._error,
+            self._error if self._failed_at >= self._followed_at else "",
         )
 
     async def run(self) -> None:
@@ -154,7 +186,7 @@ class HAClient:
                 self._failed("master_lost", address, str(error) or type(error).__name__)
             except Exception as error:  # noqa: BLE001 - an odd answer of the master must not end the broker
                 _log.exception("replication_failed", master=f"{address[0]}:{address[1]}")
-                self._error = repr(error)
+                self._error, self._failed_at = repr(error), trio.current_time()
                 pause = _LONGEST_PAUSE
             if self._received > received:
                 pause = _FIRST_PAUSE
@@ -166,7 +198,7 @@ class HAClient:
         if reason != self._error:  # once for each reason: it is tried again and again
             log = _log.warning if event == "master_lost" else _log.error
             log(event, master=f"{address[0]}:{address[1]}", reason=reason, log_end=self._log.end_offset)
-        self._error = reason
+        self._error, self._failed_at = reason, trio.current_time()
 
     async def _follow(self, host: str, port: int) -> None:
         await self._prepare()
@@ -237,9 +269,12 @@ class HAClient:
             for piece in decoder.feed(bytes(data)):
                 if piece.offset != self._log.next_offset:
                     raise BadTransferError(f"the master sends {piece.offset}, this log ends at {self._log.next_offset}")
-                self._master_offset = piece.offset + len(piece.data)
+                # A sign of life, without data, is sent when there is nothing left to send.
+                sent = piece.offset + len(piece.data)
+                self._master_offset = max(self._master_offset, sent) if len(piece.data) else sent
                 if len(piece.data) and await self._log.take(piece.data):
                     self._appended.set()
+            self._followed_at = trio.current_time()
 
     async def _report(self, stream: trio.abc.Stream) -> None:
         """Tell the master what this slave has: at once, after each append, and as a sign of life."""

@@ -10,6 +10,7 @@ import structlog
 import trio
 
 from trimq.broker.store.log.commit_log import CommitLog
+from trimq.broker.store.replication.offset_times import OffsetTimes
 from trimq.protocol.ha_frames import HAFrameError, ReportDecoder, encode_header
 
 _log = structlog.get_logger(__name__)
@@ -35,12 +36,17 @@ class HAConfig(NamedTuple):
 
 
 class SlaveState(NamedTuple):
-    """What a master knows of a slave: its address, the offset it has acknowledged, and the one behind what was sent."""
+    """What a master knows of a slave: its address, the offset it has acknowledged, and the one behind what was sent.
+
+    ``behind`` is in bytes. ``behind_seconds``: how long the master has had the oldest of them, to within a second.
+    ``bytes_per_second``: what was sent in the last second.
+    """
 
     address: str
     ack_offset: int
     sent_offset: int
     behind: int
+    behind_seconds: float
     in_sync: bool
     bytes_per_second: int
 
@@ -50,6 +56,7 @@ class Master(Protocol):
 
     log: CommitLog
     config: HAConfig
+    times: OffsetTimes
 
     @property
     def end_offset(self) -> int:
@@ -76,7 +83,8 @@ class HAConnection:
         self._scope = trio.CancelScope()
         self._first = trio.Event()
         self._grown = trio.Event()
-        self._began_at = trio.current_time()
+        self._bytes_per_second = 0
+        self._sampled_bytes = 0
 
     @property
     def behind(self) -> int:
@@ -90,15 +98,21 @@ class HAConnection:
 
     def state(self) -> SlaveState:
         """What there is to know of it."""
-        seconds = max(0.001, trio.current_time() - self._began_at)
+        ack = max(0, self.ack_offset)
         return SlaveState(
             self.address,
-            max(0, self.ack_offset),
+            ack,
             self.sent_offset,
             self.behind,
+            self._master.times.age(ack, trio.current_time()) if self.behind else 0.0,
             self.in_sync,
-            int(self.sent_bytes / seconds),
+            self._bytes_per_second,
         )
+
+    def sample(self, seconds: float) -> None:
+        """Once in ``seconds``: note what was sent since the last call."""
+        self._bytes_per_second = int((self.sent_bytes - self._sampled_bytes) / seconds)
+        self._sampled_bytes = self.sent_bytes
 
     async def run(self) -> None:
         """Serve the slave until it disconnects, breaks the protocol, or ``close``."""

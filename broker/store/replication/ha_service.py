@@ -4,6 +4,7 @@ Source: RocketMQ's DefaultHAService. There an offset above what was sent is beli
 connection.
 """
 
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple
 
@@ -12,11 +13,17 @@ import trio
 
 from trimq.broker.store.log.commit_log import CommitLog
 from trimq.broker.store.replication.ha_connection import HAConfig, HAConnection, SlaveState
+from trimq.broker.store.replication.offset_times import SAMPLE_SECONDS, OffsetTimes
+from trimq.broker.store.replication.reminders import Reminders
 from trimq.broker.store.running_flags import Flag, RunningFlags
 
 _log = structlog.get_logger(__name__)
 
 _ACCEPT_AGAIN: Final = 1.0
+_ADMISSION_SECONDS: Final = 10.0
+_MOST_WAITING: Final = 32
+"""Connections that wait for admission, from all addresses; ``_MOST_OF_ONE`` from one address."""
+_MOST_OF_ONE: Final = 8
 
 Admission = Callable[[str], Awaitable[int]]
 """Returns how many slaves may connect from an IP address; 0 for none."""
@@ -38,11 +45,16 @@ class InSync(NamedTuple):
 
 
 class MasterState(NamedTuple):
-    """A master's replication: the copies that a message needs, those in sync, and each slave."""
+    """A master's replication: the copies that a message needs, those in sync, and each slave.
+
+    ``sent_bytes`` (of the log) and ``refused`` (connections) count since the start.
+    """
 
     needed: int
     in_sync: int
     replicated_offset: int
+    sent_bytes: int
+    refused: int
     slaves: list[SlaveState]
 
 
@@ -74,6 +86,13 @@ class HAService:
         self.connections: list[HAConnection] = []
         """Those of slaves that are admitted, oldest first."""
         self.refused = 0
+        """Connections of addresses that are not admitted, or beyond what waits for admission."""
+        self.times = OffsetTimes()
+        self._waiting: Counter[str] = Counter()
+        """Connections that wait for admission, by address."""
+        self._refusals = Reminders()
+        self._sent_bytes = 0
+        """Sent on connections that have ended."""
         self._flags = flags
         self._in_sync = in_sync
         self._end_offset = end_offset
@@ -104,7 +123,8 @@ class HAService:
     def state(self) -> MasterState:
         """What there is to know of the replication."""
         slaves = [connection.state() for connection in self.connections]
-        return MasterState(self.needed, self.in_sync, self.replicated_offset, slaves)
+        sent = self._sent_bytes + sum(connection.sent_bytes for connection in self.connections)
+        return MasterState(self.needed, self.in_sync, self.replicated_offset, sent, self.refused, slaves)
 
     def start(self) -> None:
         """Before puts are served: refuse them until there are enough slaves."""
@@ -118,6 +138,7 @@ class HAService:
     ) -> None:
         """Accept slaves until cancelled. ``peer_of`` returns the IP address of a connection's peer."""
         async with listener, trio.open_nursery() as nursery:
+            nursery.start_soon(self._sample)
             while True:
                 try:
                     stream = await listener.accept()
@@ -139,12 +160,13 @@ class HAService:
             await trio.aclose_forcefully(stream)
 
     async def _serve(self, stream: trio.abc.Stream, address: str, admission: Admission) -> None:
-        slaves = await admission(address)
+        slaves = await self._admitted(address, admission)
         if not slaves:
             self.refused += 1
-            _log.warning(
-                "slave_refused", address=address, advice="set haAllowedAddresses if it is one of this master's"
-            )
+            if self._refusals.is_due(address, trio.current_time()):
+                _log.warning(
+                    "slave_refused", address=address, advice="set haAllowedAddresses if it is one of this master's"
+                )
             await trio.aclose_forcefully(stream)
             return
         connection = HAConnection(self, stream, address)
@@ -152,16 +174,44 @@ class HAService:
         # One that reconnects before the end of its old connection was noticed must not count twice.
         for old in same[: max(0, len(same) + 1 - slaves)]:
             old.close("another connection of this slave has come")
-            self.connections.remove(old)
+            self._forget(old)
         self.connections.append(connection)
         _log.info("slave_connected", address=address)
         try:
             await connection.run()
         finally:
             if connection in self.connections:
-                self.connections.remove(connection)
+                self._forget(connection)
             self._update()
             _log.info("slave_disconnected", address=address, reason=connection.closed)
+
+    async def _admitted(self, address: str, admission: Admission) -> int:
+        """How many slaves may connect from ``address``. 0 too if too many wait for that, or if it takes too long."""
+        waiting = self._waiting
+        if waiting.total() >= _MOST_WAITING or waiting[address] >= _MOST_OF_ONE:
+            return 0
+        waiting[address] += 1
+        slaves = 0
+        try:
+            with trio.move_on_after(_ADMISSION_SECONDS):
+                slaves = await admission(address)
+        finally:
+            waiting[address] -= 1
+            if not waiting[address]:
+                del waiting[address]
+        return slaves
+
+    def _forget(self, connection: HAConnection) -> None:
+        self.connections.remove(connection)
+        self._sent_bytes += connection.sent_bytes
+
+    async def _sample(self) -> None:
+        """Note each second what lags and rates are made of."""
+        while True:
+            self.times.note(self.log.max_offset, trio.current_time())
+            for connection in self.connections:
+                connection.sample(SAMPLE_SECONDS)
+            await trio.sleep(SAMPLE_SECONDS)
 
     def acknowledged(self) -> None:
         """A slave has reported: see Master."""

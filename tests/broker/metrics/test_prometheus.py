@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import trio
 
+from tests.broker.test_replication import pair
 from tests.broker.wire_client import WireClient, consumer
 from tests.ports import free_port
 from tests.web_client import get
@@ -83,13 +84,65 @@ def test_the_dashboard_asks_what_prometheus_understands(tmp_path: Path) -> None:
 
 
 async def test_alerts_and_dashboard_speak_of_metrics_that_exist(tmp_path: Path) -> None:
-    async with running_broker(tmp_path, **TIERED) as broker:
-        known = set(re.findall(r"^# TYPE (\S+)", await full_page(broker), re.MULTILINE))
+    async with running_broker(tmp_path / "alone", **TIERED) as broker:
+        pages = await full_page(broker)
+    async with pair(tmp_path, leader=ON, **ON) as brokers:
+        for broker in brokers:
+            pages += (await get(broker.web_endpoints[0], "/metrics")).body
+    known = set(re.findall(r"^# TYPE (\S+)", pages, re.MULTILINE))
     wanted = re.findall(
         r"\b(?:trimq|rocketmq|process)_\w+", "\n".join(expressions()) + (MONITORING / "alerts.yml").read_text()
     )
     assert len(wanted) > 40
     assert {re.sub("_(bucket|sum|count)$", "", name) for name in wanted} - known == set()
+
+
+SERIES: dict[str, tuple[int, dict[str, str]]] = {
+    "TrimqReplicasMissing": (
+        3,
+        {
+            'trimq_replication_copies_in_sync{instance="a"}': "2 1 1 1",
+            'trimq_replication_copies_needed{instance="a"}': "2 2 2 2",
+        },
+    ),
+    "TrimqStoreReadOnly": (
+        1,
+        {
+            'trimq_store_writable{instance="a"}': "1 0",
+            'trimq_replication_role{instance="a",role="SLAVE"}': "0 0",
+            # A slave takes no messages, and that is right.
+            'trimq_store_writable{instance="b"}': "0 0",
+            'trimq_replication_role{instance="b",role="SLAVE"}': "1 1",
+        },
+    ),
+    "TrimqNoSlave": (8, {'trimq_replication_slaves{instance="a"}': "1 0x8"}),
+    "TrimqSlaveLags": (8, {'trimq_replication_slave_lag_seconds{instance="a",slave="10.0.0.2"}': "1 31x8"}),
+    "TrimqMasterSilent": (1, {'trimq_replication_master_silent_seconds{instance="a"}': "1 61"}),
+    "TrimqBadTransfers": (2, {'trimq_replication_bad_transfers_total{instance="a"}': "7 7 8"}),
+    "TrimqSlavesRefused": (2, {'trimq_replication_slaves_refused_total{instance="a"}': "0 0 1"}),
+}
+"""By alert: the minute in which it fires, as it does not in the first, and the samples of each minute."""
+
+
+def test_alerts_about_replication_fire_for_what_they_are_about(tmp_path: Path) -> None:
+    rules = re.findall(r"alert: (\w+)\n\s+expr: (.+)", (MONITORING / "alerts.yml").read_text())
+    assert {name for name, expression in rules if "trimq_replication" in expression} == SERIES.keys()
+    tests = []
+    for name, (minutes, series) in SERIES.items():
+        firing = f'count(ALERTS{{alertname="{name}",alertstate="firing"}}) or vector(0)'
+        tests.append(
+            {
+                "interval": "1m",
+                "input_series": [{"series": key, "values": text} for key, text in series.items()],
+                "promql_expr_test": [
+                    {"expr": firing, "eval_time": f"{at}m", "exp_samples": [{"labels": "{}", "value": value}]}
+                    for at, value in ((0, 0), (minutes, 1))
+                ],
+            }
+        )
+    path = tmp_path / "tests.yml"
+    path.write_text(json.dumps({"rule_files": [str(MONITORING / "alerts.yml")], "tests": tests}))
+    promtool("test", "rules", str(path))
 
 
 @contextmanager

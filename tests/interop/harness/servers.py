@@ -18,7 +18,7 @@ from tests.ports import broker_port, free_port
 Peer = Literal["trimq", "apache"]
 
 #: Features that TriMQ's broker refuses for now. Removing a name makes the tests expect the feature instead.
-NOT_YET = frozenset({"pop", "replication"})
+NOT_YET = frozenset({"pop"})
 
 #: Features that are off by default in Apache's broker and on in these tests, for both peers.
 SWITCHED_ON = {"recallMessageEnable": "true", "enablePropertyFilter": "true", "traceTopicEnable": "true"}

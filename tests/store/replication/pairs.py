@@ -14,6 +14,7 @@ from trimq.broker.config import BrokerRole, ReplicationConfig
 from trimq.broker.store.durability.log_sync import SyncPlace
 from trimq.broker.store.message_store import Begin, MessageStore
 from trimq.broker.store.replication.ha_client import HAClient
+from trimq.broker.store.replication.ha_service import Admission
 from trimq.remoting.runtime.clock import ManualClock
 
 PORT = 10912
@@ -93,12 +94,15 @@ async def one_slave(_address: str) -> int:
 
 
 def serve(
-    nursery: trio.Nursery, master: MessageStore, peers: Callable[[trio.abc.Stream], str] | None = None
+    nursery: trio.Nursery,
+    master: MessageStore,
+    peers: Callable[[trio.abc.Stream], str] | None = None,
+    admission: Admission = one_slave,
 ) -> MemoryListener:
     """Let a master accept slaves. ``peers`` returns a connection's address."""
     assert master.ha is not None
     listener = MemoryListener()
-    nursery.start_soon(master.ha.serve, listener, peers or (lambda _: "10.0.0.2"), one_slave)
+    nursery.start_soon(master.ha.serve, listener, peers or (lambda _: "10.0.0.2"), admission)
     return listener
 
 

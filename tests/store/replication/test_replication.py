@@ -488,6 +488,90 @@ async def test_an_address_that_is_not_admitted(autojump_clock: object) -> None:
         nursery.cancel_scope.cancel()
 
 
+async def refused(listener: MemoryListener) -> None:
+    assert bytes(await (await listener.connect()).receive_some()) == b""
+
+
+async def test_refusals_are_logged_once_a_minute_for_each_address_and_of_few_addresses(autojump_clock: object) -> None:
+    addresses: list[str] = []
+
+    async def none(_address: str) -> int:
+        return 0
+
+    async with store_of(SimDisk(), ASYNC_MASTER) as master, trio.open_nursery() as nursery:
+        listener = MemoryListener()
+        assert master.ha is not None
+        nursery.start_soon(master.ha.serve, listener, lambda _: addresses[-1], none)
+        with capture_logs() as logs:
+            for address in ("10.0.0.1", "10.0.0.1", "10.0.0.2"):
+                addresses.append(address)
+                await refused(listener)
+            await trio.sleep(59)
+            await refused(listener)
+            assert [log["address"] for log in logs] == ["10.0.0.1", "10.0.0.2"]
+            await trio.sleep(2)
+            await refused(listener)
+            assert [log["address"] for log in logs] == ["10.0.0.1", "10.0.0.2", "10.0.0.2"]
+            await trio.sleep(61)
+            for number in range(100):
+                addresses.append(f"10.1.0.{number}")
+                await refused(listener)
+            assert len(logs) == 3 + 64
+            assert len(master.ha._refusals._logged) == 64
+        assert master.ha.refused == 105
+        nursery.cancel_scope.cancel()
+
+
+async def test_connections_that_wait_for_admission_are_bounded(autojump_clock: object) -> None:
+    """Admission may ask a name server that does not answer."""
+    numbers = iter(range(1000))
+    admit = trio.Event()
+
+    async def slow(address: str) -> int:
+        await admit.wait()
+        return 1 if address != "10.0.0.0" else 20
+
+    async with store_of(SimDisk(), ASYNC_MASTER) as master, trio.open_nursery() as nursery:
+        service = master.ha
+        assert service is not None
+        listener = serve(nursery, master, lambda _: f"10.0.0.{max(0, next(numbers) - 9)}", slow)
+        # Ten of one address, eight of which may wait; then others up to 32 in all.
+        streams = [await listener.connect() for _ in range(10)]
+        await until(lambda: service.refused == 2)
+        streams += [await listener.connect() for _ in range(30)]
+        await until(lambda: service.refused == 2 + 6)
+        assert (service.connections, service._waiting.total()) == ([], 32)
+        admit.set()
+        await until(lambda: len(service.connections) == 32)
+        assert not service._waiting
+        admit = trio.Event()
+        began = trio.current_time()
+        await refused(listener)
+        assert trio.current_time() - began == pytest.approx(10, abs=0.5)
+        assert not service._waiting
+        nursery.cancel_scope.cancel()
+
+
+async def test_rates_are_those_of_the_last_second(autojump_clock: object) -> None:
+    async with (
+        store_of(SimDisk(), ASYNC_MASTER) as master,
+        store_of(SimDisk(), SLAVE) as slave,
+        trio.open_nursery() as nursery,
+    ):
+        client, service = follow(nursery, slave, serve(nursery, master), FakeMaster(master)), master.ha
+        assert service is not None
+        await fill(master, 60)
+        await until(lambda: slave.appended_offset == master.appended_offset)
+        client.sample(0.5)
+        # What was received has the heads of transfers too; the first record came by another way.
+        assert client.state().bytes_per_second == 2 * client.state().received_bytes > master.appended_offset
+        await until(lambda: service.state().slaves[0].bytes_per_second > master.appended_offset / 2)
+        client.sample(0.5)
+        await until(lambda: service.state().slaves[0].bytes_per_second == 0)
+        assert client.state().bytes_per_second == 0
+        nursery.cancel_scope.cancel()
+
+
 # -- recovery
 
 
