@@ -1,9 +1,10 @@
 """Brokers with roles: what a slave takes over from its master, refuses, and knows when it becomes the master."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from unittest.mock import AsyncMock
 
@@ -24,11 +25,12 @@ TOPIC = "Copied"
 
 
 @asynccontextmanager
-async def pair(root: Path, **more: object) -> AsyncIterator[tuple[BrokerController, BrokerController]]:
+async def pair(
+    root: Path, of_master: Mapping[str, object] = MappingProxyType({}), **more: object
+) -> AsyncIterator[tuple[BrokerController, BrokerController]]:
     """A master with its name server, and a slave. ``more`` are settings of the slave."""
-    async with running_broker(
-        root / "master", embeddedNamesrvEnable=True, embeddedNamesrvPort=0, haListenPort=free_port()
-    ) as master:
+    names = {"embeddedNamesrvEnable": True, "embeddedNamesrvPort": 0, "haListenPort": free_port()}
+    async with running_broker(root / "master", **names, **of_master) as master:
         assert master.namesrv is not None
         assert master.namesrv.address is not None
         host, port = master.namesrv.address

@@ -1,0 +1,69 @@
+"""What a slave derives from its log: it starts as a master where its master was, and keeps what is still needed."""
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import trio
+
+from tests.broker.test_replication import pair
+from tests.broker.timers import all_there, recalled, timed
+from tests.broker.wire_client import WireClient
+from trimq.broker.testing import running_broker
+from trimq.remoting.runtime.clock import SystemClock
+
+FINE = {"timerPrecisionMs": 100, "recallMessageEnable": True}
+AHEAD_MS = 100_000
+
+
+class Later(SystemClock):
+    """The same clock, some time later."""
+
+    def wall_ms(self) -> int:
+        return super().wall_ms() + AHEAD_MS
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for what happens in another task, and has no event."""
+    with trio.fail_after(30):
+        while not condition():  # noqa: ASYNC110
+            await trio.sleep(0.02)
+
+
+async def bodies(client: WireClient, topic: str = "Orders") -> Counter[bytes]:
+    return Counter(bytes(message.body) for message in await all_there(client, topic))
+
+
+@pytest.mark.parametrize("rolls", [False, True])
+async def test_a_slave_goes_on_with_the_timers_of_its_master(rolls: bool, tmp_path: Path) -> None:
+    """Delivered ones do not come again, pending ones come once, recalled ones never, however often they were rolled."""
+    settings = FINE | ({"timerRollWindowSlot": 20} if rolls else {})
+    async with pair(tmp_path, of_master=settings, **settings) as (master, slave):
+        mine, theirs = master.context.store, slave.context.store
+        async with WireClient.connect(master.endpoint) as client:
+            for number in range(3):
+                await timed(client, b"later %d" % number, 60_000)
+                await timed(client, b"soon %d" % number, 300)
+            ext = await timed(client, b"recalled", 60_000)
+            assert (await recalled(client, ext["recallHandle"])).code == 0
+            await until(lambda: master.context.timer.enqueued >= (13 if rolls else 8))  # with rolled copies
+            await until(lambda: mine.max_offset("Orders", 0) == 3)
+            count = mine.timer_data.checkpoint.counter
+            await timed(client, b"later 3", 60_000)  # for one more checkpoint
+            await until(lambda: mine.timer_data.checkpoint.counter > count)
+        wanted = mine.timer_data.checkpoint
+        timers = theirs.timer_data
+        await until(lambda: timers.follows and timers.checkpoint.read_time >= wanted.read_time)
+        assert timers.wheel.is_empty
+        assert timers.checkpoint.queue_offset == 0 or rolls
+        assert timers.found_until >= wanted.queue_offset
+    async with (
+        running_broker(tmp_path / "slave", clock=Later(), **settings) as broker,
+        WireClient.connect(broker.endpoint) as client,
+    ):
+        timer, store = broker.context.timer, broker.context.store
+        await until(lambda: store.max_offset("Orders", 0) >= 7)
+        await until(lambda: not timer.behind_messages and timer.pending == 0)
+        names = [b"soon %d" % number for number in range(3)] + [b"later %d" % number for number in range(4)]
+        assert await bodies(client) == Counter(names)
