@@ -21,7 +21,9 @@ class TimerHandover(Struct, frozen=True):
     """``checkpoint`` is the master's.
 
     Messages of the timer's queue before the queue offset ``found_until`` that were due before ``found_read_time`` (ms
-    since the epoch) are delivered. ``lowest``: commit log offset of the first message that may be pending; NOTHING_PENDING, or NOT_KNOWN from RocketMQ.
+    since the epoch) are delivered.
+
+    ``lowest``: commit log offset of the first message that may be pending; NOTHING_PENDING, or NOT_KNOWN from RocketMQ.
     """
 
     checkpoint: TimerCheckpoint

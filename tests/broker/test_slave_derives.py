@@ -7,10 +7,13 @@ from pathlib import Path
 import pytest
 import trio
 
-from tests.broker.test_replication import pair
+from tests.broker.test_replication import in_sync, pair
 from tests.broker.timers import all_there, recalled, timed
+from tests.broker.transactions import HALF, OP, ROLLBACK, Life
 from tests.broker.wire_client import WireClient
 from trimq.broker.testing import running_broker
+from trimq.protocol.message import decode_messages
+from trimq.protocol.transaction import GROUP
 from trimq.remoting.runtime.clock import SystemClock
 
 FINE = {"timerPrecisionMs": 100, "recallMessageEnable": True}
@@ -67,3 +70,46 @@ async def test_a_slave_goes_on_with_the_timers_of_its_master(rolls: bool, tmp_pa
         await until(lambda: not timer.behind_messages and timer.pending == 0)
         names = [b"soon %d" % number for number in range(3)] + [b"later %d" % number for number in range(4)]
         assert await bodies(client) == Counter(names)
+
+
+@pytest.mark.parametrize("ops", [True, False])
+async def test_a_slave_goes_on_with_the_transactions_of_its_master(ops: bool, tmp_path: Path) -> None:
+    """Undecided halves are checked; decided ones neither come again nor change, with and without their op records."""
+    life = Life(tmp_path)
+    interval = 50 if ops else 100_000
+    async with pair(tmp_path, of_master={"transactionOpBatchInterval": interval}) as (master, slave):
+        async with WireClient.connect(master.endpoint) as client:
+            life.broker, life.client = master, client
+            committed = [await life.prepare(b"committed %d" % number) for number in range(3)]
+            undecided = [await life.prepare(b"undecided %d" % number) for number in range(3)]
+            rolled_back = [await life.prepare(b"rolled back %d" % number) for number in range(3)]
+            for half in committed:
+                assert (await life.end(half)).code == 0
+            if ops:
+                for half in rolled_back:
+                    assert (await life.end(half, ROLLBACK)).code == 0
+                await until(lambda: master.context.store.max_offset(OP, 0) > 0)
+                await until(lambda: life.offset(HALF) == 3)
+        await in_sync(master, slave)
+        assert slave.context.offsets.query(GROUP, HALF, 0) == (3 if ops else -1)
+    async with (
+        running_broker(tmp_path / "slave", clock=Later()) as broker,
+        WireClient.connect(broker.endpoint) as client,
+    ):
+        life.broker, life.client = broker, client
+        names = [b"committed %d" % number for number in range(3)]
+        assert await life.bodies() == names
+        await life.join()
+        checks = await life.round()
+        expected = [b"undecided %d" % number for number in range(3)]
+        expected += [] if ops else [b"rolled back %d" % number for number in range(3)]
+        assert sorted(bytes(decode_messages(bytes(check.body))[0].body) for check in checks) == sorted(expected)
+        for half in committed:
+            assert (await life.end(half, ROLLBACK)).code != 0
+        for half in undecided[:2]:
+            assert (await life.end(half)).code == 0
+        assert (await life.end(undecided[2], ROLLBACK)).code == 0
+        if ops:
+            for half in rolled_back:
+                assert (await life.end(half)).code != 0
+        assert await life.bodies() == names + expected[:2]
