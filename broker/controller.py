@@ -225,6 +225,11 @@ class BrokerController:
             raise StartError(str(error)) from error
         except OSError as error:
             raise StartError(f"the store {store.root} cannot be opened: {error}") from error
+        except ExceptionGroup as group:  # the tier is loaded while tasks of the store run already
+            reason = group.exceptions[0]
+            if isinstance(reason, StoreLoadError | OSError):
+                raise StartError(str(reason)) from group
+            raise
         return store
 
     def _make_store(self) -> MessageStore:
@@ -236,6 +241,10 @@ class BrokerController:
             "replication": self._section(ReplicationConfig),
             "accept_missing_log": self._accept_missing_log,
         }
+        if tier.is_enabled and self._section(ReplicationConfig).is_slave:
+            # The tier is the master's: two brokers of one name would write into the same segments.
+            _log.info("tier_not_opened", reason="a slave uploads nothing (brokerRole=SLAVE)")
+            return MessageStore(config, **parts)
         if not tier.is_enabled:
             return MessageStore(config, **parts)
         # Only then: a broker without a tier starts faster and needs less memory.

@@ -1,17 +1,24 @@
 """What a slave derives from its log: it starts as a master where its master was, and keeps what is still needed."""
 
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
+from structlog.testing import capture_logs
 
 from tests.broker.test_replication import in_sync, pair
 from tests.broker.timers import all_there, recalled, timed
 from tests.broker.transactions import HALF, OP, ROLLBACK, Life
 from tests.broker.wire_client import WireClient
+from trimq.broker.controller import BrokerController
+from trimq.broker.start_error import StartError
+from trimq.broker.store.tiered.access.tiered_message_store import TieredMessageStore
 from trimq.broker.testing import running_broker
+from trimq.broker.tiered_config import PLUG_IN, POSIX_PROVIDER
 from trimq.protocol.message import decode_messages
 from trimq.protocol.transaction import GROUP
 from trimq.remoting.runtime.clock import SystemClock
@@ -113,3 +120,80 @@ async def test_a_slave_goes_on_with_the_transactions_of_its_master(ops: bool, tm
             for half in rolled_back:
                 assert (await life.end(half)).code != 0
         assert await life.bodies() == names + expected[:2]
+
+
+def tiered(tmp_path: Path) -> dict[str, Any]:
+    """The settings of master and slave: one tier for both."""
+    return {
+        "messageStorePlugIn": PLUG_IN,
+        "tieredBackendServiceProvider": POSIX_PROVIDER,
+        "tieredStoreFilePath": str(tmp_path / "tier"),
+        "tieredStoreIndexFileMaxHashSlotNum": 1000,
+        "tieredStoreIndexFileMaxIndexNum": 4000,
+    }
+
+
+async def uploaded(broker: BrokerController) -> int:
+    """Upload all; the number of messages of queue 0 that the tier has."""
+    store = broker.context.store
+    assert isinstance(store, TieredMessageStore)
+    assert await store.flush()
+    await store.uploads.upload_all()
+    await until(lambda: store.uploads.behind == 0)
+    found = store.flat_files.find("Orders", 0)
+    assert found is not None
+    return found.commit_offset
+
+
+async def test_a_slave_opens_no_tier_and_uploads_when_it_is_the_master(tmp_path: Path) -> None:
+    settings = tiered(tmp_path)
+    metadata = Path("config") / "tieredStoreMetadata.json"
+    with capture_logs() as logs:
+        async with pair(tmp_path, of_master=settings, **settings) as (master, slave):
+            async with WireClient.connect(master.endpoint) as client:
+                for number in range(10):
+                    await client.send("Orders", b"%d" % number)
+                assert await uploaded(master) == 10
+                for number in range(10, 15):
+                    await client.send("Orders", b"%d" % number)
+            await in_sync(master, slave)
+            assert not isinstance(slave.context.store, TieredMessageStore)
+            copy = (tmp_path / "master" / metadata).read_bytes()
+            (tmp_path / "copy").mkdir()
+            shutil.copytree(tmp_path / "tier", tmp_path / "copy" / "tier")
+    assert [log["reason"] for log in logs if log["event"] == "tier_not_opened"] == [
+        "a slave uploads nothing (brokerRole=SLAVE)"
+    ]
+    assert not (tmp_path / "slave" / metadata).exists()
+    # The master is lost as it was before its stop, which has uploaded the rest.
+    shutil.rmtree(tmp_path / "tier")
+    shutil.move(tmp_path / "copy" / "tier", tmp_path / "tier")
+    with pytest.RaisesGroup(pytest.RaisesExc(StartError, match="restore the file from a copy"), flatten_subgroups=True):
+        async with running_broker(tmp_path / "slave", **settings):
+            pass
+    (tmp_path / "slave" / metadata).write_bytes(copy)
+    async with (
+        running_broker(tmp_path / "slave", **settings) as broker,
+        WireClient.connect(broker.endpoint) as client,
+    ):
+        store = broker.context.store
+        assert isinstance(store, TieredMessageStore)
+        known = store.flat_files.find("Orders", 0)
+        assert known is not None
+        assert known.commit_offset == 10
+        assert await uploaded(broker) == 15
+        await client.send("Orders", b"15")
+        assert await uploaded(broker) == 16
+        assert await bodies(client) == Counter(b"%d" % number for number in range(16))
+
+
+async def test_a_slave_with_a_tier_of_its_own_uploads_its_log_when_it_is_the_master(tmp_path: Path) -> None:
+    settings = tiered(tmp_path)
+    async with pair(tmp_path, **settings) as (master, slave):
+        async with WireClient.connect(master.endpoint) as client:
+            for number in range(10):
+                await client.send("Orders", b"%d" % number)
+        await in_sync(master, slave)
+        assert not (tmp_path / "tier").exists()
+    async with running_broker(tmp_path / "slave", **settings) as broker:
+        assert await uploaded(broker) == 10
