@@ -72,8 +72,9 @@ class SlaveSynchronize:
         self._offsets = offsets
         self._schedule = schedule
         self._timers = timers
+        self._arrived: set[str] = set()
+        """The topics of messages that have come since the topics were asked for."""
         self._seldom: tuple[tuple[RequestCode, Follow], ...] = (
-            (RequestCode.GET_ALL_TOPIC_CONFIG, topics.follow),
             (RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, groups.follow),
             (RequestCode.GET_ALL_MESSAGE_REQUEST_MODE, modes.follow),
         )
@@ -92,6 +93,7 @@ class SlaveSynchronize:
 
     def message_arriving(self, topic: str, queue_id: int, _next: int, _tags: int, _timestamp: int) -> None:
         """A message has come with the log: its topic may be newer than what this slave knows."""
+        self._arrived.add(topic)
         if self._topics.follow_queue(topic, queue_id):
             self.wake()
 
@@ -111,6 +113,8 @@ class SlaveSynchronize:
                 self._woken = False
                 self._asked_all = all_of_it
                 good = await self._round(with_timers=all_of_it or number % _TIMERS_EVERY == 0)
+                if all_of_it:
+                    good &= await self._attempt(RequestCode.GET_ALL_TOPIC_CONFIG, self._follow_topics)
                 for code, follow in self._seldom if all_of_it else ():
                     good &= await self._take(code, follow)
                 # What the master did not answer is asked for in the next round.
@@ -119,6 +123,17 @@ class SlaveSynchronize:
             with trio.CancelScope() as self._sleep:
                 await self._clock.sleep(_OFFSETS_SECONDS)
             self._sleep = None
+
+    async def _follow_topics(self) -> None:
+        """Take the topics; the queues and offsets of those that the master does not have any more go too."""
+        self._arrived.clear()
+        state = await self._ask(RequestCode.GET_ALL_TOPIC_CONFIG)
+        if not state:
+            return
+        self._topics.follow(state, keep=self._arrived)
+        for topic in await self._store.clean_unused_topics(self._topics.table):
+            _log.info("followed_topic_deleted", topic=topic)
+            self._offsets.remove_topic(topic)
 
     # what waits for the log
 

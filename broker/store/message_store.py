@@ -132,6 +132,8 @@ class MessageStore(InMemoryCalls):
         self.recovering: RecoveryReport | None = None
         """The progress of the recovery while it runs."""
         self.on_overdue: list[Callable[[MappedFile], None]] = []
+        self.on_anew: list[Callable[[str], None]] = []
+        """Called on a slave with a topic whose queue was replaced: its master has deleted it and created it again."""
         """Called with a deleted file that has been read for too long (destroyMapedFileIntervalForcibly).
 
         Its ``is_released_by`` recognizes the ``release`` of a result that holds it.
@@ -373,6 +375,11 @@ class MessageStore(InMemoryCalls):
         self._clean.holds = self.log_holds
         self._clean.last_stored_ms = lambda: self.commit_log.last_store_timestamp
         self._clean.on_overdue = self.on_overdue
+        if self.replication.is_slave:
+            self._clean.follows_master = True
+            self._clean.on_anew = self.on_anew
+            self._reput.starts_anew = self.queues.starts_anew
+            self._reput.forget_queue = self._clean.forget_queue
         # Started after recovery: all of these work on a store whose log, queues and index agree.
         nursery.start_soon(self._clean.run)
         nursery.start_soon(path.run)

@@ -19,6 +19,7 @@ from trimq.broker.start_error import StartError
 from trimq.broker.store.tiered.access.tiered_message_store import TieredMessageStore
 from trimq.broker.testing import running_broker
 from trimq.broker.tiered_config import PLUG_IN, POSIX_PROVIDER
+from trimq.protocol.codes import RequestCode
 from trimq.protocol.message import decode_messages
 from trimq.protocol.transaction import GROUP
 from trimq.remoting.runtime.clock import SystemClock
@@ -197,3 +198,35 @@ async def test_a_slave_with_a_tier_of_its_own_uploads_its_log_when_it_is_the_mas
         assert not (tmp_path / "tier").exists()
     async with running_broker(tmp_path / "slave", **settings) as broker:
         assert await uploaded(broker) == 10
+
+
+async def test_a_topic_that_was_deleted_and_created_again_begins_again(tmp_path: Path) -> None:
+    """All of it between two looks of the slave at the topics; there were more messages before than after."""
+    async with pair(tmp_path, slaveReadEnable=True) as (master, slave):
+        async with WireClient.connect(master.endpoint) as client:
+            for number in range(6):
+                await client.send("Orders", b"old %d" % number, queue_id=number % 2)
+            assert len(await client.pull_messages("Orders", group="G")) == 3
+            commit = {"consumerGroup": "G", "topic": "Orders", "queueId": 0, "commitOffset": 3}
+            assert (await client.ask(RequestCode.UPDATE_CONSUMER_OFFSET, commit)).code == 0
+            await in_sync(master, slave)
+            assert slave.context.offsets.query("G", "Orders", 0) == 3
+            with capture_logs() as logs:
+                assert (await client.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "Orders"})).code == 0
+                await client.send("Orders", b"new 0", queue_id=2)  # a queue that had no message
+                await client.send("Orders", b"new 1", queue_id=0)
+                await client.send("Orders", b"new 2", queue_id=0)
+                await until(lambda: slave.context.store.dispatched_offset == master.context.store.appended_offset)
+            assert [log["queue"] for log in logs if log["event"] == "queue_starts_anew"] == [0]
+        theirs = slave.context.store
+        assert [theirs.max_offset("Orders", queue) for queue in (0, 2)] == [2, 1]
+        assert slave.context.offsets.query("G", "Orders", 0) == -1
+        async with WireClient.connect(slave.endpoint) as client:
+            assert [one.body for one in await client.pull_messages("Orders")] == [b"new 1", b"new 2"]
+    async with (
+        running_broker(tmp_path / "slave") as broker,
+        WireClient.connect(broker.endpoint) as client,
+    ):
+        assert [one.body for one in await client.pull_messages("Orders")] == [b"new 1", b"new 2"]
+        assert [one.body for one in await client.pull_messages("Orders", queueId=2)] == [b"new 0"]
+        assert (await client.send("Orders", b"new 3", queue_id=0)).ext_fields()["queueOffset"] == "2"

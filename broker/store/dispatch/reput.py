@@ -5,7 +5,7 @@ this service only runs while the log is ahead of the dispatch position.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import structlog
@@ -18,7 +18,7 @@ from trimq.broker.store.log.puts import MessageInner
 from trimq.broker.store.stats import StoreStats
 from trimq.broker.store.types import PutMessageResult, PutMessageStatus
 from trimq.protocol import record
-from trimq.protocol.dispatch_rules import unit_tags_code
+from trimq.protocol.dispatch_rules import IN_QUEUE, KIND, unit_tags_code
 from trimq.protocol.message_keys import index_keys
 from trimq.protocol.property_text import decode_properties
 
@@ -44,6 +44,15 @@ class ReputMessageService:
         self._data_at = -1
         self._is_cut = False
         """Whether the readable part ends inside the next record."""
+        self.starts_anew: Callable[[str, int, int], bool] | None = None
+        """Whether the record at a log offset, with queue offset 0, begins a queue that is still the one before here.
+
+        Its topic was deleted and created again. That happens on slaves: a master has deleted its queue by then.
+        """
+        self.forget_queue: Callable[[str, int], Awaitable[None]] | None = None
+        """Delete the old queue (topic, queue id). Raises OSError."""
+        self._old_queue: tuple[str, int] | None = None
+        """The queue to be deleted before the record at the position is dispatched."""
         dispatcher.on_behind = self.wake
 
     def behind(self) -> int:
@@ -75,8 +84,13 @@ class ReputMessageService:
                 missing = self._step()
                 if missing:
                     self._keep(self._dispatcher.position, await self._log.read_cold(*missing))
+                if self._old_queue is not None:
+                    break
             # Before the next await: a view of the map must not outlive this turn.
             self._keep(-1, b"")
+            if self._old_queue is not None and self.forget_queue is not None:
+                old, self._old_queue = self._old_queue, None
+                await self.forget_queue(*old)
             await trio.lowlevel.checkpoint()
 
     def _keep(self, at: int, data: Any) -> None:
@@ -108,6 +122,8 @@ class ReputMessageService:
             self._is_cut = True
         elif isinstance(found, Blank):
             dispatcher.rolled(position, file.end)
+        elif found is not None and self._starts_anew(found):
+            self._old_queue = found.topic, found.queue_id
         elif found is not None:
             self._dispatch(found)
         return None
@@ -132,6 +148,11 @@ class ReputMessageService:
             self._keep(position, data)
             at = 0
         return self._reader.read(self._data, at, position), None
+
+    def _starts_anew(self, found: LogRecord) -> bool:
+        if found.queue_offset or self.starts_anew is None or not IN_QUEUE[found.sys_flag & KIND]:
+            return False
+        return self.starts_anew(found.topic, found.queue_id, found.phy)
 
     def _skip(self, position: int, file_end: int, why: str) -> None:
         """Report a damaged record, and continue behind it if its length is plausible, else in the next file."""

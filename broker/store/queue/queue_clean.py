@@ -82,6 +82,14 @@ class QueueCleaner:
                 await self._queues.deleted_topics.save()
                 await self._delete(queues, f"{self._queues.directory}/{topic}")
 
+    async def drop_old(self, topic: str, queue_id: int) -> None:
+        """Delete a queue whose topic its master has created again. Raises OSError."""
+        queue = self._queues.find(topic, queue_id)
+        if queue is not None:
+            self._queues.drop_queue(queue)
+            async with self._flush_queues.lock:
+                await self._disk.run(delete_queue_files, self._disk, queue.directory)
+
     async def drop_expired(self) -> int:
         """Delete the queues of ordinary topics that have no message left in the log. Returns their number."""
         count = 0
