@@ -24,6 +24,7 @@ from trimq.broker.services.slave_timers import SlaveTimers
 from trimq.broker.services.state_file import StateFileError
 from trimq.broker.services.topics import TopicConfigManager
 from trimq.broker.store.message_store import MessageStore
+from trimq.protocol.body import DELETED_TOPICS, WITH_DELETED_TOPICS
 from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.timer_handover import TimerHandover, decode_handover
@@ -127,10 +128,12 @@ class SlaveSynchronize:
     async def _follow_topics(self) -> None:
         """Take the topics; the queues and offsets of those that the master does not have any more go too."""
         self._arrived.clear()
-        state = await self._ask(RequestCode.GET_ALL_TOPIC_CONFIG)
+        state = await self._ask(RequestCode.GET_ALL_TOPIC_CONFIG, {WITH_DELETED_TOPICS: "true"})
         if not state:
             return
         self._topics.follow(state, keep=self._arrived)
+        deleted = state.get(DELETED_TOPICS) or {}
+        await self._store.follow_deletions({str(topic): int(position) for topic, position in deleted.items()})
         for topic in await self._store.clean_unused_topics(self._topics.table):
             _log.info("followed_topic_deleted", topic=topic)
             self._offsets.remove_topic(topic)
@@ -219,9 +222,9 @@ class SlaveSynchronize:
         self._failed.pop(code, None)
         return True
 
-    async def _ask(self, code: RequestCode) -> dict[str, Any]:
+    async def _ask(self, code: RequestCode, ext: dict[str, str] | None = None) -> dict[str, Any]:
         """The master's state; empty if it has none. Raises OSError, ValueError, StateFileError."""
-        reply = await self._master.ask(code)
+        reply = await self._master.ask(code, ext)
         _check(reply)
         state = json.loads(bytes(reply.body)) if len(reply.body) else {}
         if not isinstance(state, dict):

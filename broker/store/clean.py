@@ -217,6 +217,18 @@ class CleanService:
         await self._cleaner.drop_topics(topics, log_end, self._latest_ms)
         await self._save_checkpoint()
 
+    async def follow_deletions(self, deleted: dict[str, int]) -> None:
+        """Delete the old queues of topics that were deleted while the log ended at these offsets, if it is there."""
+        known = self._cleaner.deleted_topics
+        new = {
+            topic: position
+            for topic, position in deleted.items()
+            if (topic not in known or known[topic].position < position) and position <= self._dispatched_offset()
+        }
+        if new:
+            await self._cleaner.drop_before(new, self._latest_ms())
+            await self._save_checkpoint()
+
     async def forget_queue(self, topic: str, queue_id: int) -> None:
         """Delete a queue of a slave whose topic the master has deleted and created again."""
         _log.warning("queue_starts_anew", topic=topic, queue=queue_id)

@@ -658,6 +658,8 @@ class MessageStore(InMemoryCalls):
         Each topic is checked again when its turn comes: a send may have created it in the meantime.
         """
         deleted: list[str] = []
+        if all(topic in known or is_system_topic(topic) for topic in self.topics()):
+            return deleted
 
         def unused() -> Iterator[str]:
             for topic in self.topics():
@@ -668,6 +670,15 @@ class MessageStore(InMemoryCalls):
 
         await self._clean.delete_topics(unused())
         return deleted
+
+    @property
+    def deleted_topics(self) -> dict[str, int]:
+        """Topics that were deleted, and the log offset below which their records belong to the deleted one."""
+        return {topic: deleted.position for topic, deleted in self.queues.deleted_topics.topics.items()}
+
+    async def follow_deletions(self, deleted: dict[str, int]) -> None:
+        """On a slave: delete queues that have records of a deleted topic only, as far as the log is dispatched."""
+        await self._clean.follow_deletions(deleted)
 
     async def clean_expired_consume_queues(self) -> int:
         """Delete queues of ordinary topics that have no message left in the log. Returns their number."""

@@ -25,10 +25,10 @@ TOPIC = "Copied"
 
 @asynccontextmanager
 async def pair(
-    root: Path, of_master: Mapping[str, object] = MappingProxyType({}), **more: object
+    root: Path, of_master: Mapping[str, Any] = MappingProxyType({}), **more: object
 ) -> AsyncIterator[tuple[BrokerController, BrokerController]]:
     """A master with its name server, and a slave. ``more`` are settings of the slave."""
-    names = {"embeddedNamesrvEnable": True, "embeddedNamesrvPort": 0, "haListenPort": free_port()}
+    names: dict[str, Any] = {"embeddedNamesrvEnable": True, "embeddedNamesrvPort": 0, "haListenPort": free_port()}
     async with running_broker(root / "master", **names, **of_master) as master:
         assert master.namesrv is not None
         assert master.namesrv.address is not None

@@ -113,6 +113,10 @@ class ConsumeQueueStore:
             found.setdefault(topic, set()).update(states)
         return {topic: sorted(ids) for topic, ids in found.items()}
 
+    def ids_of(self, topic: str) -> list[int]:
+        """The ids of a topic's queues."""
+        return [*self.queues.get(topic, ()), *self._unloaded.get(topic, ())]
+
     def all_queues(self) -> Iterator[ConsumeQueue]:
         """Every queue; loads the ones that have not been used since the start."""
         for topic in list(self._unloaded):
