@@ -86,6 +86,8 @@ class SlaveSynchronize:
         self._sleep: trio.CancelScope | None = None
         self._taken: dict[RequestCode, Any] = {}
         """The states that were taken last, of those that wait for the log."""
+        self._until_timers = 0
+        """Rounds until the checkpoint of the timers is asked for. A round that waits for the log does not ask."""
         self._later: list[_Later] = []
         self._log_end = 0
         """Where the log has to be for ``_later``."""
@@ -113,7 +115,7 @@ class SlaveSynchronize:
                 all_of_it = self._woken or number % _REST_EVERY == 0
                 self._woken = False
                 self._asked_all = all_of_it
-                good = await self._round(with_timers=all_of_it or number % _TIMERS_EVERY == 0)
+                good = await self._round()
                 if all_of_it:
                     good &= await self._attempt(RequestCode.GET_ALL_TOPIC_CONFIG, self._follow_topics)
                 for code, follow in self._seldom if all_of_it else ():
@@ -140,15 +142,17 @@ class SlaveSynchronize:
 
     # what waits for the log
 
-    async def _round(self, *, with_timers: bool) -> bool:
+    async def _round(self) -> bool:
         """Ask for the offsets, and for the checkpoint of the timers. Take what the log is far enough for."""
+        self._until_timers -= 1
         await self._take_later()
         waits = bool(self._later)  # then only the offsets of consumers are taken: newer states would never be
         good = await self._take(RequestCode.GET_ALL_CONSUMER_OFFSET, lambda state: self._take_offsets(state, waits))
         if waits:
             return good
         good &= await self._take(RequestCode.GET_ALL_DELAY_OFFSET, self._take_delays)
-        if with_timers:
+        if self._until_timers <= 0:
+            self._until_timers = _TIMERS_EVERY
             good &= await self._attempt(RequestCode.GET_TIMER_CHECK_POINT, self._ask_timers)
         if self._later and not await self._attempt(RequestCode.GET_BROKER_RUNTIME_INFO, self._ask_end):
             self._later.clear()
