@@ -230,3 +230,80 @@ async def test_a_topic_that_was_deleted_and_created_again_begins_again(tmp_path:
         assert [one.body for one in await client.pull_messages("Orders")] == [b"new 1", b"new 2"]
         assert [one.body for one in await client.pull_messages("Orders", queueId=2)] == [b"new 0"]
         assert (await client.send("Orders", b"new 3", queue_id=0)).ext_fields()["queueOffset"] == "2"
+
+
+async def held(broker: BrokerController) -> dict[str, int]:
+    """The lowest log offset that each kind of pending messages keeps."""
+    found: dict[str, int] = {}
+    for pending in broker.context.store.log_holds._pending:
+        if (lowest := await pending.lowest()) is not None:
+            found[pending.name] = min(lowest, found.get(pending.name, lowest))
+    return found
+
+
+async def test_a_slave_keeps_the_files_that_its_master_keeps(tmp_path: Path) -> None:
+    life = Life(tmp_path)
+    settings = FINE | {"transactionOpBatchInterval": 50}
+    async with pair(tmp_path, of_master=settings, **settings) as (master, slave):
+
+        async def agree(*names: str) -> None:
+            wanted = master.context.store.appended_offset
+            with trio.fail_after(30):
+                while (  # noqa: ASYNC110 - there is no event for it
+                    slave.context.store.appended_offset < wanted
+                    or set(await held(master)) != set(names)
+                    or await held(slave) != await held(master)
+                ):
+                    await trio.sleep(0.05)
+            assert await slave.context.store.log_holds.lowest() == await master.context.store.log_holds.lowest()
+
+        async with WireClient.connect(master.endpoint) as client:
+            life.broker, life.client = master, client
+            await client.send("Orders", b"x")
+            await agree()
+            for number in range(2):
+                half = await life.prepare(b"half %d" % number)
+                assert (await life.end(half)).code == 0
+                await timed(client, b"soon %d" % number, 100)
+                assert (await client.send("Orders", b"delayed", {"DELAY": "1"})).code == 0
+            pending = await life.prepare(b"half")
+            await timed(client, b"timed", 60_000)
+            assert (await client.send("Orders", b"delayed", {"DELAY": "3"})).code == 0
+            await agree("half messages", "timed messages", "delayed messages")
+            assert len(set((await held(slave)).values())) == 3
+            assert (await life.end(pending)).code == 0
+            await agree("timed messages", "delayed messages")
+            await until(lambda: slave.context.store.max_offset("T", 0) == 3)
+    # Before the master has answered a slave knows what it knew before.
+    async with running_broker(tmp_path / "slave", brokerRole="SLAVE", brokerId=1, **settings) as slave:
+        assert set(await held(slave)) == {"timed messages", "delayed messages"}
+
+
+async def test_a_former_masters_wheel_is_replaced_by_what_the_new_master_says(tmp_path: Path) -> None:
+    """It had messages of its own in the wheel. What the new master delivers is delivered, whatever the wheel said."""
+    (tmp_path / "a").mkdir()
+    async with pair(tmp_path / "a", of_master=FINE, **FINE) as (master, slave):
+        async with WireClient.connect(master.endpoint) as client:
+            for number in range(3):
+                await timed(client, b"%d" % number, 60_000)
+            await until(lambda: master.context.timer.enqueued == 3)
+        await in_sync(master, slave)
+        timers = slave.context.store.timer_data
+        await until(lambda: timers.found_until == 3)
+    shutil.copytree(tmp_path / "a" / "slave", tmp_path / "b" / "master")
+    shutil.copytree(tmp_path / "a" / "master", tmp_path / "b" / "slave")
+    assert (tmp_path / "b" / "slave" / "timerwheel").exists()
+    async with pair(tmp_path / "b", of_master={**FINE, "clock": Later()}, **FINE) as (master, slave):
+        await until(lambda: master.context.store.max_offset("Orders", 0) == 3)
+        await in_sync(master, slave)
+        timers = slave.context.store.timer_data
+        await until(lambda: timers.follows and timers.checkpoint.queue_offset == 3)
+        assert timers.wheel.is_empty
+        assert not (tmp_path / "b" / "slave" / "timerwheel").exists()
+    async with (
+        running_broker(tmp_path / "b" / "slave", clock=Later(), **FINE) as broker,
+        WireClient.connect(broker.endpoint) as client,
+    ):
+        await timed(client, b"last", 500)
+        await until(lambda: broker.context.store.max_offset("Orders", 0) > 3)
+        assert await bodies(client) == Counter([b"0", b"1", b"2", b"last"])
