@@ -117,3 +117,26 @@ async def test_a_slave_deletes_what_it_has_dispatched_and_no_more(autojump_clock
         assert slave.deleted_topics == {TOPIC: 7}
         slave.dispatcher.position = 0
         assert await slave.clean_unused_topics({TOPIC}) == []
+
+
+async def test_a_start_dispatches_the_new_topic_behind_the_checkpoint(autojump_clock: object) -> None:
+    """The slave had the records, and was killed before it dispatched them: its checkpoint vouches for the old queue."""
+    mine, theirs = SimDisk(), SimDisk()
+    async with store_of(mine, ASYNC_MASTER) as master:
+        try:
+            async with store_of(theirs, SLAVE) as slave, trio.open_nursery() as nursery:
+                follow(nursery, slave, serve(nursery, master), FakeMaster(master))
+                await fill(master, 5)
+                await until(lambda: slave.dispatched_offset == master.appended_offset)
+                assert await slave._checkpoints.save()
+                slave._reput._goes_on = lambda: False  # type: ignore[method-assign]
+                await master.delete_topic(TOPIC)
+                await fill(master, 3)
+                await until(lambda: slave.appended_offset == master.appended_offset)
+                theirs.power_cut(Loss.NOTHING)
+        except* PowerCut:
+            pass
+    async with store_of(theirs.power_cut(), SLAVE) as store:
+        assert store.recovered is not None
+        assert store.recovered.trusted
+        assert await ends(store) == (3, 0)
