@@ -155,8 +155,8 @@ async def test_without_the_end_of_the_log_nothing_is_taken(rig: Rig) -> None:
 
 
 async def test_a_checkpoint_that_could_not_be_written_is_taken_again(rig: Rig) -> None:
-    async def full(_found: TimerHandover) -> None:
-        raise OSError("no space")
+    async def full(handover: TimerHandover) -> None:
+        raise OSError(f"no space for {handover.found_until}")
 
     rig.handover = handover(1)
     timers = rig.synchronize._timers
@@ -164,7 +164,7 @@ async def test_a_checkpoint_that_could_not_be_written_is_taken_again(rig: Rig) -
     timers.follow = full  # type: ignore[method-assign]
     with capture_logs() as logs:
         await rig.rounds(3)
-    assert [log["reason"] for log in logs] == ["no space"]
+    assert [log["reason"] for log in logs] == ["no space for 3"]
     timers.follow = follow  # type: ignore[method-assign]
     assert ("timers", 1) in await rig.rounds(3)
 
