@@ -101,6 +101,7 @@ class Replication:
                 timers=self.timers or SlaveTimers(store),
             )
             store.on_anew.append(context.offsets.remove_topic)
+            store.hear_waiting(self.synchronize.message_waits)
             store.message_arriving.append(self.synchronize.message_arriving)
             await nursery.start(self.synchronize.run)
             self.client = store.make_client(self.master, self._network.open_stream)

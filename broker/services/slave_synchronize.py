@@ -35,6 +35,8 @@ _log = structlog.get_logger(__name__)
 _OFFSETS_SECONDS: Final = 1.0
 _TIMERS_EVERY: Final = 3
 """Rounds of the offsets between two checkpoints of the timers."""
+_MOST_QUEUES: Final = 16
+"""Of a topic that is known by a property only, which a client may have written. The master says how many it has."""
 _REST_EVERY: Final = 10
 """Rounds of the offsets between two rounds of everything."""
 
@@ -99,6 +101,11 @@ class SlaveSynchronize:
         self._arrived.add(topic)
         if self._topics.follow_queue(topic, queue_id):
             self.wake()
+
+    def message_waits(self, topic: str, queue_id: int) -> None:
+        """A message for a topic has come that waits for its time: as a master this broker must know the topic then."""
+        if topic not in self._topics.table:
+            self.message_arriving(topic, min(queue_id, _MOST_QUEUES - 1), 0, 0, 0)
 
     def wake(self) -> None:
         """Ask for everything now; if that has just been done, in the next round."""

@@ -518,6 +518,10 @@ class MessageStore(InMemoryCalls):
         """Notify ``listener`` of messages that become readable in queues that are in ``awaited`` at that time."""
         self.dispatcher.awaited, self.dispatcher.on_awaited = awaited, listener
 
+    def hear_waiting(self, listener: Callable[[str, int], None]) -> None:
+        """On a slave: notify ``listener`` of the real topic and queue of each delayed, timed or half message."""
+        self._reput.on_waiting = listener
+
     def add_topic_listener(self, topic: str, listener: MessageArriving) -> None:
         """Notify ``listener`` of messages of a topic that become readable."""
         self.dispatcher.arriving_in[topic] = listener

@@ -20,10 +20,14 @@ from trimq.broker.store.types import PutMessageResult, PutMessageStatus
 from trimq.protocol import record
 from trimq.protocol.dispatch_rules import IN_QUEUE, KIND, unit_tags_code
 from trimq.protocol.message_keys import index_keys
+from trimq.protocol.property_names import PROPERTY_REAL_QID, PROPERTY_REAL_TOPIC
 from trimq.protocol.property_text import decode_properties
+from trimq.protocol.real_place import real_place
+from trimq.protocol.topic_rules import SCHEDULE_TOPIC, TIMER_TOPIC, TRANS_HALF_TOPIC
 
 _log = structlog.get_logger(__name__)
 
+_WAITING: Final = frozenset({SCHEDULE_TOPIC, TIMER_TOPIC, TRANS_HALF_TOPIC})
 _SLICE: Final = 0.001
 _READ: Final = 64 << 10
 
@@ -49,6 +53,8 @@ class ReputMessageService:
 
         Its topic was deleted and created again. That happens on slaves: a master has deleted its queue by then.
         """
+        self.on_waiting: Callable[[str, int], None] | None = None
+        """Called on a slave with the real topic and queue of each message that waits: delayed, timed, or a half."""
         self.forget_queue: Callable[[str, int], Awaitable[None]] | None = None
         """Delete the old queue (topic, queue id). Raises OSError."""
         self._old_queue: tuple[str, int] | None = None
@@ -167,6 +173,10 @@ class ReputMessageService:
     def _dispatch(self, found: LogRecord) -> None:
         # Without body and properties: dispatch needs neither, the keys and the tags code are computed here.
         properties = decode_properties(found.properties)
+        if self.on_waiting is not None and found.topic in _WAITING:
+            place = real_place(properties.get(PROPERTY_REAL_TOPIC), properties.get(PROPERTY_REAL_QID))
+            if not isinstance(place, str):
+                self.on_waiting(*place)
         tags = self._dispatcher.index is not None and self._dispatcher.index.tags
         message = MessageInner(found.topic, found.queue_id, b"", b"", 0, b"", b"", sys_flag=found.sys_flag)
         delays = self._dispatcher.delay_ms
