@@ -343,8 +343,6 @@ def _role_problem(configuration: Configuration) -> tuple[str, str] | None:
         return "brokerId", "a number above 0, since brokerRole=SLAVE"
     if role is not BrokerRole.SLAVE and broker_id:
         return "brokerRole", f"SLAVE, since brokerId={broker_id}; a master has brokerId=0"
-    if replication.is_slave and configuration.section(TieredStoreConfig).is_enabled:
-        return "messageStorePlugIn", "nothing on a slave: it has no tier yet"
     replicates = role is not BrokerRole.ASYNC_MASTER or replication.ha_listen_port is not None
     if replicates and configuration.section(MessageStoreConfig).transient_store_pool_enable:
         return "transientStorePoolEnable", "false with slaves: what is in a write buffer cannot be sent to them"

@@ -43,6 +43,7 @@ from trimq.broker.services.rebalance_lock import RebalanceLockManager
 from trimq.broker.services.registration import BrokerOuterAPI
 from trimq.broker.services.schedule import ScheduleMessageService
 from trimq.broker.services.slave_master import SlaveMaster
+from trimq.broker.services.slave_timers import SlaveTimers
 from trimq.broker.services.state_file import StateFileError
 from trimq.broker.services.stats import BrokerStats
 from trimq.broker.services.timer import TimerMessageService
@@ -57,7 +58,7 @@ from trimq.broker.store.disk.disk import Disk
 from trimq.broker.store.disk.real_disk import RealDisk
 from trimq.broker.store.message_store import MessageStore, StoreInUseError, StoreLoadError, SyncPlace
 from trimq.broker.tiered_config import TieredStoreConfig
-from trimq.broker.wiring import connect, hold_pending
+from trimq.broker.wiring import connect, hold_followed, hold_pending
 from trimq.protocol.codes import RequestCode
 from trimq.protocol.message_id import UniqueIdGenerator
 from trimq.protocol.native import NATIVE
@@ -228,6 +229,11 @@ class BrokerController:
             raise StartError(str(error)) from error
         except OSError as error:
             raise StartError(f"the store {store.root} cannot be opened: {error}") from error
+        except ExceptionGroup as group:  # the tier is loaded while tasks of the store run already
+            reason = group.exceptions[0]
+            if isinstance(reason, StoreLoadError | OSError):
+                raise StartError(str(reason)) from group
+            raise
         return store
 
     def _make_store(self) -> MessageStore:
@@ -239,6 +245,10 @@ class BrokerController:
             "replication": self._section(ReplicationConfig),
             "accept_missing_log": self._accept_missing_log,
         }
+        if tier.is_enabled and self._section(ReplicationConfig).is_slave:
+            # The tier is the master's: two brokers of one name would write into the same segments.
+            _log.info("tier_not_opened", reason="a slave uploads nothing (brokerRole=SLAVE)")
+            return MessageStore(config, **parts)
         if not tier.is_enabled:
             return MessageStore(config, **parts)
         # Only then: a broker without a tier starts faster and needs less memory.
@@ -274,9 +284,12 @@ class BrokerController:
         )
         await self._load(store, topics, offsets, (topics, groups, offsets, schedule, modes, filters, transactions))
         # Before read_back, which may take longer than the time until the first cleaning of the log.
-        hold_pending(store, schedule, timer, transactions.halves, is_slave=self._section(ReplicationConfig).is_slave)
         try:
-            if not self._section(ReplicationConfig).is_slave:
+            if self._section(ReplicationConfig).is_slave:
+                self.replication.timers = SlaveTimers(store)
+                hold_followed(store, schedule, offsets, self.replication.timers)
+            else:
+                hold_pending(store, schedule, timer, transactions.halves)
                 await read_back(transactions, store, offsets)
         except StateFileError as error:
             raise StartError(f"the damaged op queue cannot be rebuilt: {error}") from error
@@ -425,9 +438,12 @@ class BrokerController:
             context.long_polling.wake_all()
             context.long_polling.serve_woken()
             await self.reactor.shutdown(max(1.0, seconds - 5))  # the rest is for the state files
-            await context.transactions.stop()
+            is_slave = self._section(ReplicationConfig).is_slave
+            if not is_slave:  # they have not run, and would replace what the slave has taken over
+                await context.transactions.stop()
             # After the last request, so that the files hold every offset and topic that was acknowledged.
-            await context.timer.stop()
+            if not is_slave:
+                await context.timer.stop()
             for service in (
                 context.topics,
                 context.groups,

@@ -14,6 +14,7 @@ from trimq.broker.services.master_end import MasterEnd
 from trimq.broker.services.registration import BrokerOuterAPI
 from trimq.broker.services.slave_master import SlaveMaster
 from trimq.broker.services.slave_synchronize import SlaveSynchronize
+from trimq.broker.services.slave_timers import SlaveTimers
 from trimq.broker.start_error import StartError
 from trimq.broker.store.message_store import HAClient
 from trimq.protocol.body import GetBrokerMemberGroupResponseBody, decode_json
@@ -46,6 +47,8 @@ class Replication:
         """A slave's side of replication, once it runs."""
         self.synchronize: SlaveSynchronize | None = None
         """What a slave takes over from its master besides the log, once it runs."""
+        self.timers: SlaveTimers | None = None
+        """What a slave knows of its master's timed messages."""
 
     @property
     def config(self) -> ReplicationConfig:
@@ -90,12 +93,16 @@ class Replication:
             self.synchronize = SlaveSynchronize(
                 self.master,
                 context.clock,
+                store=store,
                 topics=context.topics,
                 groups=context.groups,
                 offsets=context.offsets,
                 modes=context.modes,
                 schedule=context.schedule,
+                timers=self.timers or SlaveTimers(store),
             )
+            store.on_anew.append(context.offsets.remove_topic)
+            store.hear_waiting(self.synchronize.message_waits)
             store.message_arriving.append(self.synchronize.message_arriving)
             await nursery.start(self.synchronize.run)
             self.client = store.make_client(self.master, self._network.open_stream)

@@ -1,45 +1,56 @@
 """Connects the parts of a broker: store, services, processors and reactor."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from trimq.broker.config import MessageStoreConfig, ReplicationConfig
 from trimq.broker.context import BrokerContext
 from trimq.broker.processor_table import register_processors
+from trimq.broker.services.offsets import ConsumerOffsetManager
 from trimq.broker.services.pending_timers import TIMED_MESSAGES, PendingTimers
-from trimq.broker.services.queued_messages import QueuedMessages
+from trimq.broker.services.queued_messages import QueuedMessages, QueuePosition
 from trimq.broker.services.schedule import ScheduleMessageService
+from trimq.broker.services.slave_timers import SlaveTimers
 from trimq.broker.services.timer import TimerMessageService
 from trimq.broker.services.transaction.half_queue import HalfQueue
-from trimq.broker.services.transaction.held_halves import HeldHalves
+from trimq.broker.services.transaction.held_halves import HALF_MESSAGES, HeldHalves
 from trimq.broker.store.message_store import MappedFile, MessageStore
 from trimq.protocol.body import TopicConfig
 from trimq.protocol.topic_rules import SCHEDULE_TOPIC, TIMER_TOPIC, TRANS_HALF_TOPIC
+from trimq.protocol.transaction import GROUP, QUEUE
 from trimq.remoting.server.gate import Gate
 from trimq.remoting.server.reactor import HandlerTable, Reactor
 
+DELAYED_MESSAGES: Final = "delayed messages"
 _QUEUES_AT_ONCE: Final = 64
 """A topic with more queues than this does not get them when it is created, but each one with its first message."""
 
 
 def hold_pending(
-    store: MessageStore,
-    schedule: ScheduleMessageService,
-    timer: TimerMessageService,
-    halves: HalfQueue,
-    *,
-    is_slave: bool,
+    store: MessageStore, schedule: ScheduleMessageService, timer: TimerMessageService, halves: HalfQueue
 ) -> None:
-    """Keep log files with pending messages: once it is known which these are, and before the cleaner looks first.
-
-    A slave does not know which half and timed messages are pending. It would keep all of them, and with them the log.
-    """
-    store.hold_log(QueuedMessages("delayed messages", store, schedule.positions))
-    if is_slave:
-        return
+    """Keep log files with pending messages: once it is known which these are, and before the cleaner looks first."""
+    store.hold_log(QueuedMessages(DELAYED_MESSAGES, store, schedule.positions))
     store.hold_log(HeldHalves(store, halves))
     store.hold_log(PendingTimers(store.timer_data))
     store.hold_log(QueuedMessages(TIMED_MESSAGES, store, timer.positions, timer.unread))
+
+
+def hold_followed(
+    store: MessageStore, schedule: ScheduleMessageService, offsets: ConsumerOffsetManager, timers: SlaveTimers
+) -> None:
+    """The same on a slave: what its master had still to read, as far as the slave knows that.
+
+    Before the master has answered it keeps all half messages and all timed messages.
+    """
+
+    def first_half() -> Iterator[QueuePosition]:
+        known = offsets.query_all(GROUP, TRANS_HALF_TOPIC) or {}
+        yield TRANS_HALF_TOPIC, QUEUE, known.get(QUEUE, 0)
+
+    store.hold_log(QueuedMessages(DELAYED_MESSAGES, store, schedule.positions))
+    store.hold_log(QueuedMessages(HALF_MESSAGES, store, first_half))
+    store.hold_log(QueuedMessages(TIMED_MESSAGES, store, timers.positions))
 
 
 def connect(context: BrokerContext, reactor: Reactor, gate: Gate) -> HandlerTable:

@@ -4,7 +4,7 @@ Structs ignore unknown fields and have RocketMQ's defaults for missing ones. Lis
 iterates are never null. ``encode_json`` writes compact JSON, which the route parser of the Go client requires.
 """
 
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType, field
@@ -222,6 +222,12 @@ class TopicConfigSerializeWrapper(Body):
     data_version: DataVersion = field(default_factory=DataVersion)
     topic_config_table: dict[str, TopicConfig] = {}
     mapping_data_version: DataVersion | None = None
+
+
+WITH_DELETED_TOPICS: Final = "withDeletedTopics"
+"""Ext field of GET_ALL_TOPIC_CONFIG (21) by which a slave of TriMQ asks for DELETED_TOPICS too."""
+DELETED_TOPICS: Final = "deletedTopics"
+"""Member of its reply: topic -> log offset below which its records belong to a topic that was deleted."""
 
 
 class TopicConfigAndMappingSerializeWrapper(TopicConfigSerializeWrapper):

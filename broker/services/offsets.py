@@ -18,7 +18,8 @@ from trimq.broker.store.disk.disk import Disk
 from trimq.protocol.body import DataVersion
 from trimq.protocol.codes import ResponseCode
 from trimq.protocol.errors import RemotingError
-from trimq.protocol.topic_rules import is_system_topic
+from trimq.protocol.topic_rules import TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC, is_system_topic
+from trimq.protocol.transaction import GROUP
 from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.runtime.clock import Clock
 
@@ -30,6 +31,9 @@ NOT_FOUND: Final = -1
 _KNOWN: Final = frozenset({"dataVersion", "groupTopicMap", "offsetTable", "pullOffsetTable", "resetOffsetTable"})
 
 Table = dict[str, dict[int, int]]
+
+_OWN: Final = tuple(f"{topic}{SEPARATOR}{GROUP}" for topic in (TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC))
+"""Offsets in the broker's own queues say what is done, not what was read."""
 
 
 class ConsumerOffsetManager(PersistentTable):
@@ -76,17 +80,21 @@ class ConsumerOffsetManager(PersistentTable):
         for key in self.offset_table:
             self._index(key)
 
-    def follow(self, state: dict[str, Any]) -> None:
-        """Take the offsets of a slave's master; those that it lacks stay. Raises StateFileError."""
+    def follow(self, state: dict[str, Any]) -> Table:
+        """Take the offsets of a slave's master; those that it lacks stay. Raises StateFileError.
+
+        Returns those of the broker's own groups, for ``follow_own``.
+        """
         where = "the master's offsets"
         offsets = _load_table(state.get("offsetTable"), where)
+        own = {key: offsets.pop(key) for key in _OWN if key in offsets}
         pulls = _load_table(state.get("pullOffsetTable"), where)
         resets = _load_table(state.get("resetOffsetTable"), where)
         version = load_data_version(state.get("dataVersion"), where)
         if all(self.offset_table.get(key) == value for key, value in offsets.items()) and (
             pulls == self.pull_offset_table and resets == self.reset_offset_table
         ):
-            return
+            return own
         for key, value in offsets.items():
             self.offset_table.setdefault(key, {}).update(value)
             self._index(key)
@@ -94,6 +102,15 @@ class ConsumerOffsetManager(PersistentTable):
         self.reset_offset_table = resets
         self.data_version = version
         self._changed()
+        return own
+
+    def follow_own(self, own: Table) -> None:
+        """Take the offsets of the own groups of a slave's master, when the log has what was done up to them."""
+        for key, value in own.items():
+            if self.offset_table.get(key) != value:
+                self.offset_table.setdefault(key, {}).update(value)
+                self._index(key)
+                self._changed()
 
     def cap(self, ends: Callable[[str, int], int | None]) -> None:
         """Lower offsets that are above the end of their queue to it.

@@ -98,17 +98,26 @@ class SlaveMaster:
             raise OSError(f"this log ends at {end}, the master's begins at {low}: empty the store of this slave")
         return offset < low or end > high
 
+    async def log_end(self) -> int:
+        """Where the master's log ends now, readable or not. Raises OSError."""
+        return (await self._runtime())[2]
+
     async def _record(self, offset: int) -> bytes:
         reply = await self.ask(RequestCode.VIEW_MESSAGE_BY_ID, {"offset": str(offset)})
         return bytes(reply.body) if reply.code == ResponseCode.SUCCESS else b""
 
     async def _bounds(self) -> tuple[int, int]:
         """First offset of the master's log, and the end of what can be read there."""
+        return (await self._runtime())[:2]
+
+    async def _runtime(self) -> tuple[int, int, int]:
+        """First offset of the master's log, the end of what can be read there, and its end. Raises OSError."""
         reply = await self.ask(RequestCode.GET_BROKER_RUNTIME_INFO)
         try:
             table = decode_json(reply.body, KVTable).table
-            end = table.get("commitLogReadableOffset") or table["commitLogMaxOffset"]
+            end = table["commitLogMaxOffset"]
+            readable = table.get("commitLogReadableOffset") or end
             # Apache's broker says -1 while its log has no file.
-            return max(0, int(table["commitLogMinOffset"])), int(end)
+            return max(0, int(table["commitLogMinOffset"])), int(readable), int(end)
         except (RemotingError, KeyError, ValueError) as error:
             raise OSError(f"the master does not say what its log has: {error!r}") from error

@@ -1,12 +1,16 @@
-"""SlaveSynchronize: a slave takes over its master's topics, groups, offsets and modes.
+"""SlaveSynchronize: a slave takes over its master's topics, groups, offsets, modes and timer checkpoint.
 
-Source: RocketMQ's SlaveSynchronize. There all of it comes once a minute, and the topics of the system go if the master
-does not list them.
+What says that the master has delivered or ended something - delay offsets, the offsets of transactions, the checkpoint
+of the timers - is taken only when the log has what was delivered. Otherwise a slave that becomes the master would
+neither have it nor deliver it.
+
+Source: RocketMQ's SlaveSynchronize. There all of it comes once a minute, the timer checkpoint every three seconds, and
+at once; and the topics of the system go if the master does not list them.
 """
 
 import json
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, NamedTuple
 
 import structlog
 import trio
@@ -16,14 +20,23 @@ from trimq.broker.services.message_request_mode import MessageRequestModeManager
 from trimq.broker.services.offsets import ConsumerOffsetManager
 from trimq.broker.services.schedule import ScheduleMessageService
 from trimq.broker.services.slave_master import SlaveMaster
+from trimq.broker.services.slave_timers import SlaveTimers
 from trimq.broker.services.state_file import StateFileError
 from trimq.broker.services.topics import TopicConfigManager
+from trimq.broker.store.message_store import MessageStore
+from trimq.protocol.body import DELETED_TOPICS, WITH_DELETED_TOPICS
 from trimq.protocol.codes import RequestCode, ResponseCode
+from trimq.protocol.command import RemotingCommand
+from trimq.protocol.timer_handover import TimerHandover, decode_handover
 from trimq.remoting.runtime.clock import Clock
 
 _log = structlog.get_logger(__name__)
 
 _OFFSETS_SECONDS: Final = 1.0
+_TIMERS_EVERY: Final = 3
+"""Rounds of the offsets between two checkpoints of the timers."""
+_MOST_QUEUES: Final = 16
+"""Of a topic that is known by a property only, which a client may have written. The master says how many it has."""
 _REST_EVERY: Final = 10
 """Rounds of the offsets between two rounds of everything."""
 
@@ -31,29 +44,40 @@ Follow = Callable[[dict[str, Any]], None]
 """Takes the parsed state of the master. Raises StateFileError if it is not one."""
 
 
+class _Later(NamedTuple):
+    """A state of the master that is taken when the log has reached ``log_end``."""
+
+    code: RequestCode
+    state: Any
+    take: Callable[[], Awaitable[None]]
+
+
 class SlaveSynchronize:
     """Asks the master each second for the offsets, and every ten seconds, or after ``wake``, for the rest."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all that a slave takes over meets here
         self,
         master: SlaveMaster,
         clock: Clock,
         *,
+        store: MessageStore,
         topics: TopicConfigManager,
         groups: SubscriptionGroupManager,
         offsets: ConsumerOffsetManager,
         modes: MessageRequestModeManager,
         schedule: ScheduleMessageService,
+        timers: SlaveTimers,
     ) -> None:
         self._master = master
         self._clock = clock
+        self._store = store
         self._topics = topics
-        self._often: tuple[tuple[RequestCode, Follow], ...] = (
-            (RequestCode.GET_ALL_CONSUMER_OFFSET, offsets.follow),
-            (RequestCode.GET_ALL_DELAY_OFFSET, schedule.follow),
-        )
+        self._offsets = offsets
+        self._schedule = schedule
+        self._timers = timers
+        self._arrived: set[str] = set()
+        """The topics of messages that have come since the topics were asked for."""
         self._seldom: tuple[tuple[RequestCode, Follow], ...] = (
-            (RequestCode.GET_ALL_TOPIC_CONFIG, topics.follow),
             (RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, groups.follow),
             (RequestCode.GET_ALL_MESSAGE_REQUEST_MODE, modes.follow),
         )
@@ -62,13 +86,26 @@ class SlaveSynchronize:
         self._asked_all = False
         """Whether the last round asked for everything."""
         self._sleep: trio.CancelScope | None = None
+        self._taken: dict[RequestCode, Any] = {}
+        """The states that were taken last, of those that wait for the log."""
+        self._until_timers = 0
+        """Rounds until the checkpoint of the timers is asked for. A round that waits for the log does not ask."""
+        self._later: list[_Later] = []
+        self._log_end = 0
+        """Where the log has to be for ``_later``."""
         self.rounds = 0
-        """Rounds in which the master has answered everything that it was asked."""
+        """Rounds in which the master has answered everything that it was asked, and the log had what that needs."""
 
     def message_arriving(self, topic: str, queue_id: int, _next: int, _tags: int, _timestamp: int) -> None:
         """A message has come with the log: its topic may be newer than what this slave knows."""
+        self._arrived.add(topic)
         if self._topics.follow_queue(topic, queue_id):
             self.wake()
+
+    def message_waits(self, topic: str, queue_id: int) -> None:
+        """A message for a topic has come that waits for its time: as a master this broker must know the topic then."""
+        if topic not in self._topics.table:
+            self.message_arriving(topic, min(queue_id, _MOST_QUEUES - 1), 0, 0, 0)
 
     def wake(self) -> None:
         """Ask for everything now; if that has just been done, in the next round."""
@@ -85,21 +122,104 @@ class SlaveSynchronize:
                 all_of_it = self._woken or number % _REST_EVERY == 0
                 self._woken = False
                 self._asked_all = all_of_it
-                requests = (*self._often, *self._seldom) if all_of_it else self._often
-                good = True
-                for code, follow in requests:
+                good = await self._round()
+                if all_of_it:
+                    good &= await self._attempt(RequestCode.GET_ALL_TOPIC_CONFIG, self._follow_topics)
+                for code, follow in self._seldom if all_of_it else ():
                     good &= await self._take(code, follow)
                 # What the master did not answer is asked for in the next round.
                 number = number + 1 if good or not all_of_it else 0
-                self.rounds += good
+                self.rounds += good and not self._later
             with trio.CancelScope() as self._sleep:
                 await self._clock.sleep(_OFFSETS_SECONDS)
             self._sleep = None
 
+    async def _follow_topics(self) -> None:
+        """Take the topics; the queues and offsets of those that the master does not have any more go too."""
+        self._arrived.clear()
+        state = await self._ask(RequestCode.GET_ALL_TOPIC_CONFIG, {WITH_DELETED_TOPICS: "true"})
+        if not state:
+            return
+        self._topics.follow(state, keep=self._arrived)
+        deleted = state.get(DELETED_TOPICS) or {}
+        await self._store.follow_deletions({str(topic): int(position) for topic, position in deleted.items()})
+        for topic in await self._store.clean_unused_topics(self._topics.table):
+            _log.info("followed_topic_deleted", topic=topic)
+            self._offsets.remove_topic(topic)
+
+    # what waits for the log
+
+    async def _round(self) -> bool:
+        """Ask for the offsets, and for the checkpoint of the timers. Take what the log is far enough for."""
+        self._until_timers -= 1
+        await self._take_later()
+        waits = bool(self._later)  # then only the offsets of consumers are taken: newer states would never be
+        good = await self._take(RequestCode.GET_ALL_CONSUMER_OFFSET, lambda state: self._take_offsets(state, waits))
+        if waits:
+            return good
+        good &= await self._take(RequestCode.GET_ALL_DELAY_OFFSET, self._take_delays)
+        if self._until_timers <= 0:
+            self._until_timers = _TIMERS_EVERY
+            good &= await self._attempt(RequestCode.GET_TIMER_CHECK_POINT, self._ask_timers)
+        if self._later and not await self._attempt(RequestCode.GET_BROKER_RUNTIME_INFO, self._ask_end):
+            self._later.clear()
+            return False
+        await self._take_later()
+        return good
+
+    def _take_offsets(self, state: dict[str, Any], waits: bool) -> None:
+        own = self._offsets.follow(state)
+        if not waits:
+            self._put_off(RequestCode.GET_ALL_CONSUMER_OFFSET, own, lambda: self._offsets.follow_own(own))
+
+    def _take_delays(self, state: dict[str, Any]) -> None:
+        self._put_off(RequestCode.GET_ALL_DELAY_OFFSET, state, lambda: self._schedule.follow(state))
+
+    async def _ask_timers(self) -> None:
+        reply = await self._master.ask(RequestCode.GET_TIMER_CHECK_POINT)
+        if reply.code == ResponseCode.SYSTEM_ERROR:
+            return  # its timers are off (timerWheelEnable=false)
+        _check(reply)
+        handover = decode_handover(reply.ext_fields(), bytes(reply.body))
+        if handover != self._taken.get(RequestCode.GET_TIMER_CHECK_POINT):
+            self._later.append(_Later(RequestCode.GET_TIMER_CHECK_POINT, handover, lambda: self._follow(handover)))
+
+    async def _follow(self, handover: TimerHandover) -> None:
+        await self._timers.follow(handover)
+
+    def _put_off(self, code: RequestCode, state: Any, take: Callable[[], None]) -> None:
+        async def taken() -> None:
+            take()
+
+        if state != self._taken.get(code):
+            self._later.append(_Later(code, state, taken))
+
+    async def _ask_end(self) -> None:
+        # After the states: what they say was delivered is in the master's log by now.
+        self._log_end = await self._master.log_end()
+
+    async def _take_later(self) -> None:
+        """Take what has waited, if the log is far enough. On disk: these states are there before the log is flushed."""
+        if not self._later or self._store.appended_offset < self._log_end or not await self._store.flush():
+            return
+        later, self._later = self._later, []
+        for code, state, take in later:
+            if await self._attempt(code, take):
+                self._taken[code] = state
+
+    # requests
+
     async def _take(self, code: RequestCode, follow: Follow) -> bool:
-        try:
+        async def step() -> None:
             if state := await self._ask(code):
                 follow(state)
+
+        return await self._attempt(code, step)
+
+    async def _attempt(self, code: RequestCode, step: Callable[[], Awaitable[None]]) -> bool:
+        """False, with an event in the log, if the master does not answer as it should."""
+        try:
+            await step()
         except (OSError, ValueError, StateFileError) as error:
             if self._failed.get(code) != str(error):
                 _log.warning("not_synchronized", request=code.name, master=self._master.address, reason=str(error))
@@ -113,12 +233,16 @@ class SlaveSynchronize:
         self._failed.pop(code, None)
         return True
 
-    async def _ask(self, code: RequestCode) -> dict[str, Any]:
+    async def _ask(self, code: RequestCode, ext: dict[str, str] | None = None) -> dict[str, Any]:
         """The master's state; empty if it has none. Raises OSError, ValueError, StateFileError."""
-        reply = await self._master.ask(code)
-        if reply.code != ResponseCode.SUCCESS:
-            raise OSError(f"the master answers {reply.code}: {reply.remark}")
+        reply = await self._master.ask(code, ext)
+        _check(reply)
         state = json.loads(bytes(reply.body)) if len(reply.body) else {}
         if not isinstance(state, dict):
             raise StateFileError("not an object")
         return state
+
+
+def _check(reply: RemotingCommand) -> None:
+    if reply.code != ResponseCode.SUCCESS:
+        raise OSError(f"the master answers {reply.code}: {reply.remark}")

@@ -29,7 +29,7 @@ from trimq.broker.services.timer_metrics import Rate, TimerMetrics
 from trimq.broker.services.timer_put import TimerPuts, delete_keys
 from trimq.broker.store.disk.disk import Disk
 from trimq.broker.store.message_store import MessageStore, TimerStore
-from trimq.protocol.timer_layout import TimerCheckpoint
+from trimq.protocol.timer_handover import TimerHandover
 from trimq.protocol.topic_rules import TIMER_TOPIC
 from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.runtime.clock import Clock
@@ -155,9 +155,9 @@ class TimerMessageService:
         """What is still to be read of the timer's queue: all before it is in the wheel, or delivered."""
         return [(TIMER_TOPIC, 0, self._store.timer_data.next_offset)]
 
-    def checkpoint(self) -> TimerCheckpoint | None:
-        """The last checkpoint; None without timers."""
-        return None if self._timers is None else self._timers.checkpoint
+    def handover(self) -> TimerHandover | None:
+        """The last checkpoint, and what a slave has to know besides; None without timers."""
+        return None if self._timers is None else self._timers.handover()
 
     def runtime_info(self) -> dict[str, str]:
         """The timer's part of a broker's runtime information: seconds, numbers of messages, messages a second."""

@@ -1,6 +1,6 @@
 """The broker's topics: topics.json, the system topics, and creation on first use (RocketMQ's TopicConfigManager)."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -124,21 +124,27 @@ class TopicConfigManager(PersistentTable):
 
     # a slave's topics
 
-    def follow(self, state: dict[str, Any]) -> None:
-        """Take the topics of a slave's master. Those that it lacks go, except the system's. Raises StateFileError."""
+    def follow(self, state: dict[str, Any], keep: Container[str] = ()) -> None:
+        """Take the topics of a slave's master. Those that it lacks go, except the system's. Raises StateFileError.
+
+        ``keep``: topics that may be newer than the state. They go with the next one that still lacks them.
+        """
         where = "the master's topics"
         version = load_data_version(state.get("dataVersion"), where)
         if version == self.data_version:
             return
         theirs = EntryTable(TopicConfig)
         theirs.load(state.get("topicConfigTable") or {}, where, "topicName")
-        for topic in [name for name in self.table if name not in theirs.entries and not self.is_system(name)]:
-            self.delete(topic)
+        gone = [name for name in self.table if name not in theirs.entries and not self.is_system(name)]
+        for topic in gone:
+            if topic not in keep:
+                self.delete(topic)
         if changed := [config for name, config in theirs.entries.items() if self.table.get(name) != config]:
             self._put(changed)
         self._followed = True
-        self.data_version = version
         self._file.changed()
+        if not any(topic in keep for topic in gone):  # else this state counts as another one than the master's
+            self.data_version = version
 
     def follow_queue(self, topic: str, queue_id: int) -> bool:
         """Make sure that a queue whose messages came with the master's log belongs to its topic. False if it does."""

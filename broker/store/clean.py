@@ -69,6 +69,10 @@ class CleanService:
         """Files with their messages are not deleted, unless the disk is so full that files are deleted forcibly."""
         self.last_stored_ms: Callable[[], int] = lambda: 0
         """Returns the store time of the newest record."""
+        self.follows_master = False
+        """Whether the log is that of a master."""
+        self.on_anew: list[Callable[[str], None]] = []
+        """Called with the topic of a queue that ``forget_queue`` has deleted."""
         self.on_overdue: list[Callable[[MappedFile], None]] = []
         """Called with a deleted file that has been read for longer than destroyMapedFileIntervalForcibly."""
 
@@ -208,7 +212,32 @@ class CleanService:
 
         Each topic's queues are dropped in the turn in which ``topics`` yields it.
         """
-        await self._cleaner.drop_topics(topics, lambda: self._files.max_offset, self._latest_ms)
+        # What a slave has not dispatched yet may be of a new topic: its log and the list of topics come separately.
+        log_end = self._dispatched_offset if self.follows_master else lambda: self._files.max_offset
+        await self._cleaner.drop_topics(topics, log_end, self._latest_ms)
+        await self._save_checkpoint()
+
+    async def follow_deletions(self, deleted: dict[str, int]) -> None:
+        """Delete the old queues of topics that were deleted while the log ended at these offsets, if it is there."""
+        known = self._cleaner.deleted_topics
+        new = {
+            topic: position
+            for topic, position in deleted.items()
+            if (topic not in known or known[topic].position < position) and position <= self._dispatched_offset()
+        }
+        if new:
+            await self._cleaner.drop_before(new, self._latest_ms())
+            await self._save_checkpoint()
+
+    async def forget_queue(self, topic: str, queue_id: int) -> None:
+        """Delete a queue of a slave whose topic the master has deleted and created again."""
+        _log.warning("queue_starts_anew", topic=topic, queue=queue_id)
+        for listener in self.on_anew:
+            listener(topic)
+        try:
+            await self._cleaner.drop_old(topic, queue_id)
+        except OSError as error:  # the next start compares its units with the log
+            _log.error("old_queue_not_deleted", topic=topic, queue=queue_id, error=str(error))
         await self._save_checkpoint()
 
     def _latest_ms(self) -> int:

@@ -139,6 +139,8 @@ class MessageStore(InMemoryCalls):
 
         Its ``is_released_by`` recognizes the ``release`` of a result that holds it.
         """
+        self.on_anew: list[Callable[[str], None]] = []
+        """Called on a slave with a topic whose queue was replaced: its master has deleted it and created it again."""
         self.log_holds = LogHolds()
         """The services whose pending messages the cleaner keeps."""
         self._sync_place = sync_place
@@ -384,6 +386,11 @@ class MessageStore(InMemoryCalls):
         self._clean.holds = self.log_holds
         self._clean.last_stored_ms = lambda: self.commit_log.last_store_timestamp
         self._clean.on_overdue = self.on_overdue
+        if self.replication.is_slave:
+            self._clean.follows_master = True
+            self._clean.on_anew = self.on_anew
+            self._reput.starts_anew = self.queues.starts_anew
+            self._reput.forget_queue = self._clean.forget_queue
         # Started after recovery: all of these work on a store whose log, queues and index agree.
         nursery.start_soon(self._clean.run)
         nursery.start_soon(path.run)
@@ -521,6 +528,10 @@ class MessageStore(InMemoryCalls):
     def hear_awaited(self, awaited: Collection[tuple[str, int]], listener: MessageArriving) -> None:
         """Notify ``listener`` of messages that become readable in queues that are in ``awaited`` at that time."""
         self.dispatcher.awaited, self.dispatcher.on_awaited = awaited, listener
+
+    def hear_waiting(self, listener: Callable[[str, int], None]) -> None:
+        """On a slave: notify ``listener`` of the real topic and queue of each delayed, timed or half message."""
+        self._reput.on_waiting = listener
 
     def add_topic_listener(self, topic: str, listener: MessageArriving) -> None:
         """Notify ``listener`` of messages of a topic that become readable."""
@@ -680,6 +691,8 @@ class MessageStore(InMemoryCalls):
         Each topic is checked again when its turn comes: a send may have created it in the meantime.
         """
         deleted: list[str] = []
+        if all(topic in known or is_system_topic(topic) for topic in self.topics()):
+            return deleted
 
         def unused() -> Iterator[str]:
             for topic in self.topics():
@@ -690,6 +703,15 @@ class MessageStore(InMemoryCalls):
 
         await self._clean.delete_topics(unused())
         return deleted
+
+    @property
+    def deleted_topics(self) -> dict[str, int]:
+        """Topics that were deleted, and the log offset below which their records belong to the deleted one."""
+        return {topic: deleted.position for topic, deleted in self.queues.deleted_topics.topics.items()}
+
+    async def follow_deletions(self, deleted: dict[str, int]) -> None:
+        """On a slave: delete queues that have records of a deleted topic only, as far as the log is dispatched."""
+        await self._clean.follow_deletions(deleted)
 
     async def clean_expired_consume_queues(self) -> int:
         """Delete queues of ordinary topics that have no message left in the log. Returns their number."""

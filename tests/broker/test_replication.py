@@ -16,7 +16,6 @@ from tests.ports import free_port
 from trimq.broker.config import load_broker
 from trimq.broker.controller import BrokerController
 from trimq.broker.testing import running_broker
-from trimq.broker.tiered_config import PLUG_IN
 from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.command import RemotingCommand
 from trimq.remoting.config.properties import ConfigError
@@ -171,7 +170,6 @@ async def test_no_port_is_open_unless_it_is_configured(tmp_path: Path) -> None:
         ("brokerId=1", "brokerRole", "SLAVE, since brokerId=1"),
         ("brokerRole=SYNC_MASTER", "haListenPort", "a port for slaves"),
         ("inSyncReplicas=2\nminInSyncReplicas=3", "minInSyncReplicas", "at most inSyncReplicas"),
-        (f"brokerRole=SLAVE\nbrokerId=1\nmessageStorePlugIn={PLUG_IN}", "messageStorePlugIn", "nothing on a slave"),
         ("haListenPort=1\ntransientStorePoolEnable=true", "transientStorePoolEnable", "false with slaves"),
         ("haSendHeartbeatInterval=20000", "haHousekeepingInterval", "more than haSendHeartbeatInterval"),
         ("haAllowedAddresses=10.0.0.0/8;x", "haAllowedAddresses", "IP addresses or networks"),

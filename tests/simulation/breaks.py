@@ -6,6 +6,7 @@ from typing import Any, Final
 from unittest import mock
 
 from tests.store.simdisk import SimDisk
+from trimq.broker.services.schedule import ScheduleMessageService
 from trimq.broker.store.durability.flush import GroupCommitService
 from trimq.broker.store.durability.group_transfer import GroupTransferService
 from trimq.broker.store.durability.pending_puts import PendingPuts
@@ -15,6 +16,8 @@ from trimq.broker.store.log.topic_queue import TopicQueue
 from trimq.broker.store.replication.follower import StoreFollower
 from trimq.broker.store.replication.ha_connection import HAConnection
 from trimq.broker.store.replication.slave_log import SlaveLog
+from trimq.broker.store.timer.timer_store import TimerStore
+from trimq.protocol.topic_rules import SCHEDULE_TOPIC
 
 _complete: Final = GroupTransferService._complete
 _commit: Final = GroupCommitService.commit
@@ -22,6 +25,8 @@ _submit: Final = PendingPuts.submit
 _reported: Final = HAConnection._reported
 _slave_log: Final = SlaveLog.__init__
 _queue: Final = CommitLog.queue
+_follow: Final = TimerStore.follow
+_follow_delays: Final = ScheduleMessageService.follow
 
 
 def _acknowledge_before_the_sync(service: Any) -> None:
@@ -78,6 +83,15 @@ def _answer_what_is_stored(service: Any) -> None:
     _complete(service)
 
 
+async def _follow_from_the_checkpoint(timers: Any, handover: Any, _begin: int) -> None:
+    await _follow(timers, handover, handover.checkpoint.queue_offset)
+
+
+def _nothing_is_delayed(schedule: Any, state: Any) -> None:
+    ends = {level: schedule._store.max_offset(SCHEDULE_TOPIC, level - 1) for level in schedule.offsets()}
+    _follow_delays(schedule, state | {"offsetTable": ends})
+
+
 @contextmanager
 def _both(*patches: Any) -> Iterator[None]:
     with ExitStack() as stack:
@@ -102,6 +116,8 @@ BREAKS: Final[dict[str, Callable[[], AbstractContextManager[object]]]] = {
     ),
     "slave-checks-no-crc": _patched(SlaveLog, "__init__", _reader_without_crc),
     "resumes-at-the-last-file": _patched(HAConnection, "_reported", _resume_at_the_last_file),
+    "slave-forgets-pending-timers": _patched(TimerStore, "follow", _follow_from_the_checkpoint),
+    "slave-takes-delay-offsets-of-all": _patched(ScheduleMessageService, "follow", _nothing_is_delayed),
     "queues-start-at-zero": _patched(CommitLog, "queue", _queue_from_zero),
 }
 """Patches by name."""

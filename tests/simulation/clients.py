@@ -23,6 +23,8 @@ from trimq.remoting.errors import RemotingTransportError
 from trimq.remoting.runtime.log_setup import StructuredLog
 
 TOPIC: Final = "T"
+LATER_TOPIC: Final = "L"
+"""The topic of delayed and timed messages."""
 GROUP: Final = "G"
 QUEUES: Final = 2
 _PAUSE: Final = 0.1
@@ -62,15 +64,21 @@ class Caller:
 
 
 class Producer:
-    """Sends ``count`` messages, one after the other, each with a body of its own."""
+    """Sends ``count`` messages, one after the other, each with a body of its own.
 
-    def __init__(self, name: str, ledger: Ledger, namesrv_hosts: list[str], rng: Random, count: int) -> None:
+    With ``later`` every other one is delayed, or timed.
+    """
+
+    def __init__(
+        self, name: str, ledger: Ledger, namesrv_hosts: list[str], rng: Random, count: int, *, later: bool = False
+    ) -> None:
         self.name = name
         self.sent = 0
         self._ledger = ledger
         self._namesrv_hosts = namesrv_hosts
         self._rng = rng
         self._count = count
+        self._later = later
 
     async def __call__(self, life: Life) -> None:
         """Send until all are sent."""
@@ -92,6 +100,9 @@ class Producer:
         self.sent += 1
         body = f"{self.name}-{self.sent}".encode().ljust(rng.choice((8, 100, 1000)), BODY_PADDING[:1])
         ledger.attempted.add(body)
+        if self._later and rng.random() < 0.5:
+            await self._send_later(caller, broker, body)
+            return
         began = ledger.moment()
         try:
             reply = await caller.ask(
@@ -104,6 +115,21 @@ class Producer:
             ledger.add_acked(queue, body, int(reply.ext_fields()["queueOffset"]), began)
         else:
             ledger.refused += 1
+
+    async def _send_later(self, caller: Caller, broker: str, body: bytes) -> None:
+        properties = {"UNIQ_KEY": body.decode()} | self._rng.choice(
+            ({"DELAY": "1"}, {"DELAY": "2"}, {"TIMER_DELAY_MS": str(self._rng.randrange(1000, 20_000))})
+        )
+        ext = send_ext(LATER_TOPIC, properties, queue_id=self._rng.randrange(QUEUES))
+        try:
+            reply = await caller.ask(caller.masters[broker], RequestCode.SEND_MESSAGE_V2, ext, body)
+        except RemotingTransportError:
+            self._ledger.unknown += 1
+            return
+        if reply.code == ResponseCode.SUCCESS:
+            self._ledger.add_later(broker, body)
+        else:
+            self._ledger.refused += 1
 
 
 class Consumer:

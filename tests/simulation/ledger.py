@@ -32,6 +32,8 @@ class Ledger:
     attempted: set[bytes] = field(default_factory=set)
     seen: dict[tuple[QueueKey, int], bytes] = field(default_factory=dict)
     committed: dict[tuple[str, QueueKey], int] = field(default_factory=dict)
+    later: dict[str, set[bytes]] = field(default_factory=dict)
+    """By broker: the delayed and timed messages that were acknowledged. They come at least once."""
     keeps: bool = True
     """Whether the cluster has promised to lose nothing."""
     refused: int = 0
@@ -46,6 +48,10 @@ class Ledger:
     def add_acked(self, queue: QueueKey, body: bytes, offset: int, began: int) -> None:
         """The cluster has acknowledged a message."""
         self.acked.setdefault(queue, []).append(Acked(body, offset, began, self.moment()))
+
+    def add_later(self, broker: str, body: bytes) -> None:
+        """The cluster has acknowledged a message that is to come later."""
+        self.later.setdefault(broker, set()).add(body)
 
     def add_seen(self, queue: QueueKey, offset: int, body: bytes) -> None:
         """A consumer has got a message. Raises BrokenPromiseError if another one was seen at the same offset."""

@@ -15,6 +15,7 @@ import structlog
 import trio
 
 from tests.simulation.clients import (
+    LATER_TOPIC,
     QUEUES,
     TOPIC,
     Caller,
@@ -35,6 +36,8 @@ from trimq.remoting.errors import RemotingTransportError
 
 _SETTLE: Final = 200.0
 """Seconds that the cluster has to be whole again. A name server keeps a broker that is silent for two minutes."""
+_LATER: Final = 60.0
+"""Seconds in which all delayed and timed messages have to come; they are due after 20 at most."""
 _MESSAGES: Final = 8
 """Messages of each producer."""
 
@@ -72,6 +75,7 @@ class Scenario:
 
     ``replicated``: there is one master, SYNC_MASTER, with a slave. ``takes_over``: the master is gone in the end, and
     an operator has made the slave the master. ``power_fails``: machines may lose their power, and what is not synced.
+    ``later``: half of the messages are delayed or timed.
     """
 
     name_servers: int
@@ -81,6 +85,7 @@ class Scenario:
     sync_flush: bool
     power_fails: bool
     faults: int
+    later: bool
 
     @classmethod
     def drawn(cls, rng: Random) -> "Scenario":
@@ -95,6 +100,7 @@ class Scenario:
             # A master that has lost what it did not sync refuses the slave that has it: an operator has to decide.
             power_fails=rng.random() < 0.7 and (sync_flush or not replicated),
             faults=rng.randrange(1, 5),
+            later=rng.random() < 0.4,
         )
 
     @property
@@ -165,7 +171,8 @@ class World:
         return program
 
     def _producer(self, name: str) -> Producer:
-        return Producer(name, self.ledger, self._hosts, Random(f"{name} {self._seed}"), _MESSAGES)
+        rng = Random(f"{name} {self._seed}")
+        return Producer(name, self.ledger, self._hosts, rng, _MESSAGES, later=self.scenario.later)
 
     def _machine(self, name: str, host: str, program: Any) -> Machine:
         return Machine(name, host, self.network, program, self.trace, self._seed)
@@ -255,7 +262,27 @@ class World:
             for name in self.brokers:
                 for number in range(QUEUES):
                     await self._check_queue(caller, (name, TOPIC, number))
+                if wanted := self.ledger.later.get(name):
+                    await self._check_later(caller, name, wanted)
         self.checked.set()
+
+    async def _check_later(self, caller: Caller, broker: str, wanted: set[bytes]) -> None:
+        """Wait until all delayed and timed messages have come. They may come again after a crash."""
+        found: set[bytes] = set()
+        with trio.move_on_after(_LATER):
+            while not wanted <= found:
+                await trio.sleep(1)
+                for number in range(QUEUES):
+                    queue = broker, LATER_TOPIC, number
+                    try:
+                        found.update((await read_all(caller, queue, *await offset_bounds(caller, queue))).values())
+                    except (RemotingTransportError, KeyError):
+                        await caller.find_masters()
+        self.trace(f"{broker}: {len(found)} delayed and timed messages have come, {len(wanted)} were acknowledged")
+        if self.ledger.keeps and wanted - found:
+            raise BrokenPromiseError(f"{broker}: {sorted(wanted - found)} were to come later, and have not")
+        if found - self.ledger.attempted:
+            raise BrokenPromiseError(f"{broker}: {sorted(found - self.ledger.attempted)} were never sent")
 
     async def _check_queue(self, caller: Caller, queue: QueueKey) -> None:
         first, end, committed, content = 0, 0, None, dict[int, bytes]()

@@ -4,7 +4,6 @@ from trimq.broker.services.timer import TimerMessageService
 from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.errors import RemotingError
-from trimq.protocol.timer_layout import encode_checkpoint
 from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.handler_table import HandlerTable
 
@@ -22,10 +21,10 @@ class TimerAdminProcessor:
 
     def check_point(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """GET_TIMER_CHECK_POINT (60): the last checkpoint, 56 bytes. SYSTEM_ERROR without a timer."""
-        checkpoint = self._timer.checkpoint()
-        if checkpoint is None:
+        handover = self._timer.handover()
+        if handover is None:
             raise _off()
-        return command.reply(body=encode_checkpoint(checkpoint, padded=False))
+        return command.reply(header=handover.ext(), body=handover.body())
 
     def metrics(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """GET_TIMER_METRICS (61): pending messages by topic, the content of timermetrics. SYSTEM_ERROR without one."""

@@ -15,7 +15,7 @@ from trimq.broker.services.stats import BrokerStats
 from trimq.broker.services.topic_attributes import alter, parse_changes
 from trimq.broker.services.topics import TopicConfigManager
 from trimq.broker.store.message_store import MessageStore
-from trimq.protocol.body import Body, TopicConfig, decode_json, encode_json
+from trimq.protocol.body import DELETED_TOPICS, WITH_DELETED_TOPICS, Body, TopicConfig, decode_json, encode_json
 from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.errors import RemotingError
@@ -150,11 +150,13 @@ class TopicAdminProcessor:
             raise invalid(f"the topic {topic} belongs to the broker itself (validateSystemTopicWhenUpdateTopic)")
 
     async def all_configs(self, connection: Connection, command: RemotingCommand) -> Outcome:
-        """GET_ALL_TOPIC_CONFIG (21)."""
+        """GET_ALL_TOPIC_CONFIG (21). A slave of TriMQ also asks where in the log topics were deleted."""
         wrapper = self._topics.serialize_wrapper()
         names = structs.fields(wrapper)
         members = [(each.encode_name, getattr(wrapper, each.name)) for each in names]
         pieces = [(name, table_pieces(value) if isinstance(value, dict) else value) for name, value in members]
+        if command.ext_fields().get(WITH_DELETED_TOPICS) == "true":
+            pieces.append((DELETED_TOPICS, self._store.deleted_topics))
         return await in_slices(connection, command, object_pieces(*pieces))
 
     def config(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:

@@ -1,9 +1,13 @@
 """HeldHalves: the log files that the cleaner must not delete, because they hold halves that are not ended durably."""
 
+from typing import Final
+
 from trimq.broker.services.queued_messages import QueuedMessages, QueuePosition, UnitStore
 from trimq.broker.services.transaction.half_queue import HalfQueue
 from trimq.protocol.topic_rules import TRANS_HALF_TOPIC
 from trimq.protocol.transaction import QUEUE
+
+HALF_MESSAGES: Final = "half messages"
 
 
 class HeldHalves(QueuedMessages):
@@ -15,7 +19,7 @@ class HeldHalves(QueuedMessages):
 
     def __init__(self, store: UnitStore, halves: HalfQueue) -> None:
         self._halves = halves
-        super().__init__("half messages", store, self._first)
+        super().__init__(HALF_MESSAGES, store, self._first)
 
     def _first(self) -> list[QueuePosition]:
         """The first half that is not done; none if all are."""

@@ -5,7 +5,7 @@ this service only runs while the log is ahead of the dispatch position.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import structlog
@@ -19,12 +19,16 @@ from trimq.broker.store.log.puts import MessageInner
 from trimq.broker.store.stats import StoreStats
 from trimq.broker.store.types import PutMessageResult, PutMessageStatus
 from trimq.protocol import record
-from trimq.protocol.dispatch_rules import unit_tags_code
+from trimq.protocol.dispatch_rules import IN_QUEUE, KIND, unit_tags_code
 from trimq.protocol.message_keys import index_keys
+from trimq.protocol.property_names import PROPERTY_REAL_QID, PROPERTY_REAL_TOPIC
 from trimq.protocol.property_text import decode_properties
+from trimq.protocol.real_place import real_place
+from trimq.protocol.topic_rules import SCHEDULE_TOPIC, TIMER_TOPIC, TRANS_HALF_TOPIC
 
 _log = structlog.get_logger(__name__)
 
+_WAITING: Final = frozenset({SCHEDULE_TOPIC, TIMER_TOPIC, TRANS_HALF_TOPIC})
 _SLICE: Final = 0.001
 
 
@@ -44,6 +48,17 @@ class ReputMessageService:
         self._data_at = -1
         self._is_cut = False
         """Whether the readable part ends inside the next record."""
+        self.starts_anew: Callable[[str, int, int], bool] | None = None
+        """Whether the record at a log offset, with queue offset 0, begins a queue that is still the one before here.
+
+        Its topic was deleted and created again. That happens on slaves: a master has deleted its queue by then.
+        """
+        self.on_waiting: Callable[[str, int], None] | None = None
+        """Called on a slave with the real topic and queue of each message that waits: delayed, timed, or a half."""
+        self.forget_queue: Callable[[str, int], Awaitable[None]] | None = None
+        """Delete the old queue (topic, queue id). Raises OSError."""
+        self._old_queue: tuple[str, int] | None = None
+        """The queue to be deleted before the record at the position is dispatched."""
         dispatcher.on_behind = self.wake
 
     def behind(self) -> int:
@@ -75,8 +90,13 @@ class ReputMessageService:
                 missing = self._step()
                 if missing:
                     self._keep(self._dispatcher.position, await self._log.read_cold(*missing))
+                if self._old_queue is not None:
+                    break
             # Before the next await: a view of the map must not outlive this turn.
             self._keep(-1, b"")
+            if self._old_queue is not None and self.forget_queue is not None:
+                old, self._old_queue = self._old_queue, None
+                await self.forget_queue(*old)
             await trio.lowlevel.checkpoint()
 
     def _keep(self, at: int, data: Any) -> None:
@@ -110,6 +130,12 @@ class ReputMessageService:
             self._is_cut = True
         elif isinstance(found, Blank):
             dispatcher.rolled(position, file.end)
+        elif (
+            found is not None
+            and IN_QUEUE[found.sys_flag & KIND]
+            and self._starts_anew(found.topic, found.queue_id, found.queue_offset, found.phy)
+        ):
+            self._old_queue = found.topic, found.queue_id
         elif found is not None:
             self._dispatch(found)
         return None
@@ -122,7 +148,7 @@ class ReputMessageService:
             return False
         data = self._data[at : at + min(MOST, self._readable_offset() - position)]
         rows = read_rows(data, position, tags=dispatcher.index is not None and dispatcher.index.tags)
-        if rows is None:
+        if rows is None or any(self._starts_anew(*first) for first in rows[0].firsts()):
             return False
         dispatcher.dispatch(*rows)
         return True
@@ -148,6 +174,9 @@ class ReputMessageService:
             at = 0
         return self._reader.read(self._data, at, position), None
 
+    def _starts_anew(self, topic: str, queue_id: int, queue_offset: int, phy: int) -> bool:
+        return not queue_offset and self.starts_anew is not None and self.starts_anew(topic, queue_id, phy)
+
     def _skip(self, position: int, file_end: int, why: str) -> None:
         """Report a damaged record, and continue behind it if its length is plausible, else in the next file."""
         at = position - self._data_at  # the bytes of the failed read, possibly from the device
@@ -161,6 +190,10 @@ class ReputMessageService:
     def _dispatch(self, found: LogRecord) -> None:
         # Without body and properties: dispatch needs neither, the keys and the tags code are computed here.
         properties = decode_properties(found.properties)
+        if self.on_waiting is not None and found.topic in _WAITING:
+            place = real_place(properties.get(PROPERTY_REAL_TOPIC), properties.get(PROPERTY_REAL_QID))
+            if not isinstance(place, str):
+                self.on_waiting(*place)
         tags = self._dispatcher.index is not None and self._dispatcher.index.tags
         message = MessageInner(found.topic, found.queue_id, b"", b"", 0, b"", b"", sys_flag=found.sys_flag)
         delays = self._dispatcher.delay_ms

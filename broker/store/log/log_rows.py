@@ -3,7 +3,7 @@
 The native extension reads them (native/core/src/log.rs). Whatever is not ordinary is left to log_scan.RecordReader.
 """
 
-from collections.abc import Collection, Container, Sequence
+from collections.abc import Collection, Container, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from msgspec import Struct
@@ -44,6 +44,14 @@ class LogRows(Struct, gc=False):
     def count(self) -> int:
         """Number of messages."""
         return len(self.offsets)
+
+    def firsts(self) -> Iterator[tuple[str, int, int, int]]:
+        """Topic, queue id, queue offset and log offset of the first message of each queue."""
+        end = 0
+        for topic, queue_id, start, count in self.queues:
+            physical, _, _ = UNIT.unpack_from(self.units, end)
+            yield topic, queue_id, start, physical
+            end += count * UNIT_SIZE
 
     def is_in(self, topics: Container[str]) -> bool:
         """See Dispatchable."""

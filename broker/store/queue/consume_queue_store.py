@@ -113,6 +113,10 @@ class ConsumeQueueStore:
             found.setdefault(topic, set()).update(states)
         return {topic: sorted(ids) for topic, ids in found.items()}
 
+    def ids_of(self, topic: str) -> list[int]:
+        """The ids of a topic's queues."""
+        return [*self.queues.get(topic, ()), *self._unloaded.get(topic, ())]
+
     def all_queues(self) -> Iterator[ConsumeQueue]:
         """Every queue; loads the ones that have not been used since the start."""
         for topic in list(self._unloaded):
@@ -340,6 +344,14 @@ class ConsumeQueueStore:
         self._blocks.clear()
         self.dirty.clear()
         self.recount()
+
+    def starts_anew(self, topic: str, queue_id: int, phy: int) -> bool:
+        """Whether a record with queue offset 0 begins a queue whose units here are older: those of a deleted topic.
+
+        Offset 0 comes once in the life of a queue, and its units come in the order of the log.
+        """
+        queue = self.find(topic, queue_id)
+        return queue is not None and queue.next_offset > 0 and phy >= queue.max_phy
 
     def create_queues(self, topic: str, count: int) -> None:
         """Create the first ``count`` queues of a topic. Their files are created with their first units."""

@@ -9,6 +9,7 @@ from trimq.broker.store.disk.disk import Disk
 from trimq.broker.store.queue.consume_queue import ConsumeQueue, first_at_or_above
 from trimq.broker.store.queue.consume_queue_flush import FlushConsumeQueueService
 from trimq.broker.store.queue.consume_queue_store import ConsumeQueueStore
+from trimq.broker.store.queue.deleted_topics import DeletedTopic
 from trimq.broker.store.queue.queue_files import delete_queue_files, remove_directories
 from trimq.protocol.queue_unit import UNIT, UNIT_SIZE
 from trimq.protocol.topic_rules import is_system_topic
@@ -81,6 +82,34 @@ class QueueCleaner:
             async with self._flush_queues.lock:
                 await self._queues.deleted_topics.save()
                 await self._delete(queues, f"{self._queues.directory}/{topic}")
+
+    @property
+    def deleted_topics(self) -> dict[str, DeletedTopic]:
+        """The topics that are noted as deleted."""
+        return self._queues.deleted_topics.topics
+
+    async def drop_before(self, deleted: dict[str, int], wall_ms: int) -> None:
+        """Note that topics were deleted at these log offsets, and delete their queues that end before."""
+        for topic, position in deleted.items():
+            ids = self._queues.ids_of(topic)
+            queues = [queue for queue_id in ids if (queue := self._queues.find(topic, queue_id)) is not None]
+            old = [queue for queue in queues if queue.next_offset and queue.max_phy <= position]
+            for queue in old:
+                self._queues.drop_queue(queue)
+            self._queues.deleted_topics.note(topic, position, wall_ms)
+            async with self._flush_queues.lock:
+                for queue in old:
+                    await self._disk.run(delete_queue_files, self._disk, queue.directory)
+        async with self._flush_queues.lock:
+            await self._queues.deleted_topics.save()
+
+    async def drop_old(self, topic: str, queue_id: int) -> None:
+        """Delete a queue whose topic its master has created again. Raises OSError."""
+        queue = self._queues.find(topic, queue_id)
+        if queue is not None:
+            self._queues.drop_queue(queue)
+            async with self._flush_queues.lock:
+                await self._disk.run(delete_queue_files, self._disk, queue.directory)
 
     async def drop_expired(self) -> int:
         """Delete the queues of ordinary topics that have no message left in the log. Returns their number."""

@@ -115,6 +115,8 @@ class QueueRecovery:
         queue = self._queues.find_or_create(found.topic, found.queue_id)
         # The checkpoint vouches for the queues up to here: the record is newer, its unit is just put.
         if self._seen is None:
+            if not found.queue_offset and self._queues.starts_anew(found.topic, found.queue_id, found.phy):
+                self._note_anew(queue)
             self.rebuilt += queue.put(found.phy, found.size, tags_code, found.queue_offset)
             return
         seen = self._seen.get(queue)
@@ -125,6 +127,10 @@ class QueueRecovery:
         # Part of an earlier life: ``_is_later_life`` has found that the queue's units start behind this record.
         if found.phy < seen.life:
             return
+        if not found.queue_offset and seen.slot:
+            # The first record of a topic that was deleted and created again, which a slave may know from its log only.
+            self._note_anew(queue)
+            seen = self._seen[queue] = _Seen(0)
         slot = max(found.queue_offset, seen.slot)
         if slot > seen.slot and queue.next_offset > seen.slot:
             if self._is_later_life(queue, seen, found):
@@ -144,6 +150,10 @@ class QueueRecovery:
         self.rebuilt += 1
         seen.slot = queue.next_offset
         seen.end = found.phy + found.size
+
+    def _note_anew(self, queue: ConsumeQueue) -> None:
+        self._note(f"queue {queue.topic}/{queue.queue_id} begins again: its topic was deleted and created again")
+        self._wipe(queue)
 
     def _first_touch(self, queue: ConsumeQueue, found: LogRecord) -> _Seen | None:
         """Start to compare at the queue's first record. None if the queue belongs to a later life of its topic."""

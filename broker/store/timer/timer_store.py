@@ -22,6 +22,7 @@ from trimq.broker.store.disk.durable_files import make_durable_directory, write_
 from trimq.broker.store.timer.log import TimerLog
 from trimq.broker.store.timer.pending import PendingFloor
 from trimq.broker.store.timer.wheel import TimerWheel
+from trimq.protocol.timer_handover import NOTHING_PENDING, TimerHandover
 from trimq.protocol.timer_layout import (
     MAGIC_DELETE,
     MAGIC_ROLL,
@@ -35,7 +36,7 @@ from trimq.protocol.timer_layout import (
     place_in_window,
     roll_window,
 )
-from trimq.protocol.timer_notes import SlotRest, TimerNotes, encode_with_notes, rest_of
+from trimq.protocol.timer_notes import NO_LOG, SlotRest, TimerNotes, encode_with_notes, rest_of
 
 _log = structlog.get_logger(__name__)
 
@@ -165,6 +166,8 @@ class TimerStore:
         """
         self.late_until = 0
         """The last slot in which one waits, or before; 0 if none does."""
+        self.follows = False
+        """This is what a slave keeps of its master's timers: see ``follow``."""
         self._checkpoint_floor: int | None = None
         """The lowest log offset that the last checkpoint needs."""
         self._broken = False
@@ -459,6 +462,43 @@ class TimerStore:
         """Replace timercheck. Blocks. Raises OSError."""
         make_durable_directory(self.disk, os.path.dirname(self.checkpoint_path))
         write_durably(self.disk, self.checkpoint_path, encode_with_notes(checkpoint, notes))
+
+    # -- masters and slaves
+
+    def handover(self) -> TimerHandover:
+        """What a slave that has the log up to its end of now may rely on when it becomes the master."""
+        checkpoint = self.checkpoint
+        lowest = self.lowest_offset()
+        found = checkpoint.queue_offset, min(checkpoint.read_time, self.late_since or checkpoint.read_time)
+        if checkpoint.queue_offset < self.found_until:
+            found = self.found_until, self.found_read_time
+        return TimerHandover(checkpoint, *found, NOTHING_PENDING if lowest is None else lowest)
+
+    async def follow(self, handover: TimerHandover, begin: int) -> None:
+        """Replace what a slave has by what its master says. Raises OSError: then the next call has to do it again.
+
+        The log is durable up to where the master's ended when it said so. The next start as a master reads the timer's
+        queue from ``begin`` on, without what the master has delivered. This needs no wheel and no log: those of an
+        earlier life as a master go. RocketMQ would read from ``begin`` on too, and deliver what is overdue once more.
+        """
+        checkpoint = replace(handover.checkpoint, log_position=0, queue_offset=begin, master_queue_offset=begin)
+        notes = TimerNotes(0, handover.found_until, handover.found_read_time)
+        async with self._saving:
+            if not self.follows:
+                # First of all a checkpoint that no wheel and no log belong to.
+                await self.disk.run(self.write_checkpoint, checkpoint, replace(notes, log_begin=NO_LOG))
+                await self.disk.run(self.wheel.discard)
+                await self.disk.run(self.log.truncate, 0)
+                self.floor.clear()
+                self.rests.clear()
+                self.late_since = self.late_until = 0
+                self._checkpoint_floor = None
+                self.follows = True
+            await self.disk.run(self.write_checkpoint, checkpoint, notes)
+            self.checkpoint = checkpoint
+            self.read_time, self.next_offset = checkpoint.read_time, begin
+            self.found_until, self.found_read_time = handover.found_until, handover.found_read_time
+            self.exists = True
 
     async def _delete_old_files(self, position: int) -> None:
         if len(self.log.starts) > 1 and self.log.starts[1] <= position:

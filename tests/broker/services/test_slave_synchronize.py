@@ -1,0 +1,235 @@
+"""What a slave takes from its master, when, and what it does with odd answers."""
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+from structlog.testing import capture_logs
+
+from trimq.broker.services.slave_synchronize import SlaveSynchronize
+from trimq.protocol.body import DELETED_TOPICS, WITH_DELETED_TOPICS
+from trimq.protocol.codes import RequestCode, ResponseCode
+from trimq.protocol.command import RemotingCommand
+from trimq.protocol.timer_handover import NOT_KNOWN, NOTHING_PENDING, TimerHandover, decode_handover
+from trimq.protocol.timer_layout import TimerCheckpoint
+from trimq.remoting.runtime.clock import ManualClock
+
+OFFSETS, DELAYS, TIMERS = (
+    RequestCode.GET_ALL_CONSUMER_OFFSET,
+    RequestCode.GET_ALL_DELAY_OFFSET,
+    RequestCode.GET_TIMER_CHECK_POINT,
+)
+TOPICS = RequestCode.GET_ALL_TOPIC_CONFIG
+
+
+def handover(read_time: int) -> TimerHandover:
+    return TimerHandover(TimerCheckpoint(read_time=read_time, queue_offset=3), 3, read_time, NOTHING_PENDING)
+
+
+class Rig:
+    """A slave's SlaveSynchronize between a master and a broker that only remember."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.taken: list[Any] = []
+        self.asked: list[tuple[int, dict[str, str]]] = []
+        self.bodies: dict[int, Any] = {OFFSETS: {"n": 0}, DELAYS: {"n": 0}, TOPICS: {}}
+        self.codes: dict[int, int] = {}
+        self.handover = handover(0)
+        self.log_end = 0
+        self.fails = False
+        self.flushes = 0
+        self.table: dict[str, Any] = {}
+        self.deleted: list[Any] = []
+        self.removed: list[str] = []
+        self.keep: Any = None
+        self.store = SimpleNamespace(
+            appended_offset=0,
+            flush=self._flush,
+            clean_unused_topics=self._clean,
+            follow_deletions=self._follow_deletions,
+        )
+        topics = SimpleNamespace(follow=self._topics, follow_queue=lambda topic, _queue: topic == "new", table={})
+        quiet = SimpleNamespace(follow=lambda _state: None)
+        self.offsets = SimpleNamespace(
+            follow=self._offsets,
+            follow_own=lambda own: self.taken.append(("own", own)),
+            remove_topic=self.removed.append,
+        )
+        rest: dict[str, Any] = {
+            "store": self.store,
+            "topics": topics,
+            "groups": quiet,
+            "offsets": self.offsets,
+            "modes": quiet,
+            "schedule": SimpleNamespace(follow=lambda state: self.taken.append(("delays", state["n"]))),
+            "timers": SimpleNamespace(follow=self._timers),
+        }
+        master: Any = SimpleNamespace(address="master", ask=self._ask, log_end=self._end)
+        self.synchronize = SlaveSynchronize(master, self.clock, **rest)
+
+    async def _ask(self, code: int, ext: dict[str, str] | None = None) -> RemotingCommand:
+        self.asked.append((code, ext or {}))
+        request = RemotingCommand(int(code))
+        if self.codes.get(code):
+            return request.reply(self.codes[code], "no")
+        if code == TIMERS:
+            return request.reply(header=self.handover.ext(), body=self.handover.body())
+        return request.reply(body=json.dumps(self.bodies.get(code, {})).encode())
+
+    async def _end(self) -> int:
+        if self.fails:
+            raise OSError("no answer")
+        return self.log_end
+
+    async def _flush(self) -> bool:
+        self.flushes += 1
+        return True
+
+    async def _clean(self, _known: Any) -> list[str]:
+        return self.deleted
+
+    async def _follow_deletions(self, deleted: dict[str, int]) -> None:
+        self.taken.append(("deleted", deleted))
+
+    async def _timers(self, found: TimerHandover) -> None:
+        self.taken.append(("timers", found.checkpoint.read_time))
+
+    def _offsets(self, state: dict[str, Any]) -> Any:
+        self.taken.append(("offsets", state["n"]))
+        return {"own": state["n"]}
+
+    def _topics(self, _state: dict[str, Any], keep: Any) -> None:
+        self.keep = set(keep)
+
+    async def rounds(self, count: int = 1) -> list[Any]:
+        """Let rounds pass; returns what was taken in them."""
+        self.taken.clear()
+        for _ in range(count):
+            await trio.testing.wait_all_tasks_blocked()
+            self.clock.advance(1)
+        await trio.testing.wait_all_tasks_blocked()
+        return list(self.taken)
+
+
+@pytest.fixture
+async def rig(nursery: trio.Nursery) -> Rig:
+    made = Rig()
+    await nursery.start(made.synchronize.run)
+    await trio.testing.wait_all_tasks_blocked()
+    return made
+
+
+async def test_what_the_master_has_done_is_taken_when_the_log_has_it(rig: Rig) -> None:
+    assert rig.taken == [("offsets", 0), ("own", {"own": 0}), ("delays", 0), ("timers", 0)]
+    rig.bodies |= {OFFSETS: {"n": 1}, DELAYS: {"n": 1}}
+    rig.handover, rig.log_end = handover(1), 100
+    # Not before the log is there: only what consumers have read.
+    assert await rig.rounds(3) == [("offsets", 1)] * 3
+    rounds, flushes = rig.synchronize.rounds, rig.flushes
+    # And no newer state meanwhile, which would have to wait for a log that is further away.
+    rig.bodies |= {OFFSETS: {"n": 2}, DELAYS: {"n": 2}}
+    rig.handover, rig.log_end = handover(2), 200
+    rig.store.appended_offset = 100
+    assert await rig.rounds() == [("own", {"own": 1}), ("delays", 1), ("offsets", 2)]
+    assert (rig.synchronize.rounds, rig.flushes) == (rounds, flushes + 1)
+    rig.store.appended_offset = 200
+    assert await rig.rounds() == [("own", {"own": 2}), ("delays", 2), ("timers", 2), ("offsets", 2)]
+    # Nothing is new: nothing waits, and nothing is flushed.
+    flushes = rig.flushes
+    assert await rig.rounds(2) == [("offsets", 2)] * 2
+    assert rig.flushes == flushes
+
+
+async def test_without_the_end_of_the_log_nothing_is_taken(rig: Rig) -> None:
+    rig.bodies |= {OFFSETS: {"n": 1}, DELAYS: {"n": 1}}
+    rig.fails = True
+    with capture_logs() as logs:
+        assert await rig.rounds(2) == [("offsets", 1)] * 2
+    assert [log["event"] for log in logs] == ["not_synchronized"]
+    rig.fails = False
+    assert await rig.rounds() == [("offsets", 1), ("own", {"own": 1}), ("delays", 1)]
+
+
+async def test_a_checkpoint_that_could_not_be_written_is_taken_again(rig: Rig) -> None:
+    async def full(handover: TimerHandover) -> None:
+        raise OSError(f"no space for {handover.found_until}")
+
+    rig.handover = handover(1)
+    timers = rig.synchronize._timers
+    follow = timers.follow
+    timers.follow = full  # type: ignore[method-assign]
+    with capture_logs() as logs:
+        await rig.rounds(3)
+    assert [log["reason"] for log in logs] == ["no space for 3"]
+    timers.follow = follow  # type: ignore[method-assign]
+    assert ("timers", 1) in await rig.rounds(3)
+
+
+async def test_a_master_without_timers_or_with_odd_ones(rig: Rig) -> None:
+    rig.codes[TIMERS] = ResponseCode.SYSTEM_ERROR
+    rig.handover = handover(1)
+    with capture_logs() as logs:
+        assert await rig.rounds(3) == [("offsets", 0)] * 3
+    assert logs == []
+    rig.codes[TIMERS] = ResponseCode.NO_PERMISSION
+    with capture_logs() as logs:
+        assert ("timers", 1) not in await rig.rounds(3)
+    assert [(log["event"], log["request"]) for log in logs] == [("not_synchronized", "GET_TIMER_CHECK_POINT")]
+
+
+async def test_topics_that_the_master_has_deleted_go_with_queues_and_offsets(rig: Rig) -> None:
+    rig.bodies[TOPICS] = {"topicConfigTable": {}, DELETED_TOPICS: {"Gone": 700}}
+    rig.deleted = ["Gone"]
+    rig.synchronize.message_arriving("old", 0, 1, 0, 0)
+    rig.synchronize.message_arriving("new", 0, 1, 0, 0)
+    taken = await rig.rounds()
+    assert ("deleted", {"Gone": 700}) in taken
+    assert rig.removed == ["Gone"]
+    assert (TOPICS, {WITH_DELETED_TOPICS: "true"}) in rig.asked
+    assert rig.keep == set()  # both have come before the question
+
+
+async def test_a_topic_whose_messages_have_come_since_the_question_stays(rig: Rig) -> None:
+    rig.bodies[TOPICS] = {"topicConfigTable": {}}
+    ask = rig._ask
+
+    async def during(code: int, ext: dict[str, str] | None = None) -> RemotingCommand:
+        if code == TOPICS:
+            rig.synchronize.message_arriving("Later", 0, 1, 0, 0)
+        return await ask(code, ext)
+
+    rig.synchronize._master.ask = during  # type: ignore[method-assign]
+    rig.synchronize.wake()
+    await rig.rounds()
+    assert rig.keep == {"Later"}
+
+
+def test_a_handover_travels() -> None:
+    sent = TimerHandover(TimerCheckpoint(7000, 52, 9, 9, 0, 1, 2), 12, 6000, 345)
+    assert decode_handover(sent.ext(), sent.body()) == sent
+    assert len(sent.body()) == 56
+    # RocketMQ sends the body alone. Its slaves enqueue what is before the master's queue offset.
+    found = decode_handover({}, TimerHandover(TimerCheckpoint(7000, 52, 8, 9), 0, 0, 0).body())
+    assert (found.found_until, found.found_read_time, found.lowest) == (9, 7000, NOT_KNOWN)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"timerFoundUntil": "x"}, "invalid literal"),
+        ({"timerFoundUntil": "-1"}, "no offsets and times"),
+        ({"timerLowestOffset": "-3"}, "no offsets and times"),
+        ({"timerFoundReadTime": None}, "has no 'timerFoundReadTime'"),
+    ],
+)
+def test_a_handover_that_is_none(changes: dict[str, str | None], expected: str) -> None:
+    sent = handover(5)
+    ext: dict[str, Any] = {name: text for name, text in (sent.ext() | changes).items() if text is not None}
+    with pytest.raises(ValueError, match=expected):
+        decode_handover(ext, sent.body())
+    with pytest.raises(ValueError, match="this file has 5"):
+        decode_handover(ext, b"short")
