@@ -319,7 +319,7 @@ async def test_a_slave_learns_the_topics_of_messages_that_wait(tmp_path: Path) -
         async with WireClient.connect(master.endpoint) as client:
             life.broker, life.client = master, client
             # From here on the master's answers are of before.
-            synchronize._topics.follow = lambda _state, keep=(): None  # type: ignore[method-assign]
+            synchronize._topics.follow = lambda state, keep=(): None  # type: ignore[method-assign]
             await timed(client, b"timed", 60_000, "Timed")
             assert (await client.send("Delayed", b"delayed", {"DELAY": "5"}, queue_id=2)).code == 0
             half = await life.prepare(b"half", "Half")
