@@ -36,7 +36,7 @@ _OFFSETS_SECONDS: Final = 1.0
 _TIMERS_EVERY: Final = 3
 """Rounds of the offsets between two checkpoints of the timers."""
 _MOST_QUEUES: Final = 16
-"""Of a topic that is known by a property only, which a client may have written. The master says how many it has."""
+"""Of a topic whose queues are known by a property only, which a client may have written. The master says the rest."""
 _REST_EVERY: Final = 10
 """Rounds of the offsets between two rounds of everything."""
 
@@ -103,9 +103,8 @@ class SlaveSynchronize:
             self.wake()
 
     def message_waits(self, topic: str, queue_id: int) -> None:
-        """A message for a topic has come that waits for its time: as a master this broker must know the topic then."""
-        if topic not in self._topics.table:
-            self.message_arriving(topic, min(queue_id, _MOST_QUEUES - 1), 0, 0, 0)
+        """A message for a queue has come that waits for its time: as a master this broker must know the queue then."""
+        self.message_arriving(topic, min(queue_id, _MOST_QUEUES - 1), 0, 0, 0)
 
     def wake(self) -> None:
         """Ask for everything now; if that has just been done, in the next round."""

@@ -307,3 +307,33 @@ async def test_a_former_masters_wheel_is_replaced_by_what_the_new_master_says(tm
         await timed(client, b"last", 500)
         await until(lambda: broker.context.store.max_offset("Orders", 0) > 3)
         assert await bodies(client) == Counter([b"0", b"1", b"2", b"last"])
+
+
+async def test_a_slave_learns_the_topics_of_messages_that_wait(tmp_path: Path) -> None:
+    """They have no message in the log yet, and the slave has not asked for topics since they were created."""
+    life = Life(tmp_path)
+    async with pair(tmp_path, of_master=FINE, **FINE) as (master, slave):
+        await in_sync(master, slave)
+        synchronize = slave.replication.synchronize
+        assert synchronize is not None
+        async with WireClient.connect(master.endpoint) as client:
+            life.broker, life.client = master, client
+            # From here on the master's answers are of before.
+            synchronize._topics.follow = lambda state, keep=(): None  # type: ignore[method-assign]
+            await timed(client, b"timed", 60_000, "Timed")
+            assert (await client.send("Delayed", b"delayed", {"DELAY": "5"}, queue_id=2)).code == 0
+            half = await life.prepare(b"half", "Half")
+            await until(lambda: slave.context.store.dispatched_offset == master.context.store.appended_offset)
+        assert {"Timed", "Delayed", "Half"} <= set(slave.context.topics.table)
+        assert slave.context.topics.table["Delayed"].read_queue_nums == 3
+    async with (
+        running_broker(tmp_path / "slave", clock=Later(), **FINE) as broker,
+        WireClient.connect(broker.endpoint) as client,
+    ):
+        life.broker, life.client = broker, client
+        assert (await life.end(half, topic="Half")).code == 0
+        store = broker.context.store
+        await until(lambda: store.max_offset("Timed", 0) == store.max_offset("Delayed", 2) == 1)
+        assert await bodies(client, "Timed") == Counter([b"timed"])
+        assert [one.body for one in await client.pull_messages("Delayed", queueId=2)] == [b"delayed"]
+        assert await bodies(client, "Half") == Counter([b"half"])

@@ -17,7 +17,7 @@ from tests.simulation.times import NodeClock
 from tests.store.simdisk import Loss, PowerCut, SimDisk
 from trimq.broker import controller as broker_controller
 from trimq.broker.controller import BrokerController
-from trimq.broker.store.message_store import SyncPlace
+from trimq.broker.store.message_store import MessageStore, SyncPlace
 from trimq.broker.testing import configuration
 from trimq.namesrv.config import load_namesrv
 from trimq.namesrv.controller import NamesrvController
@@ -38,6 +38,7 @@ BROKER: Final[dict[str, object]] = {
     "maxHashSlotNum": 32,
     "maxIndexNum": 60,
     "timerWheelEnable": False,
+    "mappedFileSizeTimerLog": 4096,
     "shutdownWaitTimeSeconds": 6,
 }
 """Settings with which files roll within a short simulation."""
@@ -223,7 +224,10 @@ def quick_starts() -> ExitStack:
     stack = ExitStack()
     stack.enter_context(mock.patch.object(broker_controller, "_settle_memory", autospec=True))
     stack.enter_context(mock.patch.object(configuration_module, "options_of", _options_of))
+    stack.enter_context(mock.patch.object(broker_controller, "MessageStore", _SMALL_WHEEL))
     return stack
 
 
+_SMALL_WHEEL: Final = functools.partial(MessageStore, timer_slots=16_384)
+"""Half a MiB instead of 37; some hours of slots, because clocks are set."""
 _options_of = functools.cache(configuration_module.options_of)

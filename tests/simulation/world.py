@@ -100,7 +100,7 @@ class Scenario:
             # A master that has lost what it did not sync refuses the slave that has it: an operator has to decide.
             power_fails=rng.random() < 0.7 and (sync_flush or not replicated),
             faults=rng.randrange(1, 5),
-            later=rng.random() < 0.4,
+            later=rng.random() < 0.3,
         )
 
     @property
@@ -165,6 +165,7 @@ class World:
             brokerName=name,
             namesrvAddr=";".join(f"{host}:9876" for host in self._hosts),
             flushDiskType="SYNC_FLUSH" if self.scenario.sync_flush else "ASYNC_FLUSH",
+            timerWheelEnable=self.scenario.later,
             **settings,
         )
         self._programs.append(program)
@@ -229,6 +230,8 @@ class World:
             await self._until(lambda: _is_in_sync(leader, follower), "the slave does not follow")
             self._compare(master, slave)
             return
+        if self.scenario.later:  # so that the slave has taken over some of what the master has done
+            await trio.sleep(self._rng.random() * 8)
         self.trace("the master is lost, the slave takes over")
         master.kill()
         if self._rng.random() < 0.5 and slave.shut_down():
@@ -271,7 +274,7 @@ class World:
         found: set[bytes] = set()
         with trio.move_on_after(_LATER):
             while not wanted <= found:
-                await trio.sleep(1)
+                await trio.sleep(4)
                 for number in range(QUEUES):
                     queue = broker, LATER_TOPIC, number
                     try:

@@ -52,7 +52,8 @@ class Rig:
             clean_unused_topics=self._clean,
             follow_deletions=self._follow_deletions,
         )
-        topics = SimpleNamespace(follow=self._topics, follow_queue=lambda topic, _queue: topic == "new", table={})
+        self.queues: list[tuple[str, int]] = []
+        topics = SimpleNamespace(follow=self._topics, follow_queue=self._follow_queue, table={})
         quiet = SimpleNamespace(follow=lambda _state: None)
         self.offsets = SimpleNamespace(
             follow=self._offsets,
@@ -101,6 +102,10 @@ class Rig:
     def _offsets(self, state: dict[str, Any]) -> Any:
         self.taken.append(("offsets", state["n"]))
         return {"own": state["n"]}
+
+    def _follow_queue(self, topic: str, queue_id: int) -> bool:
+        self.queues.append((topic, queue_id))
+        return topic == "new"
 
     def _topics(self, _state: dict[str, Any], keep: Any) -> None:
         self.keep = set(keep)
@@ -191,6 +196,9 @@ async def test_topics_that_the_master_has_deleted_go_with_queues_and_offsets(rig
     assert rig.removed == ["Gone"]
     assert (TOPICS, {WITH_DELETED_TOPICS: "true"}) in rig.asked
     assert rig.keep == set()  # both have come before the question
+    rig.synchronize.message_waits("new", 3)
+    rig.synchronize.message_waits("new", 1 << 30)
+    assert rig.queues[-2:] == [("new", 3), ("new", 15)]
 
 
 async def test_a_topic_whose_messages_have_come_since_the_question_stays(rig: Rig) -> None:

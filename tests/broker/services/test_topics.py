@@ -256,3 +256,14 @@ def test_attributes_that_mean_nothing_here_are_refused(changes: dict[str, str]) 
 def test_nothing_can_be_removed_while_creating() -> None:
     with pytest.raises(ValueError):
         alter(None, {"-message.type": ""})
+
+
+async def test_a_topic_that_may_be_newer_than_the_masters_answer_stays_until_the_next_one() -> None:
+    slave = await loaded(SimDisk())
+    state = json.loads(slave.encode()) | {"dataVersion": {"stateVersion": 0, "timestamp": 5, "counter": 9}}
+    slave.follow_queue("New", 1)
+    slave.follow(state, keep={"New"})
+    assert slave.table["New"].read_queue_nums == 2
+    slave.follow(state)  # the version alone must not hide it
+    assert "New" not in slave.table
+    assert slave.data_version.counter == 9
