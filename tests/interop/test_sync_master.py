@@ -1,0 +1,136 @@
+"""A SYNC_MASTER while its slave is killed, frozen and comes back: nothing that was acknowledged is ever lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.interop.harness import REMARKS, probe
+from tests.interop.harness.drivers import JavaClient, unique
+from tests.interop.harness.log_image import Record, live_image
+from tests.interop.harness.processes import ended_afterwards
+from tests.interop.harness.servers import Broker
+from tests.interop.harness.waiting import wait_until
+from tests.interop.test_replication import replica, running_pair
+
+LOG_FILE = 4 * 1024 * 1024
+QUEUES = 4
+PROMISED = {
+    "flushDiskType": "SYNC_FLUSH",
+    "mappedFileSizeCommitLog": str(LOG_FILE),
+    "mappedFileSizeConsumeQueue": str(20 * 5000),
+    # What takes seconds by default: the answer for a frozen slave, and the end of its connection.
+    "slaveTimeout": "500",
+    "haSendHeartbeatInterval": "500",
+    "haHousekeepingInterval": "3000",
+}
+LATE, REFUSED = "FLUSH_SLAVE_TIMEOUT", "1"
+"""What Java's client says of a message that is stored while no slave confirms it, and of one that is not stored."""
+
+
+def records_of(store: Path, topic: str) -> dict[tuple[int, int], Record]:
+    """The records of a topic by queue and offset."""
+    return {(one.queue, one.offset): one for one in live_image(store, LOG_FILE).of(topic)}
+
+
+def same_logs(one: Broker, other: Broker) -> bool:
+    return live_image(one.store, LOG_FILE).data == live_image(other.store, LOG_FILE).data
+
+
+class Load:
+    """Java's producers and consumer at full speed; see Flood.java."""
+
+    def __init__(self, java: JavaClient, topic: str, namesrv: str) -> None:
+        self._java = java
+        self._name = unique("flood")
+        self.topic = topic
+        java.call("flood.start", name=self._name, topic=topic, namesrv=namesrv, size=200, keys=True, poll=1000)
+
+    def progress(self) -> dict[str, Any]:
+        found: dict[str, Any] = self._java.call("flood.progress", name=self._name)
+        return found
+
+    def refusals(self, kind: str) -> int:
+        return int(self.progress()["refusals"].get(kind, 0))
+
+    def is_acknowledged(self, count: int = 100) -> None:
+        """Wait for more acknowledgements."""
+        before = self.progress()["accepted"]
+        wait_until(lambda: self.progress()["accepted"] >= before + count, "sends that are acknowledged", 60)
+
+    def is_refused(self, kind: str) -> None:
+        """Wait for one more refusal of a kind."""
+        before = self.refusals(kind)
+        wait_until(lambda: self.refusals(kind) > before, f"a send that is answered {kind}")
+
+    def acknowledged(self) -> list[tuple[int, int, int]]:
+        """Queue, number and offset of each message that Java's client has seen acknowledged."""
+        return [tuple(row) for row in self._java.call("flood.acknowledged", name=self._name)]
+
+    def stop(self) -> dict[str, Any]:
+        """Stop sending, wait for the consumer, and read all queues once more."""
+        stopped: dict[str, Any] = self._java.call("flood.stop", name=self._name, wait=60_000)
+        return stopped | self._java.call("flood.verify", name=self._name)
+
+    def close(self) -> None:
+        self._java.call("flood.close", name=self._name)
+
+
+def test_javas_client_loses_nothing_acknowledged(
+    request: pytest.FixtureRequest, tmp_path: Path, latest_java: JavaClient
+) -> None:
+    """The slave is killed and frozen under load. Then both are killed, and the slave becomes the master."""
+    with running_pair(tmp_path, "trimq", "trimq", role="SYNC_MASTER", properties=PROMISED) as pair:
+        topic = unique("Promised")
+        probe.create_topic(pair.master.address, topic, QUEUES)
+        load = Load(latest_java, topic, pair.names.address)
+        for _ in range(2):
+            load.is_acknowledged()
+            with pair.slave.process.frozen():
+                load.is_refused(LATE)
+            load.is_acknowledged()
+            pair.slave.kill()
+            load.is_refused(REFUSED)
+            pair.slave.start()
+        load.is_acknowledged()
+        with pair.slave.process.frozen():
+            load.is_refused(LATE)
+            load.is_refused(REFUSED)  # the master has closed the connection
+        load.is_acknowledged()
+        # What a frozen slave has not read is lost with it, and then with the master.
+        with pair.slave.process.frozen():
+            load.is_refused(LATE)
+            pair.slave.kill()
+        pair.master.kill()
+        acknowledged = load.acknowledged()
+        copied = records_of(pair.slave.store, topic)
+        leader = replica(pair.names, "trimq", pair.slave.directory, PROMISED | {"brokerRole": "SYNC_MASTER"})
+        following = PROMISED | {"brokerRole": "SLAVE", "brokerId": "1"}
+        follower = replica(pair.names, "trimq", tmp_path / "empty", following)
+        with ended_afterwards(leader.process), ended_afterwards(follower.process):
+            leader.start()
+            load.is_refused(REFUSED)  # a new SYNC_MASTER has no slave yet
+            follower.start()
+            load.is_acknowledged()
+            found = load.stop()
+            everything = load.acknowledged()
+            load.close()
+            wait_until(lambda: same_logs(leader, follower), "the new slave has the whole log")
+        kept = records_of(leader.store, topic)
+    request.config.stash.setdefault(REMARKS, []).append(f"{request.node.name}: {found}")
+    assert len(acknowledged) > 500
+    assert set(acknowledged) < set(everything)
+    for queue, number, offset in acknowledged:
+        assert copied[queue, offset].body.startswith(b"%d " % number)
+    for queue, number, offset in everything:
+        assert kept[queue, offset].body.startswith(b"%d " % number)
+    assert found["wrong"] == 0, found["examples"]
+    assert found["stored"] >= found["acknowledged"] == len(everything)
+    assert found["undelivered"] == 0
+    assert found["outOfOrder"] == 0
+    # Stored, and no slave has confirmed it in time; or not stored. The rest had no master.
+    refusals = found["refusals"]
+    assert refusals[LATE] >= 4
+    assert refusals[REFUSED] >= 4
