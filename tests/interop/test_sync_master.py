@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +14,10 @@ from tests.interop.harness import REMARKS, probe
 from tests.interop.harness.drivers import JavaClient, unique
 from tests.interop.harness.log_image import Record, live_image
 from tests.interop.harness.processes import ended_afterwards
-from tests.interop.harness.servers import Broker
 from tests.interop.harness.waiting import wait_until
-from tests.interop.test_replication import replica, running_pair
+from tests.interop.harness.wire import RefusedError, Sent, Wire, connected
+from tests.interop.test_replication import LOG_FILE as SMALL_FILE
+from tests.interop.test_replication import TOPIC, Pair, log_of, replica, running_pair, same_logs, send
 
 LOG_FILE = 4 * 1024 * 1024
 QUEUES = 4
@@ -33,10 +37,6 @@ LATE, REFUSED = "FLUSH_SLAVE_TIMEOUT", "1"
 def records_of(store: Path, topic: str) -> dict[tuple[int, int], Record]:
     """The records of a topic by queue and offset."""
     return {(one.queue, one.offset): one for one in live_image(store, LOG_FILE).of(topic)}
-
-
-def same_logs(one: Broker, other: Broker) -> bool:
-    return live_image(one.store, LOG_FILE).data == live_image(other.store, LOG_FILE).data
 
 
 class Load:
@@ -117,7 +117,7 @@ def test_javas_client_loses_nothing_acknowledged(
             found = load.stop()
             everything = load.acknowledged()
             load.close()
-            wait_until(lambda: same_logs(leader, follower), "the new slave has the whole log")
+            wait_until(lambda: log_of(leader) == log_of(follower), "the new slave has the whole log")
         kept = records_of(leader.store, topic)
     request.config.stash.setdefault(REMARKS, []).append(f"{request.node.name}: {found}")
     assert len(acknowledged) > 500
@@ -134,3 +134,79 @@ def test_javas_client_loses_nothing_acknowledged(
     refusals = found["refusals"]
     assert refusals[LATE] >= 4
     assert refusals[REFUSED] >= 4
+
+
+@contextmanager
+def sending(pair: Pair, sent: list[Sent]) -> Iterator[threading.Thread]:
+    """Send in a thread, until a send is refused. ``sent`` gets the acknowledged ones."""
+
+    def until_refused() -> None:
+        with connected(*pair.wire) as wire:
+            try:
+                while True:
+                    sent.extend(send(wire, len(sent), 1))
+            except RefusedError:
+                return
+
+    thread = threading.Thread(target=until_refused, daemon=True)
+    thread.start()
+    try:
+        yield thread
+    finally:
+        thread.join(60)
+    assert not thread.is_alive()
+
+
+def answer(wire: Wire) -> str:
+    """What the master answers to a send; empty if it acknowledges it."""
+    try:
+        send(wire, 0, 1)
+    except RefusedError as refused:
+        return str(refused)
+    return ""
+
+
+def test_apaches_slave_has_what_was_acknowledged(tmp_path: Path) -> None:
+    """It is killed under load, and frozen; the logs are the same bytes."""
+    promised = PROMISED | {"mappedFileSizeCommitLog": str(SMALL_FILE)}
+    with running_pair(tmp_path, "trimq", "apache", role="SYNC_MASTER", properties=promised) as pair:
+        sent: list[Sent] = []
+        with connected(*pair.wire) as wire:
+            wait_until(lambda: not answer(wire), "the first send that is acknowledged", 60)
+            with sending(pair, sent):
+                wait_until(lambda: len(sent) >= 250, "sends that are acknowledged")
+                pair.slave.kill()
+            copied = {one.phy: one for one in live_image(pair.slave.store, SMALL_FILE).records}
+            assert all(copied[one.phy].body == one.body for one in sent)
+            wait_until(lambda: ": 1 in-sync replicas not enough" in answer(wire), "a send that is refused")
+            before = log_of(pair.master)
+            assert ": 1 in-sync replicas not enough" in answer(wire)
+            assert log_of(pair.master) == before
+            pair.slave.start()
+            wait_until(lambda: not answer(wire), "a slave that is back", 60)
+            with pair.slave.process.frozen():
+                assert ": 12 " in answer(wire)
+            wait_until(lambda: not answer(wire), "a slave that goes on")
+            sent += send(wire, len(sent), 20)
+            wait_until(lambda: same_logs(pair), "the same logs")
+        kept = {one.phy: one for one in live_image(pair.slave.store, SMALL_FILE).records}
+        assert all(kept[one.phy].body == one.body for one in sent)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("version", ["5.3.3", "5.5.0"])
+def test_apaches_slaves_take_transfers_of_a_mib(tmp_path: Path, version: str) -> None:
+    """They catch up on many files at once."""
+    properties = {"mappedFileSizeCommitLog": str(LOG_FILE), "haTransferBatchSize": str(1 << 20)}
+    with running_pair(tmp_path, "trimq", "apache", properties=properties, version=version) as pair:
+        with connected(*pair.wire) as wire:
+            send(wire, 0, 10)
+            wait_until(lambda: log_of(pair.slave) == log_of(pair.master), "the slave begins", 60)
+            pair.slave.kill()
+            for number in range(300):
+                wire.send(TOPIC, number % 2, b"%d " % number + b"x" * 100_000, {"UNIQ_KEY": f"large-{number}"})
+            pair.slave.start()
+            wait_until(lambda: log_of(pair.slave) == log_of(pair.master), "the slave has it all", 100)
+            send(wire, 10, 10)
+            wait_until(lambda: log_of(pair.slave) == log_of(pair.master), "the slave follows")
+        assert len(log_of(pair.slave)) > 7 * LOG_FILE
