@@ -175,7 +175,9 @@ class Flood:
     def is_refused(self, code: str) -> None:
         """Wait for one more send that ends with ``code``: that of an error, or of a status."""
         wanted = self.refused.count(code) + 1
+        ends = time.monotonic() + PATIENCE
         while self.refused.count(code) < wanted:
+            assert time.monotonic() < ends, f"no send ends with {code}, but with {sorted(set(self.refused))}"
             self._take_one()
 
     def end(self) -> set[str]:

@@ -45,9 +45,7 @@ class Pair:
         return "127.0.0.1", self.master.port
 
 
-def replica(
-    names: NameServer, peer: Peer, home: Path, properties: Mapping[str, str], version: str = "5.5.0"
-) -> Broker:
+def replica(names: NameServer, peer: Peer, home: Path, properties: Mapping[str, str], version: str = "5.5.0") -> Broker:
     """A broker that is a master or a slave; its store is in ``home``."""
     return Broker(
         peer,
