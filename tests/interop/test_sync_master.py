@@ -84,7 +84,8 @@ class Load:
     def stop(self) -> dict[str, Any]:
         """Stop sending, wait for the consumer, and read all queues once more."""
         stopped: dict[str, Any] = self._java.call("flood.stop", name=self._name, wait=60_000)
-        return stopped | self._java.call("flood.verify", name=self._name)
+        stored: dict[str, Any] = self._java.call("flood.verify", name=self._name)
+        return stopped | stored
 
     def close(self) -> None:
         self._java.call("flood.close", name=self._name)
