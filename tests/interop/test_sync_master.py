@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from tests.interop.harness import REMARKS, probe
 from tests.interop.harness.drivers import JavaClient, unique
 from tests.interop.harness.log_image import Record, live_image
 from tests.interop.harness.processes import ended_afterwards
+from tests.interop.harness.servers import Broker
 from tests.interop.harness.waiting import wait_until
 from tests.interop.harness.wire import RefusedError, Sent, Wire, connected
 from tests.interop.test_replication import LOG_FILE as SMALL_FILE
@@ -49,6 +51,11 @@ def missing(
         for queue, number, offset in acknowledged
         if not bodies.get((queue, offset), b"").startswith(b"%d " % number)
     ]
+
+
+def is_no_slave(leader: Broker, follower: Broker) -> bool:
+    """Whether one of them has said that the other one's log is not its own."""
+    return "slave_diverged" in follower.process.tail() or "slave_ahead_of_master" in leader.process.tail()
 
 
 class Load:
@@ -91,15 +98,16 @@ class Load:
         self._java.call("flood.close", name=self._name)
 
 
+@pytest.mark.parametrize("rounds", [2, pytest.param(8, marks=pytest.mark.nightly)])
 def test_javas_client_loses_nothing_acknowledged(
-    request: pytest.FixtureRequest, tmp_path: Path, latest_java: JavaClient
+    request: pytest.FixtureRequest, tmp_path: Path, latest_java: JavaClient, rounds: int
 ) -> None:
     """The slave is killed and frozen under load. Then both are killed, and the slave becomes the master."""
     with running_pair(tmp_path, "trimq", "trimq", role="SYNC_MASTER", properties=PROMISED) as pair:
         topic = unique("Promised")
         probe.create_topic(pair.master.address, topic, QUEUES)
         load = Load(latest_java, topic, pair.names.address)
-        for _ in range(2):
+        for _ in range(rounds):
             load.is_acknowledged()
             with pair.slave.process.frozen():
                 load.is_refused(LATE)
@@ -121,10 +129,16 @@ def test_javas_client_loses_nothing_acknowledged(
         copied = records_of(pair.slave.store, topic)
         leader = replica(pair.names, "trimq", pair.slave.directory, PROMISED | {"brokerRole": "SYNC_MASTER"})
         following = PROMISED | {"brokerRole": "SLAVE", "brokerId": "1"}
-        follower = replica(pair.names, "trimq", tmp_path / "empty", following)
+        follower = replica(pair.names, "trimq", pair.master.directory, following)
         with ended_afterwards(leader.process), ended_afterwards(follower.process):
             leader.start()
             load.is_refused(REFUSED)  # a new SYNC_MASTER has no slave yet
+            # The old master has messages that were never acknowledged: it is no slave, until its store is empty.
+            follower.start()
+            wait_until(lambda: is_no_slave(leader, follower), "the old master is refused")
+            load.is_refused(REFUSED)
+            follower.stop()
+            shutil.rmtree(follower.store)
             follower.start()
             load.is_acknowledged()
             found = load.stop()
