@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import pytest
 
-from tests.docker.sdk_job import ACKNOWLEDGED
+from tests.docker.sdk_job import ACKNOWLEDGED, REFUSED
 from tests.docs.commands import ALL
 from tests.interop.harness import partners
 from tests.interop.harness.drivers import JAVA_OPTIONS, JavaClient, bodies, message, unique
@@ -163,13 +163,22 @@ class Flood:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
         self.acknowledged: set[str] = set()
+        self.refused: list[str] = []
+        """The codes of the others."""
 
     def send(self, count: int) -> None:
         """Wait for ``count`` more acknowledgements."""
         wanted = len(self.acknowledged) + count
-        assert self._process.stdout is not None
         while len(self.acknowledged) < wanted:
-            self._take(self._process.stdout.readline())
+            self._take_one()
+
+    def is_refused(self, code: str) -> None:
+        """Wait for one more send that ends with ``code``: that of an error, or of a status."""
+        wanted = self.refused.count(code) + 1
+        ends = time.monotonic() + PATIENCE
+        while self.refused.count(code) < wanted:
+            assert time.monotonic() < ends, f"no send ends with {code}, but with {sorted(set(self.refused))}"
+            self._take_one()
 
     def end(self) -> set[str]:
         """Stop sending and return the bodies of all acknowledged messages."""
@@ -178,9 +187,17 @@ class Flood:
             self._take(line)
         return self.acknowledged
 
+    def _take_one(self) -> None:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, "the SDK has ended"
+        self._take(line)
+
     def _take(self, line: str) -> None:
         if line.startswith(ACKNOWLEDGED):
             self.acknowledged.add(line.removeprefix(ACKNOWLEDGED).strip())
+        elif line.startswith(REFUSED):
+            self.refused.append(line.removeprefix(REFUSED).strip())
 
 
 @contextmanager

@@ -4,7 +4,8 @@ sdk_job.py brokers NAMESRV prints the names of the brokers that a name server kn
 
 send: COUNT messages with the bodies 0, 1, ...; every third has the tag "third", the others "other".
 read: prints the bodies of all stored messages, each once.
-flood: sends until its input is closed and prints a line with the body of each acknowledged message.
+flood: sends until its input is closed and prints a line with the body of each acknowledged message (SEND_OK), or with
+the code of each other one.
 """
 
 import sys
@@ -14,12 +15,13 @@ from collections.abc import Awaitable, Callable
 import anyio
 import anyio.to_thread
 
-from trimq.client import Message, Producer, PullConsumer
+from trimq.client import Message, Producer, PullConsumer, SendStatus
 from trimq.client.admin import Admin
 from trimq.client.errors import RocketMQError
 
 READ_SECONDS = 120
 ACKNOWLEDGED = "acknowledged "
+REFUSED = "refused "
 
 
 async def send(namesrv: str, topic: str, count: str) -> None:
@@ -50,9 +52,12 @@ async def flood(namesrv: str, topic: str) -> None:
         number = 0
         while True:
             try:
-                await producer.send(Message(topic, b"%d" % number))
-                print(f"{ACKNOWLEDGED}{number}", flush=True)  # with a prefix: the SDK logs to the same stream
-            except RocketMQError:  # the broker is down
+                sent = await producer.send(Message(topic, b"%d" % number))
+                acknowledged = sent.status is SendStatus.SEND_OK
+                # with a prefix: the SDK logs to the same stream
+                print(f"{ACKNOWLEDGED}{number}" if acknowledged else f"{REFUSED}{sent.status.value}", flush=True)
+            except RocketMQError as error:  # the broker is down, or takes no messages
+                print(f"{REFUSED}{error.code}", flush=True)
                 await anyio.sleep(0.1)
             number += 1
 

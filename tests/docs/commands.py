@@ -29,5 +29,6 @@ RUN_IN: dict[str, str] = {
     "operate systemd_upgrade": "tests/docker/test_systemd.py",
     "operate upgrade": "tests/docker/test_cluster.py",
     "operate pipeline": "tests/docker/test_cluster.py",
+    "operate replicated": "tests/docker/test_replicated.py",
 }
 """Block to the tests that run it."""

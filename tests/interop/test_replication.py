@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,32 +45,44 @@ class Pair:
         return "127.0.0.1", self.master.port
 
 
+def replica(names: NameServer, peer: Peer, home: Path, properties: Mapping[str, str], version: str = "5.5.0") -> Broker:
+    """A broker that is a master or a slave; its store is in ``home``."""
+    return Broker(
+        peer,
+        home,
+        [names],
+        store=home / "store",
+        properties={**SIZES, **ONLY[peer], "haListenPort": str(free_port()), **properties},
+        version=version,
+    )
+
+
 @contextmanager
 def running_pair(
-    directory: Path, master: Peer, slave: Peer, *, role: str = "ASYNC_MASTER", flush: str = "ASYNC_FLUSH"
+    directory: Path,
+    master: Peer,
+    slave: Peer,
+    *,
+    role: str = "ASYNC_MASTER",
+    properties: Mapping[str, str] | None = None,
+    version: str = "5.5.0",
 ) -> Iterator[Pair]:
-    """Run both with a name server of TriMQ."""
+    """Run both, with ``properties``, and a name server of TriMQ. ``version`` is the one of an Apache's slave."""
     with ExitStack() as stack:
         names = NameServer("trimq", directory / "namesrv")
         stack.enter_context(ended_afterwards(names.process))
         names.start()
-        common = SIZES | {"flushDiskType": flush}
+        common = dict(properties or {})
 
-        def broker(peer: Peer, home: str, **properties: str) -> Broker:
-            found = Broker(
-                peer,
-                directory / home,
-                [names],
-                store=directory / home / "store",
-                properties={**common, **ONLY[peer], "haListenPort": str(free_port()), **properties},
-            )
-            stack.enter_context(ended_afterwards(found.process, gracefully=peer == "trimq"))
-            found.start()
-            return found
+        def started(broker: Broker) -> Broker:
+            stack.enter_context(ended_afterwards(broker.process, gracefully=broker.peer == "trimq"))
+            broker.start()
+            return broker
 
-        leader = broker(master, "master", brokerRole=role)
+        leader = started(replica(names, master, directory / "master", common | {"brokerRole": role}))
         probe.create_topic(leader.address, TOPIC, 2)
-        follower = broker(slave, "slave", brokerRole="SLAVE", brokerId="1", slaveReadEnable="true")
+        following = {"brokerRole": "SLAVE", "brokerId": "1", "slaveReadEnable": "true"}
+        follower = started(replica(names, slave, directory / "slave", common | following, version))
         yield Pair(names, leader, follower)
 
 

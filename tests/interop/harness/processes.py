@@ -96,6 +96,21 @@ class Process:
                 if pipe is not None:
                     pipe.close()
 
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Send SIGSTOP, and SIGCONT at the end. No thread runs any more when the block begins."""
+        threads = Path(f"/proc/{self.pid}/task")
+
+        def stopped() -> bool:
+            return all(stat.read_text().rpartition(")")[2].split()[0] == "T" for stat in threads.glob("*/stat"))
+
+        self._signal(signal.SIGSTOP)
+        try:
+            wait_until(stopped, f"stop of {self.name}")
+            yield
+        finally:
+            self._signal(signal.SIGCONT)
+
     def _signal(self, number: signal.Signals) -> None:
         if self.running:
             os.kill(self.pid, number)

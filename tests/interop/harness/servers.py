@@ -67,10 +67,12 @@ def _write_properties(path: Path, properties: Mapping[str, str]) -> None:
     path.write_text("".join(f"{key}={value}\n" for key, value in properties.items()), encoding="utf-8")
 
 
-def _command(peer: Peer, script: str, apache_class: str, memory: tuple[str, ...], directory: Path) -> list[str]:
+def _command(
+    peer: Peer, script: str, apache_class: str, memory: tuple[str, ...], directory: Path, version: str = "5.5.0"
+) -> list[str]:
     if peer == "trimq":
         return [str(Path(sys.executable).parent / script)]
-    jars = partners.apache_servers()
+    jars = partners.apache_servers(version)
     java = partners.tool("java")
     return [java, *memory, f"-Duser.home={directory}", *APACHE_OPENINGS, "-cp", f"{jars}/*", apache_class]
 
@@ -122,7 +124,10 @@ class NameServer:
 
 @dataclass
 class Broker:
-    """One broker process on a store directory, which another broker may have used before."""
+    """One broker process on a store directory, which another broker may have used before.
+
+    ``version`` is the one of Apache's.
+    """
 
     peer: Peer
     directory: Path
@@ -132,6 +137,7 @@ class Broker:
     port: int = field(default_factory=broker_port)
     properties: Mapping[str, str] = field(default_factory=dict)
     small: bool = True
+    version: str = "5.5.0"
 
     def __post_init__(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -151,7 +157,12 @@ class Broker:
             },
         )
         command = _command(
-            self.peer, "mqbroker", "org.apache.rocketmq.broker.BrokerStartup", APACHE_BROKER_MEMORY, self.directory
+            self.peer,
+            "mqbroker",
+            "org.apache.rocketmq.broker.BrokerStartup",
+            APACHE_BROKER_MEMORY,
+            self.directory,
+            self.version,
         )
         self.process = Process(
             f"{self.name}-{self.port}",

@@ -27,9 +27,11 @@ async def ends(store: MessageStore) -> tuple[int, int]:
 @pytest.mark.parametrize("role", [SLAVE, ASYNC_MASTER], ids=["slave", "master"])
 @pytest.mark.parametrize("loss", [Loss.NOTHING, Loss.ALL])
 @pytest.mark.parametrize("all_of_it", [False, True])
+@pytest.mark.parametrize("at_once", [False, True])
 async def test_the_queue_begins_again_also_after_a_crash(
-    role: ReplicationConfig, loss: Loss, all_of_it: bool, autojump_clock: object
+    role: ReplicationConfig, loss: Loss, all_of_it: bool, at_once: bool, autojump_clock: object
 ) -> None:
+    """``at_once``: the slave gets all of it together, and dispatches many records in one call."""
     mine, theirs = SimDisk(), SimDisk()
     async with store_of(mine, ASYNC_MASTER) as master:
         try:
@@ -41,9 +43,15 @@ async def test_the_queue_begins_again_also_after_a_crash(
                 assert await slave._checkpoints.save()  # it knows the old queue
                 renewed: list[str] = []
                 slave.on_anew.append(renewed.append)
+                if at_once:
+                    slave._reput.behind = lambda: 0  # type: ignore[method-assign]
                 await master.delete_topic(TOPIC)
                 await fill(master, 1, queue_id=1)
                 await fill(master, 3)
+                if at_once:
+                    await until(lambda: slave.appended_offset == master.appended_offset)
+                    del slave._reput.behind
+                    slave._reput.wake()
                 await until(lambda: slave.dispatched_offset == master.appended_offset)
                 assert renewed == [TOPIC]
                 assert await ends(slave) == (3, 1)

@@ -19,6 +19,7 @@ import org.apache.rocketmq.client.consumer.PullResult;
 import org.apache.rocketmq.client.consumer.PullStatus;
 import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
+import org.apache.rocketmq.client.exception.MQBrokerException;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.client.producer.SendStatus;
@@ -45,6 +46,7 @@ final class Flood {
             return null;
         });
         operations.put("flood.progress", args -> runs.get(args.text("name")).progress());
+        operations.put("flood.acknowledged", args -> runs.get(args.text("name")).acknowledged());
         operations.put("flood.stop", args -> runs.get(args.text("name")).stop(args.large("wait", 60_000)));
         operations.put("flood.verify", args -> runs.get(args.text("name")).verify());
         operations.put("flood.close", args -> {
@@ -75,6 +77,16 @@ final class Flood {
                 Arrays.fill(acknowledged, old, old * 2, -1);
             }
             acknowledged[number] = offset;
+        }
+
+        synchronized List<List<Long>> shown() {
+            List<List<Long>> rows = new ArrayList<>();
+            for (int number = 0; number < acknowledged.length; number++) {
+                if (acknowledged[number] >= 0) {
+                    rows.add(List.of((long) queue.getQueueId(), (long) number, acknowledged[number]));
+                }
+            }
+            return rows;
         }
 
         /** A number may be delivered again after a kill; its first delivery must follow those of all smaller ones. */
@@ -116,6 +128,7 @@ final class Flood {
         private final AtomicLong refused = new AtomicLong();
         private final AtomicLong consumed = new AtomicLong();
         private volatile boolean running = true;
+        private final Map<String, AtomicLong> refusals = new ConcurrentHashMap<>();
         private volatile String lastRefusal = "";
 
         Run(Args args) throws Exception {
@@ -129,12 +142,14 @@ final class Flood {
             producer.setInstanceName(name + "_producer");
             producer.setRetryTimesWhenSendFailed(0);
             producer.setSendMsgTimeout(args.number("timeout", 5_000));
+            producer.setPollNameServerInterval(args.number("poll", 30_000));
             producer.start();
             consumer = new DefaultMQPushConsumer(name + "_consumer");
             consumer.setNamesrvAddr(namesrv);
             consumer.setInstanceName(name + "_consumer");
             consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
             consumer.setPersistConsumerOffsetInterval(1_000);
+            consumer.setPollNameServerInterval(args.number("poll", 30_000));
             consumer.setPullTimeDelayMillsWhenException(500);
             consumer.setConsumeMessageBatchMaxSize(32);
             consumer.setConsumeThreadMin(4);
@@ -191,13 +206,21 @@ final class Flood {
                         accepted.incrementAndGet();
                         continue;
                     }
-                    lastRefusal = result.getSendStatus().name();
+                    count(result.getSendStatus().name(), result.getSendStatus().name());
+                } catch (MQBrokerException failure) {
+                    count(String.valueOf(failure.getResponseCode()), failure.getMessage());
                 } catch (Exception failure) {
-                    lastRefusal = String.valueOf(failure.getMessage());
+                    count(failure.getClass().getSimpleName(), String.valueOf(failure.getMessage()));
                 }
-                refused.incrementAndGet();
                 pause();
             }
+        }
+
+        /** What became of a send that was not acknowledged: a status, the code of an error, or an exception. */
+        private void count(String kind, String text) {
+            lastRefusal = text;
+            refusals.computeIfAbsent(kind, unseen -> new AtomicLong()).incrementAndGet();
+            refused.incrementAndGet();
         }
 
         /** Sends to a stopped broker fail immediately; without a pause the retries would slow down its start. */
@@ -214,7 +237,19 @@ final class Flood {
             shown.put("accepted", accepted.get());
             shown.put("refused", refused.get());
             shown.put("consumed", consumed.get());
+            Map<String, Long> kinds = new LinkedHashMap<>();
+            refusals.forEach((kind, times) -> kinds.put(kind, times.get()));
+            shown.put("refusals", kinds);
             shown.put("lastRefusal", lastRefusal);
+            return shown;
+        }
+
+        /** What was acknowledged with SEND_OK: queue, number and offset of each message. */
+        List<List<Long>> acknowledged() {
+            List<List<Long>> shown = new ArrayList<>();
+            for (SendStream stream : sendStreams.values()) {
+                shown.addAll(stream.shown());
+            }
             return shown;
         }
 
@@ -269,6 +304,7 @@ final class Flood {
             long offset = reader.minOffset(stream.queue);
             int last = -1;
             BitSet right = new BitSet();
+            BitSet found = new BitSet();
             if (offset != 0) {
                 wrong.add(stream.queue + " starts at " + offset);
             }
@@ -292,6 +328,7 @@ final class Flood {
                     if (number < stream.acknowledged.length && stream.acknowledged[number] == offset) {
                         right.set(number);
                     }
+                    found.set(number);
                     last = number;
                     offset++;
                 }
@@ -300,6 +337,9 @@ final class Flood {
                 if (stream.acknowledged[number] >= 0 && !right.get(number)) {
                     wrong.add(stream.queue + ": " + number + " was acknowledged at " + stream.acknowledged[number]
                         + " and is missing");
+                }
+                if (stream.delivered.get(number) && !found.get(number)) {
+                    wrong.add(stream.queue + ": " + number + " was delivered and is missing");
                 }
             }
             return end;
