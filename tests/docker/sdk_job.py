@@ -47,7 +47,11 @@ async def flood(namesrv: str, topic: str) -> None:
         await anyio.to_thread.run_sync(sys.stdin.read)
         group.cancel_scope.cancel()
 
-    async with Producer("docker-test", namesrv=namesrv) as producer, anyio.create_task_group() as group:
+    # more than the time after which a master answers that its slave is late
+    async with (
+        Producer("docker-test", namesrv=namesrv, send_timeout=10) as producer,
+        anyio.create_task_group() as group,
+    ):
         group.start_soon(stop_at_end_of_input)
         number = 0
         while True:
