@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from trimq.broker.config import BrokerConfig, FlushDiskType, MessageStoreConfig, NettyServerConfig, load_broker
+from trimq.broker.config import (
+    BrokerConfig,
+    FlushDiskType,
+    MessageStoreConfig,
+    NettyServerConfig,
+    ReplicationConfig,
+    load_broker,
+)
 from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.program import fail, loaded, open_log, report_readiness
 
@@ -146,15 +153,26 @@ def banner(controller: "BrokerController", seconds: float) -> list[str]:
         f"  name server    {servers or 'none'}",
         f"  stores in      {store.store_path_root_dir}",
         f"  acknowledged   {durability(store)}",
+        *_role(controller.configuration.section(ReplicationConfig)),
         f"  runs           {NATIVE.status}",
     ]
     for host, port in controller.web_endpoints:
         lines.append(f"  health         http://{join(host, port)}/readyz")
-    if servers:
+    if servers and not controller.configuration.section(ReplicationConfig).is_slave:
         first = controller.name_servers[0].partition(" ")[0]
         lines.append(f"  first message  mqadmin sendMessage -n {first} -t Hello -p 'hello world'")
         lines.append(f"                 mqadmin consumeMessage -n {first} -t Hello")
     return lines
+
+
+def _role(replication: ReplicationConfig) -> list[str]:
+    """What the role adds to the banner: nothing for a master whose messages wait for no slave."""
+    if replication.is_slave:
+        return ["  role           a slave: it copies its master's log and takes no sends (brokerRole=SLAVE)"]
+    if replication.waits_for_slaves:
+        copies = f"{replication.wanted_copies} copies, this broker's included (brokerRole=SYNC_MASTER, inSyncReplicas)"
+        return [f"  replicated     a message is acknowledged when it has {copies}"]
+    return []
 
 
 def durability(store: MessageStoreConfig) -> str:

@@ -106,6 +106,36 @@ def test_says_which_address_it_has_chosen_itself(settings: dict[str, str], chose
     assert ("brokerIP1 is not set: the first address of this machine that is not the loopback" in line) == chosen
 
 
+@pytest.mark.parametrize(
+    ("lines", "expected", "sends"),
+    [
+        ("", None, True),
+        (
+            "brokerRole=SYNC_MASTER\nhaListenPort=10912\n",
+            "replicated     a message is acknowledged when it has 2 copies",
+            True,
+        ),
+        ("brokerRole=SYNC_MASTER\ninSyncReplicas=1\n", None, True),
+        (
+            "brokerRole=SLAVE\nbrokerId=1\n",
+            "role           a slave: it copies its master's log and takes no sends",
+            False,
+        ),
+    ],
+)
+def test_the_banner_says_what_the_role_promises(lines: str, expected: str | None, sends: bool, tmp_path: Path) -> None:
+    path = tmp_path / "broker.conf"
+    path.write_text(f"namesrvAddr=127.0.0.1:9876\n{lines}")
+    controller = BrokerController(load_broker(path))
+    controller.name_servers = ["127.0.0.1:9876"]
+    text = "\n".join(cli.banner(controller, 0.1))
+    if expected is None:
+        assert not re.search("^  (role|replicated) ", text, re.MULTILINE)
+    else:
+        assert f"  {expected}" in text
+    assert ("first message" in text) == sends
+
+
 def test_second_broker_on_a_store_refuses(tmp_path: Path) -> None:
     first = start("-c", str(write_config(tmp_path)))
     banner(first)
