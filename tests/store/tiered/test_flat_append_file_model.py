@@ -193,7 +193,7 @@ class Run:
             last = model.segments[-1]
             last.data = last.data[: self.taken - last.base]
         self.model, self.taken = model, taken
-        self.going.clear()
+        self.going &= {segment.base for segment in model.segments}
 
     def _expect_loss(self, model: Model) -> None:
         """Note which segments a step takes away, before it begins."""
@@ -316,6 +316,7 @@ async def play(steps: list[Step], seed: int) -> None:
         ("roll", 0, 0),
         ("fail", 4, 1),
         ("expire", 0, 0),
+        ("take_back", 0, 0),
         ("kill", 0, 0),
     ],
     0,
