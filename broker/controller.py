@@ -384,7 +384,7 @@ class BrokerController:
                 await service.load()
         except StateFileError as error:
             raise StartError(f"a state file cannot be read: {error}") from error
-        topics.adopt({name: max(ids) + 1 for name, ids in store.topics().items() if ids})
+        topics.adopt(store.needed_queues())
         if not self._section(ReplicationConfig).is_slave:
             topics.lead()
             offsets.cap(

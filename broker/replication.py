@@ -90,8 +90,10 @@ class Replication:
             listener = self._network.listener(self._sock)
             nursery.start_soon(store.ha.serve, listener, self._network.peer_of, self._admission(context.registration))
         if self.master is not None:
+            self.client = store.make_client(self.master, self._network.open_stream)
             self.synchronize = SlaveSynchronize(
                 self.master,
+                self.client,
                 context.clock,
                 store=store,
                 topics=context.topics,
@@ -105,7 +107,6 @@ class Replication:
             store.hear_waiting(self.synchronize.message_waits)
             store.message_arriving.append(self.synchronize.message_arriving)
             await nursery.start(self.synchronize.run)
-            self.client = store.make_client(self.master, self._network.open_stream)
             nursery.start_soon(self.client.run)
             nursery.start_soon(MasterEnd(self.master, self.client, context.clock).run)
 

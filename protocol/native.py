@@ -250,11 +250,12 @@ class Extension(Protocol):
         """
         ...
 
-    def log_rows(self, data: Any, physical_offset: int, tags: bool, /) -> LogRows:
+    def log_rows(self, data: Any, physical_offset: int, tags: bool, without: list[str], /) -> LogRows:
         """What the ordinary records at the start of ``data`` add to queues and index.
 
         ``data`` is at log offset ``physical_offset``. With ``tags``, tags are keys too. Ends before the first
-        record that is not an ordinary message, or whose queue offset does not follow that of the message before it.
+        record that is not an ordinary message, that is of a topic in ``without``, or whose queue offset does not follow
+        that of the message before it.
         """
         ...
 

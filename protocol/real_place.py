@@ -8,7 +8,12 @@ must not get to a topic of the broker itself, nor name files outside the store.
 import re
 from typing import Final, NamedTuple
 
-from trimq.protocol.topic_rules import NO_SEND_TOPICS, TIMER_TOPIC, topic_problem
+from trimq.protocol.property_names import PROPERTY_REAL_QID, PROPERTY_REAL_TOPIC
+from trimq.protocol.property_text import decode_properties
+from trimq.protocol.topic_rules import NO_SEND_TOPICS, SCHEDULE_TOPIC, TIMER_TOPIC, TRANS_HALF_TOPIC, topic_problem
+
+WAITING_TOPICS: Final = frozenset({SCHEDULE_TOPIC, TIMER_TOPIC, TRANS_HALF_TOPIC})
+"""The topics of messages that wait, and go to another topic later."""
 
 MAX_QUEUE_ID: Final = 2**31 - 1
 """The highest number in the field QUEUEID of a record."""
@@ -44,3 +49,15 @@ def real_place(topic: str | None, queue_id: str | None, queues: int = MAX_QUEUE_
     if number >= queues:
         return f"REAL_QID is {number}, but the queues end at {queues - 1}"
     return RealPlace(topic, number)
+
+
+def waiting_for(topic: str, properties: str) -> RealPlace | None:
+    """Where a record of one of ``WAITING_TOPICS`` goes in the end; None for others, and if it names no place.
+
+    ``properties`` is the text of the record's properties.
+    """
+    if topic not in WAITING_TOPICS:
+        return None
+    found = decode_properties(properties)
+    place = real_place(found.get(PROPERTY_REAL_TOPIC), found.get(PROPERTY_REAL_QID))
+    return None if isinstance(place, str) else place

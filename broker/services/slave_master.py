@@ -80,10 +80,7 @@ class SlaveMaster:
         return Begin(low, record)
 
     async def has_record(self, offset: int, record: bytes) -> bool:
-        """See MasterView. True also if it cannot be known: if that part of the master's log has expired.
-
-        And, of Apache's master, if it is not readable there yet.
-        """
+        """See MasterView. True also if it cannot be known: if that part of the master's log has expired."""
         reply = await self.ask(
             RequestCode.VIEW_MESSAGE_BY_ID, {"offset": str(offset), "trimqSha256": sha256(record).hexdigest()}
         )
@@ -92,11 +89,11 @@ class SlaveMaster:
             return same == "true"
         if reply.code == ResponseCode.SUCCESS and len(reply.body):
             return bytes(reply.body) == record
-        low, high = await self._bounds()
+        low, _ = await self._bounds()
         end = offset + len(record)
         if end < low:
             raise OSError(f"this log ends at {end}, the master's begins at {low}: empty the store of this slave")
-        return offset < low or end > high
+        return offset < low
 
     async def log_end(self) -> int:
         """Where the master's log ends now, readable or not. Raises OSError."""

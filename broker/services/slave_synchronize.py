@@ -4,13 +4,16 @@ What says that the master has delivered or ended something - delay offsets, the 
 of the timers - is taken only when the log has what was delivered. Otherwise a slave that becomes the master would
 neither have it nor deliver it.
 
+Nothing is taken from a master whose log is not the one that this slave has: it may have lost its disk, and would delete
+the only copy of all messages.
+
 Source: RocketMQ's SlaveSynchronize. There all of it comes once a minute, the timer checkpoint every three seconds, and
 at once; and the topics of the system go if the master does not list them.
 """
 
 import json
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import structlog
 import trio
@@ -52,12 +55,26 @@ class _Later(NamedTuple):
     take: Callable[[], Awaitable[None]]
 
 
+class FollowedLog(Protocol):
+    """The part of HAClient that this task uses."""
+
+    @property
+    def follows(self) -> bool:
+        """Whether the master is connected, and its log has been found to begin with that of this slave."""
+        ...
+
+    async def still_follows(self) -> bool:
+        """Ask the master again. Raises OSError if it does not answer."""
+        ...
+
+
 class SlaveSynchronize:
     """Asks the master each second for the offsets, and every ten seconds, or after ``wake``, for the rest."""
 
     def __init__(  # noqa: PLR0913 - all that a slave takes over meets here
         self,
         master: SlaveMaster,
+        log: FollowedLog,
         clock: Clock,
         *,
         store: MessageStore,
@@ -69,6 +86,7 @@ class SlaveSynchronize:
         timers: SlaveTimers,
     ) -> None:
         self._master = master
+        self._log = log
         self._clock = clock
         self._store = store
         self._topics = topics
@@ -117,7 +135,10 @@ class SlaveSynchronize:
         task_status.started()
         number = 0
         while True:
-            if self._master.address:
+            if not self._log.follows:
+                self._later.clear()
+                number = 0
+            else:
                 all_of_it = self._woken or number % _REST_EVERY == 0
                 self._woken = False
                 self._asked_all = all_of_it
@@ -139,9 +160,13 @@ class SlaveSynchronize:
         state = await self._ask(RequestCode.GET_ALL_TOPIC_CONFIG, {WITH_DELETED_TOPICS: "true"})
         if not state:
             return
+        before = set(self._topics.table)
         self._topics.follow(state, keep=self._arrived)
         deleted = state.get(DELETED_TOPICS) or {}
-        await self._store.follow_deletions({str(topic): int(position) for topic, position in deleted.items()})
+        gone = await self._store.follow_deletions({str(topic): int(position) for topic, position in deleted.items()})
+        # Also if the topic is there again: the master has removed these too, and says in the next round which it has.
+        for topic in {*gone, *(before - set(self._topics.table))}:
+            self._offsets.remove_topic(topic)
         for topic in await self._store.clean_unused_topics(self._topics.table):
             _log.info("followed_topic_deleted", topic=topic)
             self._offsets.remove_topic(topic)
@@ -175,7 +200,7 @@ class SlaveSynchronize:
         self._put_off(RequestCode.GET_ALL_DELAY_OFFSET, state, lambda: self._schedule.follow(state))
 
     async def _ask_timers(self) -> None:
-        reply = await self._master.ask(RequestCode.GET_TIMER_CHECK_POINT)
+        reply = await self._reply(RequestCode.GET_TIMER_CHECK_POINT)
         if reply.code == ResponseCode.SYSTEM_ERROR:
             return  # its timers are off (timerWheelEnable=false)
         _check(reply)
@@ -195,7 +220,9 @@ class SlaveSynchronize:
 
     async def _ask_end(self) -> None:
         # After the states: what they say was delivered is in the master's log by now.
-        self._log_end = await self._master.log_end()
+        end = await self._master.log_end()
+        await self._check_log()
+        self._log_end = end
 
     async def _take_later(self) -> None:
         """Take what has waited, if the log is far enough. On disk: these states are there before the log is flushed."""
@@ -232,9 +259,23 @@ class SlaveSynchronize:
         self._failed.pop(code, None)
         return True
 
+    async def _reply(self, code: RequestCode, ext: dict[str, str] | None = None) -> RemotingCommand:
+        """The master's reply. Raises OSError, also if the master is another one by now, or has another log."""
+        address = self._master.address
+        reply = await self._master.ask(code, ext)
+        if address != self._master.address:
+            raise OSError(f"{address} is not the master any more")
+        await self._check_log()
+        return reply
+
+    async def _check_log(self) -> None:
+        """After a reply: what a master says that has lost its log in the meantime must not be taken."""
+        if not await self._log.still_follows():
+            raise OSError("the log of this slave is not the master's")
+
     async def _ask(self, code: RequestCode, ext: dict[str, str] | None = None) -> dict[str, Any]:
         """The master's state; empty if it has none. Raises OSError, ValueError, StateFileError."""
-        reply = await self._master.ask(code, ext)
+        reply = await self._reply(code, ext)
         _check(reply)
         state = json.loads(bytes(reply.body)) if len(reply.body) else {}
         if not isinstance(state, dict):

@@ -217,8 +217,11 @@ class CleanService:
         await self._cleaner.drop_topics(topics, log_end, self._latest_ms)
         await self._save_checkpoint()
 
-    async def follow_deletions(self, deleted: dict[str, int]) -> None:
-        """Delete the old queues of topics that were deleted while the log ended at these offsets, if it is there."""
+    async def follow_deletions(self, deleted: dict[str, int]) -> list[str]:
+        """Delete the old queues of topics that were deleted while the log ended at these offsets, if it is there.
+
+        Returns the topics that were not known to be deleted.
+        """
         known = self._cleaner.deleted_topics
         new = {
             topic: position
@@ -228,6 +231,7 @@ class CleanService:
         if new:
             await self._cleaner.drop_before(new, self._latest_ms())
             await self._save_checkpoint()
+        return list(new)
 
     async def forget_queue(self, topic: str, queue_id: int) -> None:
         """Delete a queue of a slave whose topic the master has deleted and created again."""

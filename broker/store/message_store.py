@@ -134,6 +134,7 @@ class MessageStore(InMemoryCalls):
         """What the start found and did."""
         self.recovering: RecoveryReport | None = None
         """The progress of the recovery while it runs."""
+        self._held_places: dict[str, int] = {}
         self.on_overdue: list[Callable[[MappedFile], None]] = []
         """Called with a deleted file that has been read for too long (destroyMapedFileIntervalForcibly).
 
@@ -266,6 +267,7 @@ class MessageStore(InMemoryCalls):
         self.commit_log.last_store_timestamp = self.recovered.last_store_timestamp
         for (topic, queue_id), following in recovery.held.items():
             self.commit_log.queue(topic, queue_id).next_offset = following
+        self._held_places = recovery.held_places
         self.ha = self._make_ha()
         path = WritePath(
             self.commit_log,
@@ -386,11 +388,11 @@ class MessageStore(InMemoryCalls):
         self._clean.holds = self.log_holds
         self._clean.last_stored_ms = lambda: self.commit_log.last_store_timestamp
         self._clean.on_overdue = self.on_overdue
-        if self.replication.is_slave:
-            self._clean.follows_master = True
-            self._clean.on_anew = self.on_anew
-            self._reput.starts_anew = self.queues.starts_anew
-            self._reput.forget_queue = self._clean.forget_queue
+        self._clean.follows_master = self.replication.is_slave
+        self._clean.on_anew = self.on_anew
+        # Not slaves only: a slave that has become a SYNC_MASTER has such records among those that wait for its slaves.
+        self._reput.starts_anew = self.queues.starts_anew
+        self._reput.forget_queue = self._clean.forget_queue
         # Started after recovery: all of these work on a store whose log, queues and index agree.
         nursery.start_soon(self._clean.run)
         nursery.start_soon(path.run)
@@ -616,6 +618,13 @@ class MessageStore(InMemoryCalls):
         """All topics that have queues, with their queue ids."""
         return self.queues.topics()
 
+    def needed_queues(self) -> dict[str, int]:
+        """How many queues each topic needs: for those that exist, and at a start for records that wait for slaves."""
+        found = {topic: max(ids) + 1 for topic, ids in self.topics().items() if ids}
+        for topic, queue_id in self._held_places.items():
+            found[topic] = max(found.get(topic, 0), queue_id + 1)
+        return found
+
     def has_queue(self, topic: str, queue_id: int) -> bool:
         """True if the queue exists."""
         return self.queues.find(topic, queue_id) is not None
@@ -709,9 +718,12 @@ class MessageStore(InMemoryCalls):
         """Topics that were deleted, and the log offset below which their records belong to the deleted one."""
         return {topic: deleted.position for topic, deleted in self.queues.deleted_topics.topics.items()}
 
-    async def follow_deletions(self, deleted: dict[str, int]) -> None:
-        """On a slave: delete queues that have records of a deleted topic only, as far as the log is dispatched."""
-        await self._clean.follow_deletions(deleted)
+    async def follow_deletions(self, deleted: dict[str, int]) -> list[str]:
+        """On a slave: delete queues that have records of a deleted topic only, as far as the log is dispatched.
+
+        Returns the topics that were not known to be deleted.
+        """
+        return await self._clean.follow_deletions(deleted)
 
     async def clean_expired_consume_queues(self) -> int:
         """Delete queues of ordinary topics that have no message left in the log. Returns their number."""

@@ -108,6 +108,8 @@ async def test_odd_answers_do_not_end_a_slave(tmp_path: Path) -> None:
         assert [log["event"] for log in logs] == ["master_address_invalid"]
         assert view.ha_address == good
 
+        await in_sync(master, slave)
+
         def odd(_state: dict[str, Any]) -> None:
             raise TypeError("what is this?")
 

@@ -15,6 +15,7 @@ from tests.broker.timers import all_there, recalled, timed
 from tests.broker.transactions import HALF, OP, ROLLBACK, Life
 from tests.broker.wire_client import WireClient
 from trimq.broker.controller import BrokerController
+from trimq.broker.services.slave_synchronize import FollowedLog
 from trimq.broker.start_error import StartError
 from trimq.broker.store.tiered.access.tiered_message_store import TieredMessageStore
 from trimq.broker.testing import running_broker
@@ -337,3 +338,124 @@ async def test_a_slave_learns_the_topics_of_messages_that_wait(tmp_path: Path) -
         assert await bodies(client, "Timed") == Counter([b"timed"])
         assert [one.body for one in await client.pull_messages("Delayed", queueId=2)] == [b"delayed"]
         assert await bodies(client, "Half") == Counter([b"half"])
+
+
+# -- a master with another log
+
+
+class Looks:
+    """Counts how often the task asks whether the log is followed."""
+
+    def __init__(self, log: FollowedLog) -> None:
+        self._log = log
+        self.count = 0
+
+    @property
+    def follows(self) -> bool:
+        self.count += 1
+        return self._log.follows
+
+    async def still_follows(self) -> bool:
+        return await self._log.still_follows()
+
+
+async def test_a_master_that_has_lost_its_disk_deletes_nothing_on_its_slave(tmp_path: Path) -> None:
+    """It starts again under its name, with an empty store. The slave has the only copy, and can become the master."""
+    (tmp_path / "a").mkdir()
+    async with pair(tmp_path / "a") as (master, slave), WireClient.connect(master.endpoint) as client:
+        for number in range(8):
+            assert (await client.send("Orders", b"old %d" % number, queue_id=number % 4)).code == 0
+        assert (await client.send("Orders", b"later", {"DELAY": "1"})).code == 0
+        await client.pull_messages("Orders", group="G")
+        commit = {"consumerGroup": "G", "topic": "Orders", "queueId": 0, "commitOffset": 1}
+        assert (await client.ask(RequestCode.UPDATE_CONSUMER_OFFSET, commit)).code == 0
+        await until(lambda: master.context.store.max_offset("Orders", 0) == 3)
+        await in_sync(master, slave)
+        await until(lambda: slave.context.schedule.offsets()[1] == 1)
+    shutil.copytree(tmp_path / "a" / "slave", tmp_path / "b" / "slave")
+    async with pair(tmp_path / "b") as (_master, slave):
+        synchronize, client_of_log = slave.replication.synchronize, slave.context.store.ha_client
+        assert synchronize is not None
+        assert client_of_log is not None
+        looks = synchronize._log = Looks(synchronize._log)
+        await until(lambda: "does not have the record" in client_of_log.state().error and looks.count > 2)
+        assert slave.context.schedule.offsets()[1] == 1
+    async with running_broker(tmp_path / "b" / "slave") as broker, WireClient.connect(broker.endpoint) as client:
+        assert broker.context.offsets.query("G", "Orders", 0) == 1
+        found = [one.body for queue in range(4) for one in await client.pull_messages("Orders", queueId=queue)]
+        assert sorted(found) == [b"later", *(b"old %d" % number for number in range(8))]
+
+
+async def test_the_offsets_of_a_deleted_topic_go_with_it(tmp_path: Path) -> None:
+    """Also if all its queues had messages, and if it was created again before the slave looked."""
+    async with pair(tmp_path, slaveReadEnable=True) as (master, slave):
+        theirs = slave.context.offsets
+        async with WireClient.connect(master.endpoint) as client:
+            for topic, queues in (("Gone", 4), ("Again", 1)):
+                for number in range(8):
+                    await client.send(topic, b"old %d" % number, queue_id=number % queues)
+                await client.pull_messages(topic, group="G")
+                commit = {"consumerGroup": "G", "topic": topic, "queueId": 0, "commitOffset": 2}
+                assert (await client.ask(RequestCode.UPDATE_CONSUMER_OFFSET, commit)).code == 0
+            await in_sync(master, slave)
+            assert [theirs.query("G", topic, 0) for topic in ("Gone", "Again")] == [2, 2]
+            for topic in ("Gone", "Again"):
+                assert (await client.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": topic})).code == 0
+            await client.send("Again", b"new", queue_id=2)  # queue 0 has no message yet
+            await in_sync(master, slave)
+            assert "Gone" not in slave.context.store.topics()
+            for topic in ("Gone", "Again"):
+                for number in range(3):
+                    await client.send(topic, b"new %d" % number, queue_id=0)
+            await in_sync(master, slave)
+    # The slave becomes the master: the group has consumed none of the new messages.
+    async with running_broker(tmp_path / "slave") as broker:
+        assert [broker.context.offsets.query("G", topic, 0) for topic in ("Gone", "Again")] == [-1, -1]
+
+
+async def test_topics_of_waiting_messages_that_come_together(tmp_path: Path) -> None:
+    """As many of them are dispatched in one call, and before the slave has asked for the topics."""
+    life = Life(tmp_path)
+    async with pair(tmp_path, leader=FINE, **FINE) as (master, slave):
+        await in_sync(master, slave)
+        synchronize = slave.replication.synchronize
+        assert synchronize is not None
+        theirs, mine = slave.context.store, master.context.store
+        async with WireClient.connect(master.endpoint) as client:
+            life.broker, life.client = master, client
+            synchronize._topics.follow = lambda state, keep=(): None  # type: ignore[method-assign]
+            theirs._reput.behind = lambda: 0  # type: ignore[method-assign]
+            for number in range(3):
+                await timed(client, b"timed", 60_000, f"Timed{number}")
+            for number in range(3):
+                await life.prepare(b"half", f"Half{number}")
+            await until(lambda: theirs.appended_offset == mine.appended_offset)
+            del theirs._reput.behind
+            theirs._reput.wake()
+            await until(lambda: theirs.dispatched_offset == mine.appended_offset)
+        assert {f"{kind}{number}" for kind in ("Timed", "Half") for number in range(3)} <= set(
+            slave.context.topics.table
+        )
+
+
+async def test_a_sync_master_that_was_a_slave_knows_the_topics_of_what_waits_for_its_slaves(tmp_path: Path) -> None:
+    async with pair(tmp_path / "one", leader=FINE, **FINE) as (master, slave):
+        theirs = slave.context.store
+        synchronize = slave.replication.synchronize
+        assert synchronize is not None
+        async with WireClient.connect(master.endpoint) as client:
+            await client.send("Known", b"x")
+            await in_sync(master, slave)
+            assert await theirs._checkpoints.save()
+            theirs._reput._goes_on = lambda: False  # type: ignore[method-assign]
+            synchronize._topics.follow = lambda state, keep=(): None  # type: ignore[method-assign]
+            await client.send("New", b"y", queue_id=3)
+            await timed(client, b"timed", 60_000, "Timed")
+            await until(lambda: theirs.appended_offset == master.context.store.appended_offset)
+            assert await theirs.flush()
+            shutil.copytree(tmp_path / "one" / "slave", tmp_path / "two" / "master")
+    async with pair(tmp_path / "two", leader={"brokerRole": "SYNC_MASTER", **FINE}) as (master, _slave):
+        assert master.context.topics.table["New"].read_queue_nums == 4
+        assert "Timed" in master.context.topics.table
+        await until(lambda: master.context.store.dispatched_offset == master.context.store.appended_offset)
+        assert master.context.store.max_offset("New", 3) == 1

@@ -9,7 +9,7 @@ from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 import trio
@@ -263,6 +263,7 @@ async def test_a_slave_takes_over_nothing_that_is_refused_or_odd(tmp_path: Path)
         synchronize = slave.replication.synchronize
         assert synchronize is not None
         followed: list[dict[str, Any]] = []
+        synchronize._log = Mock(follows=True, still_follows=AsyncMock(return_value=True))
         refusal = RemotingCommand(0).reply(ResponseCode.SYSTEM_ERROR, "no")
         for answer, why in [
             (refusal, "the master answers 1: no"),

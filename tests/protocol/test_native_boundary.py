@@ -196,7 +196,7 @@ def test_buffers_are_let_go_with_the_call() -> None:
     closed_after(bytes(messages.total), lambda view: messages.write(BODY, view, 0, 0, 0, [0]))
     closed_after(struct.pack("=q", 5), lambda view: extension.seconds(view.cast("q"), 1))
     closed_after(a_record(), lambda view: extension.log_check(view, 0, 1000))
-    closed_after(a_record(), lambda view: extension.log_rows(view, 0, True))
+    closed_after(a_record(), lambda view: extension.log_rows(view, 0, True, ["Other"]))
     assert [len(made) for made in kept[-1][2:5]] == [1, 1, 20]
     columns = row("i", 1), row("q", 2), row("i", 3)
     closed_after(bytes(file_size(2, 3)), lambda view: extension.put_entries(view, 2, 1, *columns))

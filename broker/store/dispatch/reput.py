@@ -21,14 +21,11 @@ from trimq.broker.store.types import PutMessageResult, PutMessageStatus
 from trimq.protocol import record
 from trimq.protocol.dispatch_rules import IN_QUEUE, KIND, unit_tags_code
 from trimq.protocol.message_keys import index_keys
-from trimq.protocol.property_names import PROPERTY_REAL_QID, PROPERTY_REAL_TOPIC
 from trimq.protocol.property_text import decode_properties
-from trimq.protocol.real_place import real_place
-from trimq.protocol.topic_rules import SCHEDULE_TOPIC, TIMER_TOPIC, TRANS_HALF_TOPIC
+from trimq.protocol.real_place import WAITING_TOPICS, waiting_for
 
 _log = structlog.get_logger(__name__)
 
-_WAITING: Final = frozenset({SCHEDULE_TOPIC, TIMER_TOPIC, TRANS_HALF_TOPIC})
 _SLICE: Final = 0.001
 
 
@@ -147,7 +144,8 @@ class ReputMessageService:
         if self._data_at < 0 or not 0 <= at < len(self._data) or position < dispatcher.deleted_end:
             return False
         data = self._data[at : at + min(MOST, self._readable_offset() - position)]
-        rows = read_rows(data, position, tags=dispatcher.index is not None and dispatcher.index.tags)
+        tags = dispatcher.index is not None and dispatcher.index.tags
+        rows = read_rows(data, position, tags=tags, without=WAITING_TOPICS if self.on_waiting is not None else ())
         if rows is None or any(self._starts_anew(*first) for first in rows[0].firsts()):
             return False
         dispatcher.dispatch(*rows)
@@ -190,10 +188,8 @@ class ReputMessageService:
     def _dispatch(self, found: LogRecord) -> None:
         # Without body and properties: dispatch needs neither, the keys and the tags code are computed here.
         properties = decode_properties(found.properties)
-        if self.on_waiting is not None and found.topic in _WAITING:
-            place = real_place(properties.get(PROPERTY_REAL_TOPIC), properties.get(PROPERTY_REAL_QID))
-            if not isinstance(place, str):
-                self.on_waiting(*place)
+        if self.on_waiting is not None and (place := waiting_for(found.topic, found.properties)) is not None:
+            self.on_waiting(*place)
         tags = self._dispatcher.index is not None and self._dispatcher.index.tags
         message = MessageInner(found.topic, found.queue_id, b"", b"", 0, b"", b"", sys_flag=found.sys_flag)
         delays = self._dispatcher.delay_ms

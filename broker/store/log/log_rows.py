@@ -84,16 +84,19 @@ class LogRows(Struct, gc=False):
         return found
 
 
-def read_rows(data: Any, physical_offset: int, *, tags: bool) -> tuple[LogRows, PutMessageResult] | None:
+def read_rows(
+    data: Any, physical_offset: int, *, tags: bool, without: Collection[str] = ()
+) -> tuple[LogRows, PutMessageResult] | None:
     """The ordinary messages at the start of ``data``, which is at that log offset; with ``tags``, tags are keys too.
 
-    None without the extension, and if there are fewer than two: then the Python code is as fast.
+    They end before the first one of a topic in ``without``. None without the extension, and if there are fewer than
+    two: then the Python code is as fast.
     """
     extension = NATIVE.extension
     if extension is None:
         return None
     try:
-        size, stored, offsets, queues, units, keys = extension.log_rows(data, physical_offset, tags)
+        size, stored, offsets, queues, units, keys = extension.log_rows(data, physical_offset, tags, list(without))
     except extension.NativeFault as fault:
         NATIVE.turn_off(str(fault))
         return None

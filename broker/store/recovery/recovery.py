@@ -27,6 +27,7 @@ from trimq.broker.store.recovery.index_recovery import IndexRecovery
 from trimq.broker.store.recovery.queue_recovery import QueueRecovery
 from trimq.protocol.checkpoint_layout import CheckpointMark
 from trimq.protocol.dispatch_rules import IN_INDEX, IN_QUEUE, KIND, unit_tags_code
+from trimq.protocol.real_place import waiting_for
 
 _log = structlog.get_logger(__name__)
 
@@ -107,6 +108,8 @@ class StoreRecovery:
         self._last_timestamp = 0
         self.held: dict[tuple[str, int], int] = {}
         """The next offset of each queue that has records which are not dispatched."""
+        self.held_places: dict[str, int] = {}
+        """The topics that these records are of, or wait for, with the highest queue id."""
         self.report = RecoveryReport(clean_exit=clean_exit)
         """Updated while ``run`` is going on, for a progress bar."""
 
@@ -219,6 +222,15 @@ class StoreRecovery:
         report.bytes_done = walk.position - start
         await self._end(walk)
 
+    def _hold(self, found: LogRecord) -> None:
+        """Note a record that is dispatched only when slaves have it."""
+        if IN_QUEUE[found.sys_flag & KIND]:
+            self.held[found.topic, found.queue_id] = found.queue_offset + 1
+        places = [(found.topic, found.queue_id), waiting_for(found.topic, found.properties)]
+        for topic, queue_id in filter(None, places):
+            if not self._queues.deleted_topics.has(topic, found.phy, found.store_timestamp):
+                self.held_places[topic] = max(self.held_places.get(topic, 0), queue_id)
+
     async def _slice(self, walk: LogWalk, queues_from: int, index_from: int) -> bool:
         """Work for about a millisecond. False at the end of the log."""
         until = time.perf_counter() + _SLICE
@@ -230,8 +242,7 @@ class StoreRecovery:
                 if isinstance(found, LogRecord):
                     self.report.records += 1
                     if found.phy >= self._limit:
-                        if IN_QUEUE[found.sys_flag & KIND]:
-                            self.held[found.topic, found.queue_id] = found.queue_offset + 1
+                        self._hold(found)
                         continue
                     self._last_record = found.phy
                     self._last_timestamp = found.store_timestamp

@@ -39,10 +39,10 @@ class StoreFollower:
         """See Follower."""
         self._wake_reput()
 
-    async def last_record(self) -> tuple[int, bytes] | None:
+    async def last_record(self, *, dispatched: bool = False) -> tuple[int, bytes] | None:
         """See Follower. It is known once all of the log is dispatched. Raises OSError before that."""
         dispatcher = self._dispatcher
-        if dispatcher.position < self._path.log.max_offset:
+        if not dispatched and dispatcher.position < self._path.log.max_offset:
             raise OSError("the log of this slave is not dispatched yet")
         if dispatcher.last_record < 0:
             return None

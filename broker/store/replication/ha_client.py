@@ -4,6 +4,7 @@ Source: RocketMQ's DefaultHAClient. There what comes is appended unchecked, and 
 """
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 import structlog
@@ -34,6 +35,11 @@ class Begin(NamedTuple):
 
 class MasterView(Protocol):
     """What a slave asks its master for, besides the log."""
+
+    @property
+    def address(self) -> str:
+        """Where it is asked; empty if that is not known."""
+        ...
 
     @property
     def ha_address(self) -> tuple[str, int] | None:
@@ -69,8 +75,11 @@ class Follower(Protocol):
         """The log has grown."""
         ...
 
-    async def last_record(self) -> tuple[int, bytes] | None:
-        """The newest record with its offset; None if there is none. Raises OSError if it is not known yet."""
+    async def last_record(self, *, dispatched: bool = False) -> tuple[int, bytes] | None:
+        """The newest record with its offset; None if there is none. Raises OSError if it is not known yet.
+
+        ``dispatched``: the newest one that is dispatched.
+        """
         ...
 
     async def begin_at(self, offset: int) -> None:
@@ -121,6 +130,8 @@ class HAClient:
         self._open_stream = open_stream
         self._appended = trio.Event()
         self._connected_to = ""
+        self._checked_with = ""
+        """The address of the master whose log has been compared with this one."""
         self._master_offset = 0
         self._last_read_at = self._last_write_at = 0.0
         self._followed_at = trio.current_time()
@@ -200,8 +211,23 @@ class HAClient:
             log(event, master=f"{address[0]}:{address[1]}", reason=reason, log_end=self._log.end_offset)
         self._error, self._failed_at = reason, trio.current_time()
 
+    @property
+    def follows(self) -> bool:
+        """Whether the master is connected, and its log has been found to begin with this one."""
+        return bool(self._connected_to) and self._checked_with == self._master.address
+
+    async def still_follows(self) -> bool:
+        """Compare this log with the master's again. Raises OSError if the master does not answer."""
+        if not self.follows:
+            return False
+        last = await self._follower.last_record(dispatched=True)
+        return (last is None or await self._master.has_record(*last)) and self.follows
+
     async def _follow(self, host: str, port: int) -> None:
+        self._checked_with = ""
+        address = self._master.address
         await self._prepare()
+        self._checked_with = address
         with trio.move_on_after(self._config.silence) as opening:
             stream = await self._open_stream(host, port)
         if opening.cancelled_caught:
@@ -221,12 +247,19 @@ class HAClient:
             self._connected_to = f"{host}:{port}"
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(side, self._report)
+                nursery.start_soon(side, partial(self._watch, (host, port)))
                 await side(self._receive)
         finally:
             self._connected_to = ""
             with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
                 await trio.aclose_forcefully(stream)
         raise failures[0] if failures else OSError("the master has disconnected")
+
+    async def _watch(self, connected: tuple[str, int], _stream: trio.abc.Stream) -> None:
+        """End the connection when there is another master."""
+        while self._master.ha_address == connected and self._checked_with == self._master.address:
+            await self._master.changed()
+        raise OSError("there is another master")
 
     async def _prepare(self) -> None:
         """Make sure that this log is the beginning of the master's. Raises DivergedError, OSError, BadTransferError."""

@@ -23,13 +23,20 @@ pub fn log_check(data: &Bound<'_, PyAny>, physical: i64, room: usize) -> PyResul
 
 /// Units and keys of the ordinary records at the start of ``data``, which is at log offset ``physical``.
 ///
-/// With ``tags``, tags are keys too. Returns the records' size, the last one's store time, the log offset of each; (topic,
-/// queue id, queue offset of the first, number) of each queue, the units by queue; the keys.
+/// With ``tags``, tags are keys too. Topics in ``without`` are left to Python. Returns the records' size, the last one's
+/// store time, the log offset of each; (topic, queue id, queue offset of the first, number) of each queue, the units by
+/// queue; the keys.
 #[pyfunction]
-pub fn log_rows<'py>(py: Python<'py>, data: &Bound<'py, PyAny>, physical: i64, tags: bool) -> PyResult<Rows<'py>> {
+pub fn log_rows<'py>(
+    py: Python<'py>,
+    data: &Bound<'py, PyAny>,
+    physical: i64,
+    tags: bool,
+    without: Vec<String>,
+) -> PyResult<Rows<'py>> {
     guarded(|| {
         let data = Source::<u8>::of(data)?;
-        let made = dispatch(data.slice(), physical, tags);
+        let made = dispatch(data.slice(), physical, tags, &without);
         let mut units = Vec::new();
         let mut queues = Vec::with_capacity(made.queues.len());
         for queue in &made.queues {

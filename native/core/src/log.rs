@@ -89,14 +89,14 @@ pub fn check(data: &[u8], physical: i64, room: usize) -> Checked {
 
 /// Units and keys of the ordinary records at the start of `data`, which is at log offset `physical`.
 ///
-/// With `tags`, tags are keys too. Ends before the first record that is not an ordinary one of a queue, or whose queue
-/// offset does not follow that of the message before it.
-pub fn dispatch(data: &[u8], physical: i64, tags: bool) -> Dispatched<'_> {
+/// With `tags`, tags are keys too. Ends before the first record that is not an ordinary one of a queue, that is of a topic
+/// in `without`, or whose queue offset does not follow that of the message before it.
+pub fn dispatch<'a>(data: &'a [u8], physical: i64, tags: bool, without: &[String]) -> Dispatched<'a> {
     let mut made = Dispatched::default();
-    let mut known: FxHashMap<(&str, i32), (usize, Hash)> = FxHashMap::default();
+    let mut known: FxHashMap<(&'a str, i32), (usize, Hash)> = FxHashMap::default();
     while let Some(record) = ordinary(&data[made.checked.size..], physical.wrapping_add(made.checked.size as i64)) {
         let place = physical.wrapping_add(made.checked.size as i64);
-        if made.add(&record, place, tags, &mut known).is_none() {
+        if without.iter().any(|topic| topic == record.topic) || made.add(&record, place, tags, &mut known).is_none() {
             break;
         }
         made.offsets.push(place);

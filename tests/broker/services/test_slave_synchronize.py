@@ -70,7 +70,12 @@ class Rig:
             "timers": SimpleNamespace(follow=self._timers),
         }
         master: Any = SimpleNamespace(address="master", ask=self._ask, log_end=self._end)
-        self.synchronize = SlaveSynchronize(master, self.clock, **rest)
+        self.log: Any = SimpleNamespace(follows=True, still_follows=self._still_follows)
+        self.is_same = True
+        self.synchronize = SlaveSynchronize(master, self.log, self.clock, **rest)
+
+    async def _still_follows(self) -> bool:
+        return self.is_same
 
     async def _ask(self, code: int, ext: dict[str, str] | None = None) -> RemotingCommand:
         self.asked.append((code, ext or {}))
@@ -93,8 +98,9 @@ class Rig:
     async def _clean(self, _known: Any) -> list[str]:
         return self.deleted
 
-    async def _follow_deletions(self, deleted: dict[str, int]) -> None:
+    async def _follow_deletions(self, deleted: dict[str, int]) -> list[str]:
         self.taken.append(("deleted", deleted))
+        return list(deleted)
 
     async def _timers(self, found: TimerHandover) -> None:
         self.taken.append(("timers", found.checkpoint.read_time))
@@ -149,6 +155,50 @@ async def test_what_the_master_has_done_is_taken_when_the_log_has_it(rig: Rig) -
     assert rig.flushes == flushes
 
 
+async def test_nothing_is_taken_of_a_master_with_another_log(rig: Rig) -> None:
+    """Before the logs were compared, and if the master has lost its log since."""
+    rig.bodies |= {OFFSETS: {"n": 1}, DELAYS: {"n": 1}, TOPICS: {"topicConfigTable": {}, DELETED_TOPICS: {"Gone": 7}}}
+    rig.log.follows = False
+    rig.asked.clear()
+    assert await rig.rounds(20) == []
+    assert rig.asked == []
+    rig.log.follows, rig.is_same = True, False
+    with capture_logs() as logs:
+        assert await rig.rounds(20) == []
+    assert {log["reason"] for log in logs} == {"the log of this slave is not the master's"}
+    assert rig.removed == []
+    rig.is_same = True
+    assert ("delays", 1) in await rig.rounds(20)
+
+
+async def test_what_waits_for_the_log_is_dropped_with_the_master(rig: Rig) -> None:
+    rig.bodies |= {DELAYS: {"n": 1}}
+    rig.log_end = 100
+    await rig.rounds()
+    rig.log.follows = False
+    await rig.rounds()
+    rig.store.appended_offset = 100
+    assert await rig.rounds() == []
+    rig.log.follows = True
+    rig.bodies |= {DELAYS: {"n": 2}}
+    assert ("delays", 2) in await rig.rounds(2)
+    assert ("delays", 1) not in rig.taken
+
+
+async def test_an_answer_of_the_former_master_is_not_taken(rig: Rig) -> None:
+    ask = rig._ask
+
+    async def during(code: int, ext: dict[str, str] | None = None) -> RemotingCommand:
+        reply = await ask(code, ext)
+        rig.synchronize._master.address = "another"
+        return reply
+
+    rig.synchronize._master.ask = during  # type: ignore[method-assign]
+    with capture_logs() as logs:
+        assert ("offsets", 0) not in (await rig.rounds())[:1]
+    assert logs[0]["reason"] == "master is not the master any more"
+
+
 async def test_without_the_end_of_the_log_nothing_is_taken(rig: Rig) -> None:
     rig.bodies |= {OFFSETS: {"n": 1}, DELAYS: {"n": 1}}
     rig.fails = True
@@ -188,12 +238,12 @@ async def test_a_master_without_timers_or_with_odd_ones(rig: Rig) -> None:
 
 async def test_topics_that_the_master_has_deleted_go_with_queues_and_offsets(rig: Rig) -> None:
     rig.bodies[TOPICS] = {"topicConfigTable": {}, DELETED_TOPICS: {"Gone": 700}}
-    rig.deleted = ["Gone"]
+    rig.deleted = ["Unused"]
     rig.synchronize.message_arriving("old", 0, 1, 0, 0)
     rig.synchronize.message_arriving("new", 0, 1, 0, 0)
     taken = await rig.rounds()
     assert ("deleted", {"Gone": 700}) in taken
-    assert rig.removed == ["Gone"]
+    assert rig.removed == ["Gone", "Unused"]
     assert (TOPICS, {WITH_DELETED_TOPICS: "true"}) in rig.asked
     assert rig.keep == set()  # both have come before the question
     rig.synchronize.message_waits("new", 3)

@@ -70,6 +70,8 @@ class FakeMaster:
     store: MessageStore | None = None
     asked: list[int] = field(default_factory=list)
 
+    address = "10.0.0.1:10911"
+
     @property
     def ha_address(self) -> tuple[str, int] | None:
         return ("10.0.0.1", PORT)

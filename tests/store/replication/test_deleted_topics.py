@@ -4,9 +4,10 @@ import errno
 
 import pytest
 import trio
+import trio.testing
 from structlog.testing import capture_logs
 
-from tests.store.replication.pairs import ASYNC_MASTER, SLAVE, FakeMaster, follow, serve, store_of, until
+from tests.store.replication.pairs import ASYNC_MASTER, SLAVE, SYNC_MASTER, FakeMaster, follow, serve, store_of, until
 from tests.store.simdisk import Loss, PowerCut, SimDisk
 from tests.store.stores import TOPIC, drain, fill
 from trimq.broker.config import ReplicationConfig
@@ -125,6 +126,74 @@ async def test_a_slave_deletes_what_it_has_dispatched_and_no_more(autojump_clock
         assert slave.deleted_topics == {TOPIC: 7}
         slave.dispatcher.position = 0
         assert await slave.clean_unused_topics({TOPIC}) == []
+
+
+async def test_a_sync_master_that_was_a_slave_begins_the_queue_again(autojump_clock: object) -> None:
+    """The records that it had not dispatched as a slave wait for its own slaves now."""
+    mine, theirs = SimDisk(), SimDisk()
+    async with store_of(mine, ASYNC_MASTER) as master:
+        try:
+            async with store_of(theirs, SLAVE) as slave, trio.open_nursery() as nursery:
+                follow(nursery, slave, serve(nursery, master), FakeMaster(master))
+                await fill(master, 5)
+                await until(lambda: slave.dispatched_offset == master.appended_offset)
+                assert await slave._checkpoints.save()
+                slave._reput._goes_on = lambda: False  # type: ignore[method-assign]
+                await master.delete_topic(TOPIC)
+                await fill(master, 3)
+                await until(lambda: slave.appended_offset == master.appended_offset)
+                theirs.power_cut(Loss.NOTHING)
+        except* PowerCut:
+            pass
+    async with (
+        store_of(theirs.power_cut(), SYNC_MASTER) as store,
+        store_of(SimDisk(), SLAVE) as other,
+        trio.open_nursery() as nursery,
+    ):
+        assert store.needed_queues() == {TOPIC: 1}
+        follow(nursery, other, serve(nursery, store), FakeMaster(store))
+        await until(lambda: store.dispatched_offset == store.appended_offset)
+        await fill(store, 1)
+        await until(lambda: store.dispatched_offset == store.appended_offset)
+        assert await ends(store) == (4, 0)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_file_that_a_waiting_writer_makes_is_not_deleted(autojump_clock: object) -> None:
+    """A sync is under way, a writer waits for it, then the deletion does, and a new message comes meanwhile."""
+    mine, theirs = SimDisk(), SimDisk()
+    async with (
+        store_of(mine, ASYNC_MASTER) as master,
+        store_of(theirs, SLAVE) as slave,
+        trio.open_nursery() as nursery,
+    ):
+        follow(nursery, slave, serve(nursery, master), FakeMaster(master))
+        await fill(master, 5)
+        await until(lambda: slave.dispatched_offset == master.appended_offset)
+        assert await slave._checkpoints.save()
+        await master.delete_topic(TOPIC)
+        synced = trio.Event()
+
+        async def sync() -> None:
+            async with slave.flush_queues.lock:
+                await synced.wait()
+
+        nursery.start_soon(sync)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(slave.flush_queues.write)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(slave.follow_deletions, master.deleted_topics)
+        await trio.testing.wait_all_tasks_blocked()
+        await fill(master, 2)
+        await until(lambda: slave.appended_offset == master.appended_offset)
+        synced.set()
+        await until(lambda: slave.dispatched_offset == master.appended_offset)
+        await fill(master, 1)
+        await until(lambda: slave.dispatched_offset == master.appended_offset)
+        assert await slave._checkpoints.save()
+        assert not slave.flags.is_broken
+        assert await ends(slave) == (3, 0)
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_start_dispatches_the_new_topic_behind_the_checkpoint(autojump_clock: object) -> None:

@@ -86,7 +86,7 @@ proptest! {
         let log = log_of(&ones);
         let whole = Checked { size: log.len(), stored: ones.last().unwrap().stored };
         prop_assert_eq!(check(&log, START, FOREVER), whole);
-        let made = dispatch(&log, START, tags);
+        let made = dispatch(&log, START, tags, &[]);
         prop_assert_eq!(made.checked, whole);
         prop_assert_eq!(made.offsets.len(), ones.len());
         let codes: Vec<i64> = ones.iter().map(|one| i64::from(java(one.tag))).collect();
@@ -138,12 +138,19 @@ proptest! {
         let found = check(&log, START, room);
         prop_assert!(ends.contains(&found.size) && found.size <= log.len());
         prop_assert!(found.size == 0 || found.size + 8 <= room);
-        prop_assert!(dispatch(&log, START, false).checked.size <= check(&log, START, FOREVER).size);
+        prop_assert!(dispatch(&log, START, false, &[]).checked.size <= check(&log, START, FOREVER).size);
+    }
+
+    #[test]
+    fn topics_may_be_left_out(ones in prop::collection::vec(one(), 1..8)) {
+        let log = log_of(&ones);
+        let before = ones.iter().position(|one| one.topic == "A").unwrap_or(ones.len());
+        prop_assert_eq!(dispatch(&log, START, false, &["A".to_owned()]).offsets.len(), before);
     }
 
     #[test]
     fn any_bytes_are_survived(bytes in prop::collection::vec(any::<u8>(), 0..300), at in any::<i64>(), room in any::<usize>()) {
         check(&bytes, at, room);
-        dispatch(&bytes, at, true);
+        dispatch(&bytes, at, true, &[]);
     }
 }
