@@ -163,7 +163,7 @@ class BrokerController:
                 self.replication.bind()
                 context = self.context = await self._build(store, ports, stack)
                 table = connect(context, self.reactor, self.gate)
-                self.replication.refuse_pulls(table)
+                self.replication.refuse_pulls(table, context.store)
                 self.health.notes.append(lambda: timer_notes(context.timer))
                 self.health.notes.append(lambda: transaction_notes(context.transactions, context.transaction_checks))
                 self.reactor.add_listener(ports.sockets[0], table)

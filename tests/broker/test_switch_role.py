@@ -8,7 +8,7 @@ from typing import Any
 
 import trio
 
-from tests.broker.test_replication import TOPIC, in_sync, pair
+from tests.broker.test_replication import TOPIC, cut_off, in_sync, pair
 from tests.broker.wire_client import WireClient
 from tests.store.replication.pairs import until
 from trimq.broker.controller import BrokerController
@@ -30,18 +30,6 @@ def names_of(master: BrokerController) -> str:
     assert master.namesrv.address is not None
     host, port = master.namesrv.address
     return f"{host}:{port}"
-
-
-async def cut_off(master: BrokerController, slave: BrokerController) -> None:
-    """The slave finds the port for slaves no more; everything else goes on."""
-    view, service = slave.replication.master, master.context.store.ha
-    assert view is not None
-    assert service is not None
-    view._learned = "127.0.0.1:1"
-    for connection in list(service.connections):
-        connection.close("a test")
-    while service.connections:
-        await trio.lowlevel.checkpoint()
 
 
 async def send(broker: BrokerController, count: int, topic: str = TOPIC) -> None:

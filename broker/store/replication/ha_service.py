@@ -24,6 +24,8 @@ _ADMISSION_SECONDS: Final = 10.0
 _MOST_WAITING: Final = 32
 """Connections that wait for admission, from all addresses; ``_MOST_OF_ONE`` from one address."""
 _MOST_OF_ONE: Final = 8
+_CLOSE: Final = 4 << 20
+"""A slave that is up to this many bytes behind may be named to consumers."""
 
 Admission = Callable[[str], Awaitable[int]]
 """Returns how many slaves may connect from an IP address; 0 for none."""
@@ -109,6 +111,11 @@ class HAService:
     def in_sync(self) -> int:
         """The replicas in sync, the master included."""
         return 1 + sum(connection.in_sync for connection in self.connections)
+
+    @property
+    def has_close_slave(self) -> bool:
+        """Whether a slave in sync has nearly all of the log, so that consumers may read there."""
+        return any(found.in_sync and found.behind <= _CLOSE for found in self.connections)
 
     @property
     def needed(self) -> int:
