@@ -321,6 +321,13 @@ class MessageStore(InMemoryCalls):
             return False
         return self.replication.is_slave or (self.ha is not None and self.ha.has_close_slave)
 
+    async def finish_replication(self, seconds: float) -> list[str]:
+        """Before a stop: see HAService.finish. Under SYNC_FLUSH slaves get only what is on disk."""
+        if self.ha is None or not self.ha.connections:
+            return []
+        await self.flush()
+        return await self.ha.finish(seconds)
+
     @property
     def ha_config(self) -> HAConfig:
         """Settings of both sides of replication."""

@@ -1,6 +1,7 @@
 """mqadmin switchRole: what would be lost if a slave became the master, and the steps it shows, which are followed."""
 
 import json
+import math
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -15,6 +16,7 @@ from structlog.testing import capture_logs
 from tests.broker.test_replication import TOPIC, cut_off, in_sync, pair
 from tests.broker.wire_client import WireClient
 from tests.store.replication.pairs import until
+from trimq.broker import controller
 from trimq.broker.controller import BrokerController
 from trimq.broker.testing import running_broker
 from trimq.client.mqadmin import roles
@@ -298,6 +300,41 @@ async def test_the_steps_lead_to_a_pair_with_changed_roles(role: str, tmp_path: 
             assert [one.body for one in found] == [b"0", b"2"]  # those of the new master
         done = await switch_role(old, names)
         assert (done.returncode, done.stderr) == (0, b"")
+        brokers.stop_all()
+
+
+@pytest.mark.parametrize("seconds", [0.2, math.inf])
+async def test_an_orderly_stop_waits_for_slaves(
+    seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An ASYNC_MASTER has acknowledged what its slave does not have yet."""
+    monkeypatch.setattr(controller, "_SLAVES_SECONDS", 20.0 if seconds < 1 else 0.2)
+    async with name_server() as names, trio.open_nursery() as nursery:
+        brokers = Brokers(nursery, QUICK | {"namesrvAddr": names})
+        master = await brokers.start(tmp_path / "1", haListenPort=0)
+        slave = await brokers.start(tmp_path / "2", brokerRole="SLAVE", brokerId=1)
+        await send(master, 2)
+        await in_sync(master, slave)
+        client = slave.replication.client
+        assert client is not None
+        take = client._log.take
+
+        async def slow(data: Any) -> bool:
+            await trio.sleep(seconds)
+            return await take(data)
+
+        monkeypatch.setattr(client._log, "take", slow)
+        await send(master, 4)
+        end = master.context.store.appended_offset
+        assert slave.context.store.appended_offset < end
+        with capture_logs() as logs:
+            await brokers.stop(tmp_path / "1", master)
+        lacking = [(log["slaves"], log["log_end"]) for log in logs if log["event"] == "slaves_lack_messages"]
+        if seconds < 1:
+            assert slave.context.store.appended_offset == end
+            assert lacking == []
+        else:
+            assert lacking == [(["127.0.0.1"], end)]
         brokers.stop_all()
 
 
