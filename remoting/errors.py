@@ -4,8 +4,9 @@
 class RemotingTransportError(Exception):
     """No reply, because of a failure between the peers (RocketMQ's RemotingException).
 
-    ``lasting`` is the text without what changes from one attempt to the next, such as a time. ``address`` is the peer. ``written`` is whether the request was passed to the operating system. If it is False, the
-    peer has certainly not received it, and sending it again, to any peer, cannot have an effect twice.
+    ``lasting`` is the text without what changes from one attempt to the next, such as a time. ``address`` is the
+    peer. ``written`` is whether the request was passed to the operating system. If it is False, the peer has
+    certainly not received it, and sending it again, to any peer, cannot have an effect twice.
     """
 
     def __init__(self, address: str, text: str, *, written: bool) -> None:

@@ -285,9 +285,9 @@ async def test_the_steps_lead_to_a_pair_with_changed_roles(role: str, tmp_path: 
         await brokers.stop(two, slave)
         new = await brokers.start(two, **lines["newMaster"] | {"haListenPort": 0})
         old = await brokers.start(one, **lines["newSlave"] | {"brokerPermission": 6, "slaveReadEnable": True})
-        service = new.context.store.ha
-        assert service is not None
-        await until(lambda: service.in_sync == (2 if other is None else 3))
+        promoted = new.context.store.ha
+        assert promoted is not None
+        await until(lambda: promoted.in_sync == (2 if other is None else 3))
         await send(new, 4)
         await in_sync(new, old)
         assert old.context.store.max_offset(TOPIC, 0) == 6
@@ -346,7 +346,7 @@ async def test_a_slave_of_a_lost_sync_master_goes_on_alone(tmp_path: Path) -> No
         await until(lambda: service.in_sync == 2)
         await send(master, 4)
         await in_sync(master, slave)
-    alone = {"brokerRole": "SYNC_MASTER", "haListenPort": 0}
+    alone: dict[str, Any] = {"brokerRole": "SYNC_MASTER", "haListenPort": 0}
     async with running_broker(tmp_path / "slave", **alone) as new, WireClient.connect(new.endpoint) as client:
         assert "in-sync replicas not enough" in ((await client.send(TOPIC)).remark or "")
     async with running_broker(tmp_path / "slave", **alone, inSyncReplicas=1) as new:
