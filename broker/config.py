@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from trimq.broker.replication_config import BrokerRole, ReplicationConfig, parse_networks
+from trimq.broker.replication_config import REPLICATION_SETTINGS, BrokerRole, ReplicationConfig, parse_networks
 from trimq.broker.store_config import (
     DEFAULT_DELAY_LEVELS,
     FlushDiskType,
@@ -29,6 +29,7 @@ from trimq.remoting.http.web_config import WebConfig
 
 __all__ = [
     "DEFAULT_DELAY_LEVELS",
+    "REPLICATION_SETTINGS",
     "SCHEMA",
     "BrokerConfig",
     "BrokerRole",

@@ -83,6 +83,9 @@ _T = TypeVar("_T")
 
 _NOT_ON_FAST_PORT: Final = (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
 _HOUSEKEEPING_SECONDS: Final = 30.0
+_SLAVES_SECONDS: Final = 3.0
+"""How long a stop waits for slaves, within shutdownWaitTimeSeconds; ``_LAST_SECOND`` is for what follows."""
+_LAST_SECOND: Final = 1.0
 _GC_THRESHOLDS: Final = (50_000, 25, 50)
 """The hot path makes no reference cycles: collections are for the rest of the program, and each one stops the loop."""
 
@@ -163,7 +166,7 @@ class BrokerController:
                 self.replication.bind()
                 context = self.context = await self._build(store, ports, stack)
                 table = connect(context, self.reactor, self.gate)
-                self.replication.refuse_pulls(table)
+                self.replication.refuse_pulls(table, context.store)
                 self.health.notes.append(lambda: timer_notes(context.timer))
                 self.health.notes.append(lambda: transaction_notes(context.transactions, context.transaction_checks))
                 self.reactor.add_listener(ports.sockets[0], table)
@@ -453,6 +456,10 @@ class BrokerController:
                 context.schedule,  # the last: it waits for a delivery and a flush, which a bad disk makes long
             ):
                 await service.persist()
+            # What the services have written last too: a slave that becomes the master must lack nothing.
+            left = deadline.deadline - trio.current_time() - _LAST_SECOND
+            if lacking := await context.store.finish_replication(max(0.0, min(_SLAVES_SECONDS, left))):
+                _log.warning("slaves_lack_messages", slaves=lacking, log_end=context.store.appended_offset)
             if self.namesrv is not None:
                 self.namesrv.shutdown()
                 await self.namesrv.stopped.wait()

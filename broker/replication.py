@@ -10,13 +10,15 @@ import trio
 
 from trimq.broker.config import BrokerConfig, ReplicationConfig, parse_networks
 from trimq.broker.context import BrokerContext
+from trimq.broker.processors.pull.back_to_master import refuse_pulls
 from trimq.broker.services.master_end import MasterEnd
 from trimq.broker.services.registration import BrokerOuterAPI
 from trimq.broker.services.slave_master import SlaveMaster
 from trimq.broker.services.slave_synchronize import SlaveSynchronize
 from trimq.broker.services.slave_timers import SlaveTimers
 from trimq.broker.start_error import StartError
-from trimq.broker.store.message_store import HAClient
+from trimq.broker.store.message_store import HAClient, MessageStore
+from trimq.broker.store.replication.reminders import Reminders
 from trimq.protocol.body import GetBrokerMemberGroupResponseBody, decode_json
 from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.command import RemotingCommand
@@ -25,13 +27,11 @@ from trimq.protocol.headers.namesrv import GetBrokerMemberGroupRequestHeader
 from trimq.remoting.config.configuration import Configuration, NettyServerConfig
 from trimq.remoting.errors import RemotingTransportError
 from trimq.remoting.network import Network
-from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.reactor import HandlerTable
 
 _log = structlog.get_logger(__name__)
 
 _TIMEOUT: Final = 3.0
-_PULLS: Final = (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
 
 
 class Replication:
@@ -41,6 +41,7 @@ class Replication:
         self._configuration = configuration
         self._network = network
         self._sock: socket.socket | None = None
+        self._not_known = Reminders()
         self.master: SlaveMaster | None = None
         """A slave's view of its master."""
         self.client: HAClient | None = None
@@ -77,11 +78,10 @@ class Replication:
         if self._sock is not None:
             self._sock.close()
 
-    def refuse_pulls(self, table: HandlerTable) -> None:
+    def refuse_pulls(self, table: HandlerTable, store: MessageStore) -> None:
         """On a slave that does not serve pulls."""
         if self.config.is_slave and not self.config.slave_read_enable:
-            for code in _PULLS:
-                table.register(code, _refuse_pull)
+            refuse_pulls(table, store)
 
     async def start(self, context: BrokerContext, nursery: trio.Nursery) -> None:
         """Start the side that the role has."""
@@ -107,6 +107,7 @@ class Replication:
             store.hear_waiting(self.synchronize.message_waits)
             store.message_arriving.append(self.synchronize.message_arriving)
             await nursery.start(self.synchronize.run)
+            store.master_settings = self.master.settings
             nursery.start_soon(self.client.run)
             nursery.start_soon(MasterEnd(self.master, self.client, context.clock).run)
 
@@ -117,7 +118,9 @@ class Replication:
             """How many slaves may connect from ``address``."""
             peer = ipaddress.ip_address(address)
             if networks:
-                return sum(peer in network for network in networks)
+                # A peer that is named counts as often as it is named; a network only lets it in.
+                named = sum(peer in network for network in networks if network.num_addresses == 1)
+                return named or int(any(peer in network for network in networks))
             hosts = [await _addresses(host) for host in await self._listed(registration)]
             return sum(peer in found for found in hosts)
 
@@ -137,7 +140,9 @@ class Replication:
                 return []
             group = decode_json(reply.body, GetBrokerMemberGroupResponseBody).broker_member_group
         except (RemotingTransportError, RemotingError) as error:
-            _log.warning("slaves_not_known", reason=str(error))
+            # Each connection asks: the log shows it once a minute.
+            if self._not_known.is_due("", trio.current_time()):
+                _log.warning("slaves_not_known", reason=str(error))
             return []
         return [address.rpartition(":")[0] for number, address in group.broker_addrs.items() if number != "0"]
 
@@ -153,9 +158,3 @@ async def _addresses(host: str) -> set[ipaddress.IPv4Address | ipaddress.IPv6Add
     except OSError:
         return set()
     return {ipaddress.ip_address(entry[4][0]) for entry in found}
-
-
-def _refuse_pull(_connection: Connection, command: RemotingCommand) -> RemotingCommand:
-    return command.reply(
-        ResponseCode.SYSTEM_BUSY, "this broker is a slave and serves no pulls (slaveReadEnable=false): use the master"
-    )

@@ -8,6 +8,8 @@ from typing import Final
 from trimq.remoting.config.options import option
 
 MIB: Final = 1024 * 1024
+REPLICATION_SETTINGS: Final = ("brokerRole", "inSyncReplicas", "minInSyncReplicas", "enableAutoInSyncReplicas")
+"""What a slave remembers of its master: as a master it needs the same values."""
 
 
 class BrokerRole(enum.StrEnum):
@@ -120,6 +122,13 @@ class ReplicationConfig:
     def waits_for_slaves(self) -> bool:
         """Whether sends wait for slaves."""
         return self.broker_role is BrokerRole.SYNC_MASTER and self.wanted_copies > 1
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """The values of REPLICATION_SETTINGS."""
+        adapts = str(self.enable_auto_in_sync_replicas).lower()
+        values = self.broker_role.value, str(self.wanted_copies), str(self.min_in_sync_replicas), adapts
+        return dict(zip(REPLICATION_SETTINGS, values, strict=True))
 
     @property
     def wanted_copies(self) -> int:

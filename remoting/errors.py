@@ -4,12 +4,14 @@
 class RemotingTransportError(Exception):
     """No reply, because of a failure between the peers (RocketMQ's RemotingException).
 
-    ``address`` is the peer. ``written`` is whether the request was passed to the operating system. If it is False, the
-    peer has certainly not received it, and sending it again, to any peer, cannot have an effect twice.
+    ``lasting`` is the text without what changes from one attempt to the next, such as a time. ``address`` is the
+    peer. ``written`` is whether the request was passed to the operating system. If it is False, the peer has
+    certainly not received it, and sending it again, to any peer, cannot have an effect twice.
     """
 
     def __init__(self, address: str, text: str, *, written: bool) -> None:
         super().__init__(text)
+        self.lasting = text
         self.address = address
         self.written = written
 
@@ -19,7 +21,9 @@ class RemotingConnectError(RemotingTransportError):
 
     def __init__(self, address: str, cause: OSError, detail: str = "") -> None:
         reason = f"{type(cause).__name__}: {cause}" if str(cause) else type(cause).__name__
-        super().__init__(address, f"cannot connect to {address}: {reason}{detail}", written=False)
+        text = f"cannot connect to {address}: {reason}"
+        super().__init__(address, text + detail, written=False)
+        self.lasting = text
         self.cause = cause
 
 

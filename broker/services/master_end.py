@@ -1,7 +1,11 @@
-"""MasterEnd: how far the log of a slave's master goes. Transfers do not say it: they show only what they bring."""
+"""MasterEnd: how far the log of a slave's master goes, and its settings.
+
+Transfers do not say it: they show only what they bring.
+"""
 
 from typing import Final, Protocol
 
+from trimq.broker.config import REPLICATION_SETTINGS
 from trimq.broker.services.slave_master import SlaveMaster
 from trimq.protocol.body import HARuntimeInfo, decode_json
 from trimq.protocol.codes import RequestCode, ResponseCode
@@ -33,11 +37,14 @@ class MasterEnd:
 
     async def run(self) -> None:
         """Ask until cancelled. A master that does not know the request leaves the lag to what transfers show."""
+        sampled = self._clock.monotonic()
         while True:
             if self._master.address:
                 await self._ask()
-            self._lag.sample(_SECONDS)
             await self._clock.sleep(_SECONDS)
+            # A master that does not answer at once makes a round longer than its pause.
+            before, sampled = sampled, self._clock.monotonic()
+            self._lag.sample(max(sampled - before, _SECONDS))
 
     async def _ask(self) -> None:
         try:
@@ -46,5 +53,8 @@ class MasterEnd:
                 state = decode_json(reply.body, HARuntimeInfo)
                 if state.master:
                     self._lag.master_ends_at(state.master_commit_log_max_offset)
+                    said = reply.ext_fields()
+                    # RocketMQ's master says none. The same dict: the store shows it.
+                    self._master.settings.update({key: said[key] for key in REPLICATION_SETTINGS if key in said})
         except (OSError, RemotingError):
             return  # the transfers notice it too, and log it

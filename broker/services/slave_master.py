@@ -34,6 +34,8 @@ class SlaveMaster:
         self._learned: str = ""
         self._refused: str = ""
         self.address = ""
+        self.settings: dict[str, str] = {}
+        """What the master has said last of its options (REPLICATION_SETTINGS)."""
 
     def note(self, address: str, ha_address: str) -> None:
         """A name server has said where the master is."""
@@ -67,7 +69,8 @@ class SlaveMaster:
         try:
             return await self._client.invoke(self.address, RemotingCommand(int(code), ext=ext or {}), _TIMEOUT)
         except RemotingTransportError as error:
-            raise OSError(f"the master does not answer: {error}") from error
+            # Callers log each reason once.
+            raise OSError(f"the master does not answer: {error.lasting}") from error
 
     async def begin(self) -> Begin | None:
         """See MasterView."""

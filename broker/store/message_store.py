@@ -123,6 +123,8 @@ class MessageStore(InMemoryCalls):
         self.replication = replication or ReplicationConfig()
         self.ha: HAService | None = None
         """A master's side of replication; None without slaves."""
+        self.master_settings: dict[str, str] = {}
+        """What a slave knows of its master's options of replication."""
         self.ha_client: HAClient | None = None
         """A slave's side of replication; None on a master, and before it was made."""
         self.disk = disk or RealDisk()
@@ -316,10 +318,17 @@ class MessageStore(InMemoryCalls):
 
     @property
     def slaves_serve_pulls(self) -> bool:
-        """Whether a client may pull from a slave: this one, or one that is connected (slaveReadEnable on both)."""
+        """Whether a client may pull from a slave: this one, or one that has nearly all (slaveReadEnable on both)."""
         if not self.replication.slave_read_enable:
             return False
-        return self.replication.is_slave or (self.ha is not None and bool(self.ha.connections))
+        return self.replication.is_slave or (self.ha is not None and self.ha.has_close_slave)
+
+    async def finish_replication(self, seconds: float) -> list[str]:
+        """Before a stop: see HAService.finish. Under SYNC_FLUSH slaves get only what is on disk."""
+        if self.ha is None or not self.ha.connections:
+            return []
+        await self.flush()
+        return await self.ha.finish(seconds)
 
     @property
     def ha_config(self) -> HAConfig:
@@ -610,6 +619,7 @@ class MessageStore(InMemoryCalls):
             info["slaveLagBytes"] = str(state.lag)
             info["slaveLagMs"] = str(int(state.lag_seconds * 1000))
             info["slaveError"] = state.error
+            info |= {f"master{key[:1].upper()}{key[1:]}": value for key, value in self.master_settings.items()}
         return info
 
     # -- queues

@@ -4,6 +4,7 @@ The roles themselves change by configuration and restart: no command of any brok
 """
 
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from typing import Any, Final
 
 import click
@@ -22,8 +23,12 @@ commands: Commands = Commands()
 _MANY_TOPICS: Final = 1000
 """Messages are counted in up to this number of topics: each costs two requests."""
 _HA_PORT: Final = "10912"
-_COPIED: Final = ("inSyncReplicas", "minInSyncReplicas", "enableAutoInSyncReplicas", "haAllowedAddresses")
+_COPIED: Final = ("inSyncReplicas", "minInSyncReplicas", "enableAutoInSyncReplicas")
 """Keys of the master that a new master needs with the same values."""
+_ROLE: Final = "brokerRole"
+_MASTERS: Final = ("SYNC_MASTER", "ASYNC_MASTER")
+_ALLOWED: Final = "haAllowedAddresses"
+_READS: Final = "slaveReadEnable"
 
 
 @dataclass
@@ -53,8 +58,20 @@ class Change:
     master_address: str = ""
     why_unknown: str = ""
     others: dict[str, int] = field(default_factory=dict)
+    connected_to: dict[str, str] = field(default_factory=dict)
+    """haMasterAddress of the other slaves that have it."""
+    silent: dict[str, str] = field(default_factory=dict)
+    """The other slaves that do not answer, and why."""
     messages: int | None = None
     topics: int = 0
+
+    @property
+    def master_config(self) -> dict[str, str]:
+        """The master's configuration; if it does not answer, what the slave remembers of it."""
+        if self.master is not None:
+            return self.master.config
+        known = {key: self.slave.info.get(f"master{key[0].upper()}{key[1:]}") for key in (_ROLE, *_COPIED)}
+        return {key: value for key, value in known.items() if value}
 
     @property
     def bytes_lost(self) -> int | None:
@@ -68,6 +85,8 @@ class Change:
         found += [
             f"the slave {address} has {more} bytes that this one does not have" for address, more in ahead.items()
         ]
+        if self.master is None:
+            found += [f"unknown: the slave {address} does not answer ({why})" for address, why in self.silent.items()]
         if error := self.slave.info.get("slaveError"):
             found.append(f"this slave does not follow its master: {error}")
         return found
@@ -131,9 +150,13 @@ async def _look(admin: Admin, slave_address: str, master_address: str | None) ->
         if number != int(MASTER_ID) and address not in (slave_address, change.master_address):
             try:
                 status = await admin.ha_status(address)
-                change.others[address] = int((status.get("haClientRuntimeInfo") or {}).get("maxOffset") or 0)
-            except RocketMQError:
-                continue  # it is not the one to be asked about
+                connects_to = (await admin.broker_config(address)).get("haMasterAddress")
+            except RocketMQError as error:
+                change.silent[address] = error.text
+                continue
+            change.others[address] = int((status.get("haClientRuntimeInfo") or {}).get("maxOffset") or 0)
+            if connects_to:
+                change.connected_to[address] = connects_to
     if not change.master_address:
         change.why_unknown = change.why_unknown or "no name server lists it; give its address with -m"
         return change
@@ -176,16 +199,68 @@ async def _ends(admin: Admin, address: str, topic: str) -> dict[int, int]:
     return {queue.queue_id: int(value["maxOffset"]) for queue, value in table.items()}
 
 
-def _lines(change: Change) -> tuple[dict[str, str], dict[str, str]]:
+@dataclass
+class Lines:
+    """What to write into the configurations. ``notes``: what the operator has to decide, for the new master."""
+
+    leader: dict[str, str]
+    follower: dict[str, str]
+    notes: list[str] = field(default_factory=list)
+
+
+def _lines(change: Change) -> Lines:
     """The lines for the configuration of the new master, and for that of the new slave."""
-    slave, master = change.slave.config, change.master.config if change.master is not None else {}
-    role = master.get("brokerRole") or "ASYNC_MASTER"
+    slave, master = change.slave.config, change.master_config
     port = slave.get("haListenPort") or master.get("haListenPort") or _HA_PORT
-    leader = {"brokerRole": role, "brokerId": MASTER_ID, "haListenPort": port}
-    leader |= {key: master[key] for key in _COPIED if master.get(key, slave.get(key)) != slave.get(key)}
+    lines = Lines({}, {_ROLE: "SLAVE", "brokerId": slave.get("brokerId") or "1"})
+    leader = lines.leader
+    if master.get(_ROLE) in ("ASYNC_MASTER", "SYNC_MASTER"):
+        leader[_ROLE] = master[_ROLE]
+    else:
+        lines.notes += ["It is not known which of them the old master was:", *(f"{_ROLE}={role}" for role in _MASTERS)]
+    leader |= {"brokerId": MASTER_ID, "haListenPort": port}
+    leader |= {key: master[key] for key in _COPIED if master.get(key) and master[key] != slave.get(key)}
+    _add_read_enable(change, lines)
+    _add_addresses(change, lines)
+    return lines
+
+
+def _add_read_enable(change: Change, lines: Lines) -> None:
+    """Reads from the slave go on as before if each role keeps its value."""
+    if change.master is None:
+        return
+    of_slave, of_master = change.slave.config.get(_READS), change.master.config.get(_READS)
+    if of_slave and of_master and of_slave != of_master:
+        lines.leader[_READS], lines.follower[_READS] = of_master, of_slave
+
+
+def _is_ip(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _add_addresses(change: Change, lines: Lines) -> None:
+    """Options with addresses: those of the old master, and in its configuration, are wrong after the change."""
+    slave, master = change.slave.config, change.master
     if slave.get("haMasterAddress"):
-        leader["haMasterAddress"] = ""
-    return leader, {"brokerRole": "SLAVE", "brokerId": slave.get("brokerId") or "1"}
+        lines.leader["haMasterAddress"] = ""
+    if master is not None and master.config.get("haMasterAddress"):
+        lines.follower["haMasterAddress"] = ""
+    of_master = master.config.get(_ALLOWED) if master is not None else None
+    if not (of_master or slave.get(_ALLOWED) or master is None):
+        return
+    if of_master or slave.get(_ALLOWED):
+        members = (change.master_address, *change.others, *change.silent)
+        hosts = [address.rpartition(":")[0].strip("[]") for address in members if address]
+        lines.leader[_ALLOWED] = ";".join(host for host in hosts if _is_ip(host))
+    lines.notes.append(
+        f"{_ALLOWED} has to admit the slaves of this new master: the old master, and the other slaves."
+        if lines.leader.get(_ALLOWED)
+        else f"If the old master had {_ALLOWED}: here it has to admit the old master, and the other slaves."
+    )
 
 
 @commands.add("switchRole")
@@ -196,18 +271,19 @@ async def switch_role(admin: Admin, out: Output, *, slave: str, master: str | No
     """Show what would be lost if a slave became the master now, and how to do it. Changes nothing."""
     change = await _look(admin, slave, master)
     losses = change.losses()
-    leader, follower = _lines(change)
+    lines = _lines(change)
     lost = {"bytesLost": change.bytes_lost, "messagesLost": change.messages if losses else 0, "losses": losses}
     ends = {"slaveEnd": change.slave.end, "masterEnd": change.master.end if change.master is not None else None}
     if out.as_json:
-        lines = {"newMaster": leader, "newSlave": follower}
-        out.record({"slave": slave, "master": change.master_address or None, **ends, **lost, **lines})
+        written = {"newMaster": lines.leader, "newSlave": lines.follower, "notes": lines.notes}
+        others = {"silentSlaves": list(change.silent), "haMasterAddresses": change.connected_to}
+        out.record({"slave": slave, "master": change.master_address or None, **ends, **lost, **written, **others})
     else:
         _show(out, change, losses)
     if losses and not accept:
         out.finish()
         raise RocketMQError("messages would be lost, or it is not known; --acceptLoss shows the steps all the same")
-    _steps(out, change, leader, follower, whole=not losses)
+    _steps(out, change, lines, whole=not losses)
 
 
 def _show(out: Output, change: Change, losses: list[str]) -> None:
@@ -217,31 +293,49 @@ def _show(out: Output, change: Change, losses: list[str]) -> None:
         out.say(f"master {master.address}: its log ends at {master.end}, acknowledged up to {master.readable}")
     for text in losses:
         out.say(f"LOST: {text}")
+    if master is not None:
+        for address, why in change.silent.items():
+            out.say(f"NOT ASKED: the slave {address} does not answer: {why}")
     if not losses:
         out.say("Nothing would be lost: the slave has all of its master's log.")
 
 
-def _steps(out: Output, change: Change, leader: dict[str, str], follower: dict[str, str], *, whole: bool) -> None:
-    slave, master = change.slave.address, change.master
+def _steps(out: Output, change: Change, lines: Lines, *, whole: bool) -> None:
+    slave, master, leader = change.slave.address, change.master, lines.leader
     steps = []
     if master is not None:
         perm = f"mqadmin updateBrokerConfig -b {master.address} -k brokerPermission -v"
-        steps = [
-            f"Let the master take no sends: {perm} 4",
-            "Repeat this command until nothing would be lost.",
-            "Stop the master, and wait until it has ended.",
-        ]
+        out_of_routes = (
+            f"Take the master out of the routes: {perm} 4\n   It stores what still arrives: clients read the route "
+            f"every 30 s. Wait until `mqadmin brokerStatus -b {master.address}`\n   shows no more sends (putTps)."
+        )
+        stop = (
+            "Stop the master in order, and wait until it has ended: it waits some seconds until its slaves have all of "
+            "its log.\n   If it logs slaves_lack_messages, start it, and begin again."
+        )
+        steps = [out_of_routes, "Repeat this command until nothing would be lost.", stop]
     else:
         steps = ["Make sure that the old master does not run, and does not start by itself."]
-    steps.append(f"Stop the slave {slave}, write into its configuration, and start it:\n{_text(leader)}")
-    if leader["brokerRole"] == "SYNC_MASTER":
-        steps[-1] += "\n   It takes no sends until a slave is connected."
+    notes = "".join(f"\n   # {note}" for note in lines.notes)
+    steps.append(f"Stop the slave {slave}, write into its configuration, and start it:\n{_text(leader)}{notes}")
+    if change.master_config.get(_ROLE) != "ASYNC_MASTER":
+        steps[-1] += "\n   As a SYNC_MASTER it takes no sends until a slave is connected."
     before = "" if whole else "Empty the store of the old master: its log goes on where the new one differs. "
-    steps.append(f"{before}Write into the old master's configuration, and start it:\n{_text(follower)}")
+    steps.append(f"{before}Write into the old master's configuration, and start it:\n{_text(lines.follower)}")
     if master is not None:
         steps[-1] += "\n   brokerPermission=6"
     if whole:
-        steps.append("If it logs master_lost or slave_diverged again and again, empty its store, and start it again.")
+        steps.append(
+            "If it logs slave_diverged, or the new master slave_ahead_of_master, empty the store of the old "
+            "master,\n   and start it again. Not for master_lost: then it gets no connection. If the new master logs\n"
+            f"   slave_refused, see its {_ALLOWED}."
+        )
+    host = slave.rpartition(":")[0]
+    for address, old in change.connected_to.items():
+        steps.append(
+            f"Write into the configuration of the slave {address} ({old} is the old master), and start it again:\n"
+            f"   haMasterAddress={host}:{leader['haListenPort']}"
+        )
     out.say("")
     for number, text in enumerate(steps, 1):
         out.say(f"{number}. {text}")

@@ -2,12 +2,12 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock
 
 import pytest
 import trio
+import trio.testing
 
 from tests.broker.test_replication import TOPIC, in_sync, pair
 from tests.broker.wire_client import WireClient
@@ -15,10 +15,11 @@ from tests.ports import free_port
 from tests.store.replication.pairs import until
 from trimq.broker.controller import BrokerController
 from trimq.broker.services.master_end import MasterEnd
+from trimq.broker.store.replication import ha_service
 from trimq.broker.store.replication.offset_times import OffsetTimes
 from trimq.broker.testing import running_broker
 from trimq.protocol.codes import RequestCode
-from trimq.protocol.command import Encoding
+from trimq.protocol.command import Encoding, RemotingCommand
 from trimq.protocol.sysflag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION
 from trimq.remoting.runtime.clock import ManualClock
 
@@ -183,12 +184,14 @@ class FakeLag:
 
     def __init__(self) -> None:
         self.ends: list[int] = []
+        self.seconds: list[float] = []
 
     def master_ends_at(self, offset: int) -> None:
         self.ends.append(offset)
 
     def sample(self, seconds: float) -> None:
         """As HAClient."""
+        self.seconds.append(seconds)
 
 
 @pytest.mark.parametrize(
@@ -202,11 +205,40 @@ class FakeLag:
 )
 async def test_odd_answers_about_the_masters_end(code: int, body: bytes, expected: list[int]) -> None:
     lag, master = FakeLag(), AsyncMock()
-    master.ask.return_value = SimpleNamespace(code=code, body=body)
+    master.ask.return_value = RemotingCommand(code, ext={"brokerRole": "SYNC_MASTER", "other": "x"}, body=body)
+    master.settings = {}
     await MasterEnd(master, lag, ManualClock())._ask()
     master.ask.side_effect = OSError("it does not answer")
     await MasterEnd(master, lag, ManualClock())._ask()
     assert lag.ends == expected
+    assert master.settings == ({"brokerRole": "SYNC_MASTER"} if expected else {})
+
+
+async def test_the_rate_of_a_slave_counts_the_time_that_the_master_takes(nursery: trio.Nursery) -> None:
+    clock, lag, master = ManualClock(), FakeLag(), AsyncMock()
+
+    async def slow(_code: int) -> RemotingCommand:
+        await clock.sleep(3)
+        raise OSError("no answer")
+
+    master.ask = slow
+    nursery.start_soon(MasterEnd(master, lag, clock).run)
+    for _ in range(8):
+        await trio.testing.wait_all_tasks_blocked()
+        clock.advance(1)
+    await trio.testing.wait_all_tasks_blocked()
+    assert lag.seconds == [4, 4]
+
+
+async def test_a_slave_remembers_the_settings_of_its_master(tmp_path: Path) -> None:
+    leader = {"brokerRole": "SYNC_MASTER", "inSyncReplicas": 2, "enableAutoInSyncReplicas": True}
+    async with pair(tmp_path, leader=leader) as (master, slave):
+        await in_sync(master, slave)
+        await until(lambda: slave.context.store.master_settings != {})
+    info = slave.context.store.runtime_info()
+    assert info["masterBrokerRole"] == "SYNC_MASTER"
+    assert (info["masterInSyncReplicas"], info["masterMinInSyncReplicas"]) == ("2", "1")
+    assert info["masterEnableAutoInSyncReplicas"] == "true"
 
 
 def test_the_age_of_what_is_missing() -> None:
@@ -228,7 +260,9 @@ def test_the_age_of_what_is_missing() -> None:
 
 
 @pytest.mark.parametrize("encoding", list(Encoding))
-async def test_a_slave_is_named_for_what_has_left_memory(encoding: Encoding, tmp_path: Path) -> None:
+async def test_a_slave_is_named_for_what_has_left_memory(
+    encoding: Encoding, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     groups = iter(range(100))
 
     async def suggested(broker: BrokerController) -> str:
@@ -258,7 +292,11 @@ async def test_a_slave_is_named_for_what_has_left_memory(encoding: Encoding, tmp
         await in_sync(master, slave)
         far_back(master, cold=True)
         far_back(slave, cold=True)
+        await acknowledged(master)
         assert (await suggested(master), await suggested(slave)) == ("1", "1")
+        with monkeypatch.context() as patch:
+            patch.setattr(ha_service, "_CLOSE", -1)  # the slave is too far behind
+            assert await suggested(master) == "0"
         far_back(master, cold=False)
         far_back(slave, cold=False)
         assert (await suggested(master), await suggested(slave)) == ("0", "0")

@@ -1,5 +1,6 @@
 """Brokers with roles: what a slave takes over from its master, refuses, and knows when it becomes the master."""
 
+import contextlib
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -89,10 +90,69 @@ async def test_a_slave_serves_neither_sends_nor_pulls(tmp_path: Path) -> None:
         reply = await client.send("TBW102", b"no")
         assert reply.code == ResponseCode.SERVICE_NOT_AVAILABLE
         assert "brokerRole=SLAVE" in (reply.remark or "")
-        reply = await client.pull("TBW102")
-        assert reply.code == ResponseCode.SYSTEM_BUSY
+        reply = await client.pull("TBW102", queueId=1, queueOffset=7)
+        assert reply.code == ResponseCode.PULL_RETRY_IMMEDIATELY
         assert "slaveReadEnable=false" in (reply.remark or "")
+        # A client keeps the broker of the last reply: this one must send it back, and leave its offset as it is.
+        assert (reply.ext_fields()["suggestWhichBrokerId"], reply.ext_fields()["nextBeginOffset"]) == ("0", "7")
         assert slave.health.readiness().ready
+
+
+async def cut_off(master: BrokerController, slave: BrokerController) -> None:
+    """The slave finds the port for slaves no more; everything else goes on."""
+    view, service = slave.replication.master, master.context.store.ha
+    assert view is not None
+    assert service is not None
+    view._learned = "127.0.0.1:1"
+    for connection in list(service.connections):
+        connection.close("a test")
+    while service.connections:
+        await trio.lowlevel.checkpoint()
+
+
+async def test_a_slave_that_is_behind_sends_consumers_back_to_the_master(tmp_path: Path) -> None:
+    """Its offsets are not the master's: a consumer that took them would go back, and commit that."""
+    quick: dict[str, Any] = {"haSendHeartbeatInterval": 100, "haHousekeepingInterval": 5000, "slaveReadEnable": True}
+    async with pair(tmp_path, leader=quick, **quick) as (master, slave), WireClient.connect(master.endpoint) as client:
+        for _ in range(3):
+            await client.send(TOPIC)
+        await in_sync(master, slave)
+        await cut_off(master, slave)
+        for queue in (0, 0, 0, 1):
+            await client.send(TOPIC, queue_id=queue)
+        async with WireClient.connect(slave.endpoint) as reader:
+            for queue, offset in ((0, 5), (1, 1)):  # behind the end of its queue; a queue that it does not have
+                began = trio.current_time()
+                reply = await reader.pull(TOPIC, queueId=queue, queueOffset=offset)
+                ext = reply.ext_fields()
+                assert (reply.code, ext["suggestWhichBrokerId"]) == (ResponseCode.PULL_RETRY_IMMEDIATELY, "0")
+                assert ext["nextBeginOffset"] == str(offset)
+                assert "is a slave" in (reply.remark or "")
+                assert trio.current_time() - began >= 0.9, "clients without a master in their route ask again at once"
+            assert len(await reader.pull_messages(TOPIC, queueId=0, queueOffset=0)) == 3
+        async with WireClient.connect(master.endpoint) as reader:
+            reply = await reader.pull(TOPIC, queueId=0, queueOffset=99)
+            assert (reply.code, reply.ext_fields()["nextBeginOffset"]) == (ResponseCode.PULL_OFFSET_MOVED, "6")
+
+
+async def test_refusals_without_a_name_server_do_not_fill_the_log(tmp_path: Path) -> None:
+    async with running_broker(tmp_path, haListenPort=0, namesrvAddr="127.0.0.1:1") as master:
+        with capture_logs() as logs:
+            for _ in range(5):
+                async with await trio.open_tcp_stream("127.0.0.1", master.replication.port) as stream:
+                    with trio.fail_after(20), contextlib.suppress(trio.BrokenResourceError):
+                        assert await stream.receive_some(1) == b""
+        assert master.context.store.ha is not None
+        assert master.context.store.ha.refused == 5
+        assert [log["event"] for log in logs].count("slaves_not_known") == 1
+
+
+async def test_how_many_slaves_an_address_may_have(tmp_path: Path) -> None:
+    allowed = "127.0.0.1;127.0.0.1;127.0.0.0/8;10.0.0.0/8;10.1.0.0/16"
+    async with running_broker(tmp_path, haListenPort=0, haAllowedAddresses=allowed) as broker:
+        admitted = broker.replication._admission(broker.context.registration)
+        found = {address: await admitted(address) for address in ("127.0.0.1", "127.0.0.2", "10.1.0.1", "192.0.2.1")}
+        assert found == {"127.0.0.1": 2, "127.0.0.2": 1, "10.1.0.1": 1, "192.0.2.1": 0}
 
 
 async def test_odd_answers_do_not_end_a_slave(tmp_path: Path) -> None:

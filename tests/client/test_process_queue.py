@@ -265,6 +265,12 @@ async def test_the_next_pull_goes_to_the_member_that_the_broker_names() -> None:
         assert await slave.asked(1) == 2
         await slave.answer(0, records(2, 1), 3)  # the reply names the master
         assert await broker.asked(2) == 3
+        stream, command = broker.pulls[1]
+        header = pull_header(3) | {"suggestWhichBrokerId": "1"}
+        await stream.send(encode(command.reply(ResponseCode.PULL_RETRY_IMMEDIATELY, header=header)))
+        assert await slave.asked(2) == 3
+        await slave.answer(1, b"", 3, ResponseCode.PULL_RETRY_IMMEDIATELY)  # a slave that is behind, or serves no pulls
+        assert await broker.asked(3) == 3
         assert [message.queue_offset for message in process_queue.taken(10)] == [0, 1, 2]
 
 

@@ -26,16 +26,19 @@ class ReplicationAdminProcessor:
     def ha_status(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """GET_BROKER_HA_STATUS (907): a master's slaves, or a slave's master. A broker alone is a master without them.
 
-        Where RocketMQ has the address of a slave's connection, here it is the slave's IP address.
+        Where RocketMQ has the address of a slave's connection, here it is the slave's IP address. The header of the
+        reply has the master's settings, which slaves remember.
         """
         store = self._store
         info = HARuntimeInfo(master=not store.replication.is_slave)
+        header = None
         if info.master:
+            header = store.replication.settings
             info.master_commit_log_max_offset = store.appended_offset
             self._add_slaves(info)
         elif store.ha_client is not None:
             info.ha_client_runtime_info = self._client()
-        return command.reply(body=encode_json(info))
+        return command.reply(header=header, body=encode_json(info))
 
     def _add_slaves(self, info: HARuntimeInfo) -> None:
         service = self._store.ha

@@ -14,11 +14,13 @@ from trimq.broker.config import BrokerConfig
 from trimq.broker.filters.sql import NOTHING, Compiled
 from trimq.broker.filters.tag import ALL, TAG
 from trimq.broker.processors.common import check_commit_offset, invalid, no_such_topic
+from trimq.broker.processors.pull.back_to_master import back_to_master
 from trimq.broker.processors.pull.pull_fast_path import COPIED, PullFastPath
 from trimq.broker.processors.pull.pull_filters import NotCompiledError, PullFilters
 from trimq.broker.processors.pull.pull_reply import (
     BROKER_FORBIDDEN,
     GROUP_FORBIDDEN,
+    MOVED,
     NOT_FOUND,
     TOPIC_FORBIDDEN,
     PullForbiddenError,
@@ -301,6 +303,10 @@ class PullMessageProcessor:
                 return HELD
         if status is _FOUND:
             return self._found(connection, command, header, flags, result)
+        if code == MOVED and status is not GetMessageStatus.OFFSET_RESET and self._store.replication.is_slave:
+            # The end of its queue is not that of the master's: a client would take it, and commit it there.
+            result.release()
+            return back_to_master(self._store, command, header)
         self._commit_pull(header.consumer_group, header.topic, header.queue_id, result.next_begin_offset)
         result.release()
         return pull_head(command, code, result, flags, 0)

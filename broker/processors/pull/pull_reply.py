@@ -19,7 +19,7 @@ BROADCASTING_FORBIDDEN: Final = 4
 SUBSCRIPTION_FORBIDDEN: Final = 5
 
 NOT_FOUND: Final = int(ResponseCode.PULL_NOT_FOUND)
-_MOVED: Final = int(ResponseCode.PULL_OFFSET_MOVED)
+MOVED: Final = int(ResponseCode.PULL_OFFSET_MOVED)
 _pack_words: Final = struct.Struct(">II").pack
 _TEMPLATE: Final = (
     '{"code":%d,"extFields":{"groupSysFlag":"%d","maxOffset":"%d","minOffset":"%d","nextBeginOffset":"%d",'
@@ -59,7 +59,7 @@ def forbidden(command: RemotingCommand, error: PullForbiddenError) -> RemotingCo
 def code_of(status: GetMessageStatus, offset: int) -> int:
     """The code of the reply to a pull at ``offset`` with the result ``status``."""
     if offset != 0 and status in _EMPTY_QUEUE:
-        return _MOVED
+        return MOVED
     return _CODES[status]
 
 

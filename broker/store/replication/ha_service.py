@@ -24,6 +24,8 @@ _ADMISSION_SECONDS: Final = 10.0
 _MOST_WAITING: Final = 32
 """Connections that wait for admission, from all addresses; ``_MOST_OF_ONE`` from one address."""
 _MOST_OF_ONE: Final = 8
+_CLOSE: Final = 4 << 20
+"""A slave that is up to this many bytes behind may be named to consumers."""
 
 Admission = Callable[[str], Awaitable[int]]
 """Returns how many slaves may connect from an IP address; 0 for none."""
@@ -97,6 +99,8 @@ class HAService:
         self._in_sync = in_sync
         self._end_offset = end_offset
         self._notified = 0
+        self._reported = trio.Event()
+        """Set when a slave has reported, or has disconnected."""
         self._counted = 0
         """The replicas in sync when the flag was set."""
 
@@ -109,6 +113,11 @@ class HAService:
     def in_sync(self) -> int:
         """The replicas in sync, the master included."""
         return 1 + sum(connection.in_sync for connection in self.connections)
+
+    @property
+    def has_close_slave(self) -> bool:
+        """Whether a slave in sync has nearly all of the log, so that consumers may read there."""
+        return any(found.in_sync and found.behind <= _CLOSE for found in self.connections)
 
     @property
     def needed(self) -> int:
@@ -182,6 +191,7 @@ class HAService:
         finally:
             if connection in self.connections:
                 self._forget(connection)
+            self._reported.set()
             self._update()
             _log.info("slave_disconnected", address=address, reason=connection.closed)
 
@@ -215,7 +225,24 @@ class HAService:
 
     def acknowledged(self) -> None:
         """A slave has reported: see Master."""
+        self._reported.set()
         self._update()
+
+    async def finish(self, seconds: float) -> list[str]:
+        """Before a stop, when nothing is appended any more: wait until the slaves in sync have all of the log.
+
+        Returns the addresses of those that do not have it after ``seconds``.
+        """
+        with trio.move_on_after(seconds):
+            while self._lacking():
+                self._reported = trio.Event()
+                for connection in self.connections:
+                    connection.notify()
+                await self._reported.wait()
+        return self._lacking()
+
+    def _lacking(self) -> list[str]:
+        return [found.address for found in self.connections if found.in_sync and found.behind > 0]
 
     def notify(self) -> None:
         """There may be more to send."""
