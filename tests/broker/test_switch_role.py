@@ -324,6 +324,11 @@ async def test_an_orderly_stop_waits_for_slaves(
             return await take(data)
 
         monkeypatch.setattr(client._log, "take", slow)
+        if seconds < 1:
+            await send(master, 4)
+            with trio.fail_after(20):
+                assert await master.context.store.finish_replication(math.inf) == []
+            assert slave.context.store.appended_offset == master.context.store.appended_offset
         await send(master, 4)
         end = master.context.store.appended_offset
         assert slave.context.store.appended_offset < end
