@@ -63,9 +63,11 @@ class Pair(NamedTuple):
             yield
 
     def end(self, broker: BrokerProcess) -> int:
-        """The end of a broker's log."""
+        """The end of a broker's log; -1 if it does not say it: Apache's broker does not while its log is empty."""
         with connected("127.0.0.1", broker.port) as wire:
-            reply = wire.ask(RequestCode.GET_BROKER_RUNTIME_INFO, {})
+            reply = wire.call(RequestCode.GET_BROKER_RUNTIME_INFO, {})
+        if reply.code:
+            return -1
         return int(json.loads(reply.body)["table"]["commitLogMaxOffset"])
 
 

@@ -58,6 +58,8 @@ class SlaveLog:
             await self._path.append_data(chunk, timestamp)
             del self._rest[:size]
             appended = True
+            if not self._rest:  # the usual case; the caller waits for the next bytes
+                return True
             await trio.lowlevel.checkpoint()
 
     def _whole(self) -> tuple[int, int]:
