@@ -5,7 +5,8 @@ Losing a tail loses no message: it is rebuilt from the log, from the checkpoint 
 
 import errno
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from typing import Final
 
 import structlog
@@ -35,6 +36,8 @@ class FlushConsumeQueueService:
         self._disk = queues.disk
         self._flags = flags
         self.lock = trio.Lock()
+        self.before_write: list[Callable[[], Awaitable[None]]] = []
+        """Deletions that wait for the lock. They come before all writes; each raises OSError in its own task too."""
         self._unsynced: dict[str, tuple[ConsumeQueue, int]] = {}
         self._unsynced_directories: set[str] = set()
         self._held: OrderedDict[ConsumeQueue, int] = OrderedDict()
@@ -44,6 +47,9 @@ class FlushConsumeQueueService:
         """Write the queues with at least ``least_pages`` of unwritten units. Returns False if a write failed."""
         least = max(1, least_pages * 4096 // UNIT_SIZE)
         async with self.lock:
+            for delete in list(self.before_write):
+                with suppress(OSError):
+                    await delete()
             todo: list[ConsumeQueue] = []
             later: list[ConsumeQueue] = []
             for queue in self._queues.dirty:

@@ -75,18 +75,11 @@ class QueueCleaner:
 
     async def drop_topics(self, topics: Iterable[str], log_end: Callable[[], int], wall_ms: Callable[[], int]) -> None:
         """Delete topics with all their queues. A topic of the same name may be created again immediately."""
-        remaining = iter(topics)
-        while True:
-            # The lock first: a writer that waits already would create files of new queues before the deletion.
-            async with self._flush_queues.lock:
-                topic = next(remaining, None)
-                if topic is None:
-                    return
-                # Dropped and noted in one turn, with the same end of the log: a put between them would count as deleted
-                queues = self._queues.drop_topic(topic)
-                self._queues.deleted_topics.note(topic, log_end(), wall_ms())
-                await self._queues.deleted_topics.save()
-                await self._delete(queues, f"{self._queues.directory}/{topic}")
+        for topic in topics:
+            # Dropped and noted in one turn, with the same end of the log: a put between them would count as deleted.
+            queues = self._queues.drop_topic(topic)
+            self._queues.deleted_topics.note(topic, log_end(), wall_ms())
+            await self._delete(queues, topic, notes=True)
 
     @property
     def deleted_topics(self) -> dict[str, DeletedTopic]:
@@ -96,47 +89,55 @@ class QueueCleaner:
     async def drop_before(self, deleted: dict[str, int], wall_ms: int) -> None:
         """Note that topics were deleted at these log offsets, and delete their queues that end before."""
         for topic, position in deleted.items():
-            async with self._flush_queues.lock:  # first, as in drop_topics
-                ids = self._queues.ids_of(topic)
-                queues = [queue for queue_id in ids if (queue := self._queues.find(topic, queue_id)) is not None]
-                old = [queue for queue in queues if queue.next_offset and queue.max_phy <= position]
-                for queue in old:
-                    self._queues.drop_queue(queue)
-                self._queues.deleted_topics.note(topic, position, wall_ms)
-                await self._delete(old, f"{self._queues.directory}/{topic}")
-        async with self._flush_queues.lock:
-            await self._queues.deleted_topics.save()
+            ids = self._queues.ids_of(topic)
+            queues = [queue for queue_id in ids if (queue := self._queues.find(topic, queue_id)) is not None]
+            old = [queue for queue in queues if queue.next_offset and queue.max_phy <= position]
+            for queue in old:
+                self._queues.drop_queue(queue)
+            self._queues.deleted_topics.note(topic, position, wall_ms)
+            await self._delete(old, topic, notes=True)
 
     async def drop_old(self, topic: str, queue_id: int) -> None:
         """Delete a queue whose topic its master has created again. Raises OSError."""
         queue = self._queues.find(topic, queue_id)
         if queue is not None:
-            async with self._flush_queues.lock:
-                self._queues.drop_queue(queue)
-                await self._disk.run(delete_queue_files, self._disk, queue.directory)
+            self._queues.drop_queue(queue)
+            await self._delete([queue], topic)
 
     async def drop_expired(self) -> int:
         """Delete the queues of ordinary topics that have no message left in the log. Returns their number."""
         count = 0
         for queue in list(self._queues.all_queues()):
-            if not _is_expired(queue):
-                continue
-            async with self._flush_queues.lock:  # first, as in drop_topics
-                if _is_expired(queue) and not queue.deleted:
-                    self._queues.drop_queue(queue)
-                    await self._delete([queue], f"{self._queues.directory}/{queue.topic}")
-                    count += 1
+            if queue.next_offset and queue.min_offset >= queue.next_offset and not is_system_topic(queue.topic):
+                self._queues.drop_queue(queue)
+                await self._delete([queue], queue.topic)
+                count += 1
         return count
 
-    async def _delete(self, queues: list[ConsumeQueue], topic_directory: str) -> None:
-        """Delete the files of queues that were dropped under the same hold of the writer's lock."""
-        for queue in queues:
-            await self._disk.run(delete_queue_files, self._disk, queue.directory)
-        await self._disk.run(remove_directories, self._disk, [topic_directory])
+    async def _delete(self, queues: list[ConsumeQueue], topic: str, *, notes: bool = False) -> None:
+        """Delete the files of dropped queues; with ``notes`` the note of deleted topics is saved first. Raises OSError.
 
+        A new queue may have the same names. So the files go before the next write, even of a writer that waits already.
+        """
+        deleted = False
 
-def _is_expired(queue: ConsumeQueue) -> bool:
-    return bool(queue.next_offset) and queue.min_offset >= queue.next_offset and not is_system_topic(queue.topic)
+        async def delete() -> None:
+            nonlocal deleted
+            if deleted:
+                return
+            if notes:
+                await self._queues.deleted_topics.save()
+            for queue in queues:
+                await self._disk.run(delete_queue_files, self._disk, queue.directory)
+            await self._disk.run(remove_directories, self._disk, [f"{self._queues.directory}/{topic}"])
+            deleted = True
+
+        self._flush_queues.before_write.append(delete)
+        try:
+            async with self._flush_queues.lock:
+                await delete()
+        finally:
+            self._flush_queues.before_write.remove(delete)
 
 
 def _batches(queues: Iterator[ConsumeQueue], size: int) -> Iterator[list[ConsumeQueue]]:
