@@ -419,6 +419,19 @@ async def test_queues_without_messages_in_the_log_can_be_dropped() -> None:
     assert rig.disk.list(f"/store/consumequeue/{TOPIC}") == ["1"]
 
 
+async def test_many_queues_follow_the_log_in_batches() -> None:
+    rig = Rig()
+    for queue_id in range(40):
+        rig.put(15, queue_id=queue_id)
+    await rig.flush.write()
+    cleaner = QueueCleaner(rig.store, rig.flush)
+    await cleaner.follow(20_000)
+    assert await cleaner.drop_expired() == 40
+    assert rig.store.topics() == {}
+    await cleaner.drop_old(TOPIC, 3)  # it is not there any more
+    assert rig.disk.list("/store/consumequeue") == []
+
+
 def test_first_at_or_above_is_a_binary_search() -> None:
     values = [1, 3, 3, 7]
     for wanted in range(9):
