@@ -86,6 +86,8 @@ class Replication:
     async def start(self, context: BrokerContext, nursery: trio.Nursery) -> None:
         """Start the side that the role has."""
         store = context.store
+        # Of a SYNC_MASTER too: what it had not dispatched as a slave waits for its slaves now.
+        store.on_anew.append(context.offsets.remove_topic)
         if self._sock is not None and store.ha is not None:
             listener = self._network.listener(self._sock)
             nursery.start_soon(store.ha.serve, listener, self._network.peer_of, self._admission(context.registration))
@@ -103,7 +105,6 @@ class Replication:
                 schedule=context.schedule,
                 timers=self.timers or SlaveTimers(store),
             )
-            store.on_anew.append(context.offsets.remove_topic)
             store.hear_waiting(self.synchronize.message_waits)
             store.message_arriving.append(self.synchronize.message_arriving)
             await nursery.start(self.synchronize.run)

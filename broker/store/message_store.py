@@ -143,7 +143,7 @@ class MessageStore(InMemoryCalls):
         Its ``is_released_by`` recognizes the ``release`` of a result that holds it.
         """
         self.on_anew: list[Callable[[str], None]] = []
-        """Called on a slave with a topic whose queue was replaced: its master has deleted it and created it again."""
+        """Called with a topic whose queue was replaced: the master of the log has deleted it and created it again."""
         self.log_holds = LogHolds()
         """The services whose pending messages the cleaner keeps."""
         self._sync_place = sync_place

@@ -444,11 +444,19 @@ async def test_a_sync_master_that_was_a_slave_knows_the_topics_of_what_waits_for
         synchronize = slave.replication.synchronize
         assert synchronize is not None
         async with WireClient.connect(master.endpoint) as client:
-            await client.send("Known", b"x")
+            for number in range(5):
+                await client.send("Again", b"old %d" % number)
+            await client.pull_messages("Again", group="G")
+            commit = {"consumerGroup": "G", "topic": "Again", "queueId": 0, "commitOffset": 5}
+            assert (await client.ask(RequestCode.UPDATE_CONSUMER_OFFSET, commit)).code == 0
             await in_sync(master, slave)
+            assert slave.context.offsets.query("G", "Again", 0) == 5
+            await slave.context.offsets.persist()
             assert await theirs._checkpoints.save()
             theirs._reput._goes_on = lambda: False  # type: ignore[method-assign]
             synchronize._topics.follow = lambda state, keep=(): None  # type: ignore[method-assign]
+            assert (await client.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "Again"})).code == 0
+            await client.send("Again", b"new")
             await client.send("New", b"y", queue_id=3)
             await timed(client, b"timed", 60_000, "Timed")
             await until(lambda: theirs.appended_offset == master.context.store.appended_offset)
@@ -459,3 +467,6 @@ async def test_a_sync_master_that_was_a_slave_knows_the_topics_of_what_waits_for
         assert "Timed" in master.context.topics.table
         await until(lambda: master.context.store.dispatched_offset == master.context.store.appended_offset)
         assert master.context.store.max_offset("New", 3) == 1
+        # The group has consumed none of the topic that was created again.
+        assert master.context.store.max_offset("Again", 0) == 1
+        assert master.context.offsets.query("G", "Again", 0) == -1
