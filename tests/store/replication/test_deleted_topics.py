@@ -25,6 +25,29 @@ async def ends(store: MessageStore) -> tuple[int, int]:
     return store.max_offset(TOPIC, 0), store.max_offset(TOPIC, 1)
 
 
+async def killed_behind_the_topic() -> SimDisk:
+    """The disk of a slave with the records of a new topic, killed before it dispatched them.
+
+    Its checkpoint vouches for the queue of the old one.
+    """
+    mine, theirs = SimDisk(), SimDisk()
+    async with store_of(mine, ASYNC_MASTER) as master:
+        try:
+            async with store_of(theirs, SLAVE) as slave, trio.open_nursery() as nursery:
+                follow(nursery, slave, serve(nursery, master), FakeMaster(master))
+                await fill(master, 5)
+                await until(lambda: slave.dispatched_offset == master.appended_offset)
+                assert await slave._checkpoints.save()
+                slave._reput._goes_on = lambda: False  # type: ignore[method-assign]
+                await master.delete_topic(TOPIC)
+                await fill(master, 3)
+                await until(lambda: slave.appended_offset == master.appended_offset)
+                theirs.power_cut(Loss.NOTHING)
+        except* PowerCut:
+            pass
+    return theirs.power_cut()
+
+
 @pytest.mark.parametrize("role", [SLAVE, ASYNC_MASTER], ids=["slave", "master"])
 @pytest.mark.parametrize("loss", [Loss.NOTHING, Loss.ALL])
 @pytest.mark.parametrize("all_of_it", [False, True])
@@ -130,23 +153,8 @@ async def test_a_slave_deletes_what_it_has_dispatched_and_no_more(autojump_clock
 
 async def test_a_sync_master_that_was_a_slave_begins_the_queue_again(autojump_clock: object) -> None:
     """The records that it had not dispatched as a slave wait for its own slaves now."""
-    mine, theirs = SimDisk(), SimDisk()
-    async with store_of(mine, ASYNC_MASTER) as master:
-        try:
-            async with store_of(theirs, SLAVE) as slave, trio.open_nursery() as nursery:
-                follow(nursery, slave, serve(nursery, master), FakeMaster(master))
-                await fill(master, 5)
-                await until(lambda: slave.dispatched_offset == master.appended_offset)
-                assert await slave._checkpoints.save()
-                slave._reput._goes_on = lambda: False  # type: ignore[method-assign]
-                await master.delete_topic(TOPIC)
-                await fill(master, 3)
-                await until(lambda: slave.appended_offset == master.appended_offset)
-                theirs.power_cut(Loss.NOTHING)
-        except* PowerCut:
-            pass
     async with (
-        store_of(theirs.power_cut(), SYNC_MASTER) as store,
+        store_of(await killed_behind_the_topic(), SYNC_MASTER) as store,
         store_of(SimDisk(), SLAVE) as other,
         trio.open_nursery() as nursery,
     ):
@@ -198,22 +206,7 @@ async def test_a_file_that_a_waiting_writer_makes_is_not_deleted(autojump_clock:
 
 async def test_a_start_dispatches_the_new_topic_behind_the_checkpoint(autojump_clock: object) -> None:
     """The slave had the records, and was killed before it dispatched them: its checkpoint vouches for the old queue."""
-    mine, theirs = SimDisk(), SimDisk()
-    async with store_of(mine, ASYNC_MASTER) as master:
-        try:
-            async with store_of(theirs, SLAVE) as slave, trio.open_nursery() as nursery:
-                follow(nursery, slave, serve(nursery, master), FakeMaster(master))
-                await fill(master, 5)
-                await until(lambda: slave.dispatched_offset == master.appended_offset)
-                assert await slave._checkpoints.save()
-                slave._reput._goes_on = lambda: False  # type: ignore[method-assign]
-                await master.delete_topic(TOPIC)
-                await fill(master, 3)
-                await until(lambda: slave.appended_offset == master.appended_offset)
-                theirs.power_cut(Loss.NOTHING)
-        except* PowerCut:
-            pass
-    async with store_of(theirs.power_cut(), SLAVE) as store:
+    async with store_of(await killed_behind_the_topic(), SLAVE) as store:
         assert store.recovered is not None
         assert store.recovered.trusted
         assert await ends(store) == (3, 0)
