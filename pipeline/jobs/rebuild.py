@@ -319,6 +319,10 @@ def write_whole_queues(
             queue = found
             columns = [rows.column(name).to_pylist() for name in ("phy", "size", "tagsCode", "queueOffset")]
             for phy, length, tags_code, offset in zip(*columns, strict=True):
+                if not offset and image.next:
+                    # The topic was deleted and created again: as in the broker's recovery, its older queue is gone.
+                    target.remove(target.join("consumequeue", *map(str, found)))
+                    image = QueueImage(size // UNIT_SIZE, log_file_size)
                 image.put(phy, length, tags_code, offset)
             yield from written(queue, image, to_the_end=False)
     if queue is not None:

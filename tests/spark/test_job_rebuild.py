@@ -92,6 +92,21 @@ def test_queues_that_begin_late_have_gaps_or_a_second_life(spark: SparkSession, 
     assert queue_files(root) == queue_files(by_broker(root, tmp_path))
 
 
+def test_of_a_second_life_only_its_own_files_are_left(spark: SparkSession, tmp_path: Path) -> None:
+    """The first life of the queue has filled two files (of 20 units) when the second begins."""
+    writer = LogWriter(tmp_path / "store", file_size=16_384)
+    writer.put_all([Sent(topic="Twice", time=START + number) for number in range(50)])
+    writer.offsets["Twice", 0] = 0
+    second = len(writer.sent)
+    writer.put_all([Sent(topic="Twice", time=START + 100 + number) for number in range(7)])
+    root = writer.write()
+    assert by_spark(spark, root).irregular == 1
+    (name,) = files = queue_files(root)
+    assert name == "Twice/0/" + "0" * 20
+    assert int.from_bytes(files[name][:8], "big") == writer.sent[second].phy
+    assert files == queue_files(by_broker(root, tmp_path))
+
+
 def test_deleted_topics_stay_deleted(spark: SparkSession, tmp_path: Path) -> None:
     """The broker's own list of deleted topics is used; the first queue of Again is from before its deletion."""
     writer = LogWriter(tmp_path / "store", file_size=16_384)
