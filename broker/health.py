@@ -57,10 +57,10 @@ def _code_of(flag: Flag) -> str:
 
 def replication_reasons(store: MessageStore) -> Iterator[Reason]:
     """A slave that has heard nothing right of its master for longer than haHousekeepingInterval."""
-    if store.ha_client is None:
+    if store.replication.client is None:
         return
-    state = store.ha_client.state()
-    if state.silent > store.ha_config.silence:
+    state = store.replication.client.state()
+    if state.silent > store.replication.ha_config.silence:
         where, why = f" {state.master}", state.error or "it is silent"
         if not state.master:
             where, why = "", "no name server says where it is"
@@ -70,17 +70,17 @@ def replication_reasons(store: MessageStore) -> Iterator[Reason]:
 
 def replication_notes(store: MessageStore) -> Iterator[Reason]:
     """The role; a master's slaves, and how far each is behind; a slave's master, and how far the slave is behind it."""
-    role = store.replication.broker_role.value
-    if store.ha is not None:
-        state = store.ha.state()
+    role = store.replication.config.broker_role.value
+    if store.replication.ha is not None:
+        state = store.replication.ha.state()
         text = f"{role}: {len(state.slaves)} slave(s), {state.in_sync} copies in sync, a message needs {state.needed}"
         yield Reason(REPLICATION, text)
         for slave in state.slaves[:_SLAVES]:
             sync = "in sync" if slave.in_sync else "not in sync"
             behind = f"{slave.behind} bytes, {slave.behind_seconds:.0f} s behind"
             yield Reason(REPLICATION, f"slave {slave.address}: {sync}, {behind}")
-    if store.ha_client is not None:
-        mine = store.ha_client.state()
+    if store.replication.client is not None:
+        mine = store.replication.client.state()
         where = f"{'connected with' if mine.connected else 'not connected with'} {mine.master or 'any master'}"
         error = f"; last error: {mine.error}" if mine.error else ""
         yield Reason(REPLICATION, f"{role}: {where}, {mine.lag} bytes, {mine.lag_seconds:.0f} s behind{error}")

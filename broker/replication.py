@@ -88,9 +88,11 @@ class Replication:
         store = context.store
         # Of a SYNC_MASTER too: what it had not dispatched as a slave waits for its slaves now.
         store.on_anew.append(context.offsets.remove_topic)
-        if self._sock is not None and store.ha is not None:
+        if self._sock is not None and store.replication.ha is not None:
             listener = self._network.listener(self._sock)
-            nursery.start_soon(store.ha.serve, listener, self._network.peer_of, self._admission(context.registration))
+            nursery.start_soon(
+                store.replication.ha.serve, listener, self._network.peer_of, self._admission(context.registration)
+            )
         if self.master is not None:
             self.client = store.make_client(self.master, self._network.open_stream)
             self.synchronize = SlaveSynchronize(
@@ -108,7 +110,7 @@ class Replication:
             store.hear_waiting(self.synchronize.message_waits)
             store.message_arriving.append(self.synchronize.message_arriving)
             await nursery.start(self.synchronize.run)
-            store.master_settings = self.master.settings
+            store.replication.master_settings = self.master.settings
             nursery.start_soon(self.client.run)
             nursery.start_soon(MasterEnd(self.master, self.client, context.clock).run)
 

@@ -15,7 +15,7 @@ MOST_SLAVES: Final = 16
 
 def replication_families(store: MessageStore) -> Iterator[Metric]:
     """The role, and what its side of replication knows."""
-    role = store.replication.broker_role
+    role = store.replication.config.broker_role
     yield gauges(
         "trimq_replication_role",
         "1 for the role of this broker (brokerRole), 0 for the others.",
@@ -27,9 +27,9 @@ def replication_families(store: MessageStore) -> Iterator[Metric]:
 
 
 def _master(store: MessageStore) -> Iterator[Metric]:
-    if store.ha is None:
+    if store.replication.ha is None:
         return
-    state = store.ha.state()
+    state = store.replication.ha.state()
     yield gauge("trimq_replication_slaves", "Slaves that are connected with this master.", len(state.slaves))
     yield gauge("trimq_replication_copies_in_sync", "Copies of the log in sync, the master's included.", state.in_sync)
     yield gauge(
@@ -40,7 +40,7 @@ def _master(store: MessageStore) -> Iterator[Metric]:
     yield gauge(
         "trimq_replication_unconfirmed_bytes",
         "Bytes of the log that too few slaves have acknowledged. 0 on an ASYNC_MASTER.",
-        store.appended_offset - store.ha.confirmed_offset,
+        store.appended_offset - store.replication.ha.confirmed_offset,
     )
     yield counter("trimq_replication_sent_bytes_total", "Bytes of the log sent to slaves.", state.sent_bytes)
     yield counter(
@@ -68,9 +68,9 @@ def _master(store: MessageStore) -> Iterator[Metric]:
 
 
 def _slave(store: MessageStore) -> Iterator[Metric]:
-    if store.ha_client is None:
+    if store.replication.client is None:
         return
-    state = store.ha_client.state()
+    state = store.replication.client.state()
     yield gauge("trimq_replication_connected", "1 while this slave is connected with its master.", int(state.connected))
     yield gauge("trimq_replication_lag_bytes", "Bytes of its master's log that this slave does not have.", state.lag)
     yield gauge(

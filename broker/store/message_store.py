@@ -3,7 +3,7 @@
 Source: RocketMQ's DefaultMessageStore.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Container, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager, closing
 from typing import Any, Final, NamedTuple
 
@@ -24,7 +24,6 @@ from trimq.broker.store.dispatch.reput import ReputMessageService
 from trimq.broker.store.durability.group_transfer import GroupTransferService
 from trimq.broker.store.durability.log_sync import SyncPlace
 from trimq.broker.store.durability.write_path import WritePath
-from trimq.broker.store.in_memory_calls import InMemoryCalls
 from trimq.broker.store.index.index_file import IndexShape
 from trimq.broker.store.index.index_service import IndexService
 from trimq.broker.store.log.commit_log import CommitLog
@@ -34,24 +33,24 @@ from trimq.broker.store.queue.consume_queue import ConsumeQueue, QueueShape
 from trimq.broker.store.queue.consume_queue_flush import FlushConsumeQueueService
 from trimq.broker.store.queue.consume_queue_store import ConsumeQueueStore
 from trimq.broker.store.queue.queue_clean import QueueCleaner
+from trimq.broker.store.queue_calls import QueueCalls
 from trimq.broker.store.read.get_message import MessageGetter
 from trimq.broker.store.read.log_reader import Visit, read_log
-from trimq.broker.store.read.query import BoundaryType, MessageFinder
+from trimq.broker.store.read.query import MessageFinder
 from trimq.broker.store.recovery.checkpoint import CheckpointService, StoreCheckpoint
 from trimq.broker.store.recovery.failed_sync_marker import FailedSyncMarker
 from trimq.broker.store.recovery.recovery import RecoveryReport, StoreRecovery
 from trimq.broker.store.replication.follower import StoreFollower
 from trimq.broker.store.replication.ha_client import Begin, HAClient, MasterView
-from trimq.broker.store.replication.ha_connection import HAConfig, SlaveState
-from trimq.broker.store.replication.ha_service import HAService, InSync
-from trimq.broker.store.replication.slave_log import SlaveLog
+from trimq.broker.store.replication.ha_connection import SlaveState
+from trimq.broker.store.replication.store_replication import StoreReplication
 from trimq.broker.store.running_flags import Flag, RunningFlags
 from trimq.broker.store.stats import StoreStats
 from trimq.broker.store.timer.recovery import LogState, TimerRecovery
 from trimq.broker.store.timer.timer_store import DueTimers, NewTimer, TimerStore
 from trimq.protocol.queue_unit import UNIT_SIZE
 from trimq.protocol.timer_layout import SLOTS, snapped_precision
-from trimq.protocol.topic_rules import TIMER_TOPIC, is_system_topic
+from trimq.protocol.topic_rules import TIMER_TOPIC
 from trimq.remoting.runtime.clock import Clock, SystemClock
 from trimq.remoting.runtime.durations import Durations
 
@@ -98,10 +97,10 @@ class StoreWaits(NamedTuple):
     busy: int
 
 
-class MessageStore(InMemoryCalls):
+class MessageStore(QueueCalls):
     """One store. ``async with store.opened():`` runs it; ``stats`` and ``flags`` may be read at any time.
 
-    Puts, gets and queries are those of InMemoryCalls.
+    Puts, gets and queries are those of InMemoryCalls, topics and queues those of QueueCalls.
     """
 
     def __init__(  # noqa: PLR0915 - it makes all parts of a store
@@ -120,13 +119,9 @@ class MessageStore(InMemoryCalls):
         ``timer_slots``: slots of the timer's wheel, for tests; with another number RocketMQ refuses the file.
         """
         self.config = config
-        self.replication = replication or ReplicationConfig()
-        self.ha: HAService | None = None
-        """A master's side of replication; None without slaves."""
-        self.master_settings: dict[str, str] = {}
-        """What a slave knows of its master's options of replication."""
-        self.ha_client: HAClient | None = None
-        """A slave's side of replication; None on a master, and before it was made."""
+        syncs = config.flush_disk_type is FlushDiskType.SYNC_FLUSH
+        self.replication = StoreReplication(replication or ReplicationConfig(), syncs=syncs)
+        """What the role adds."""
         self.disk = disk or RealDisk()
         self.clock = clock or SystemClock()
         self.root = str(config.root)
@@ -136,7 +131,7 @@ class MessageStore(InMemoryCalls):
         """What the start found and did."""
         self.recovering: RecoveryReport | None = None
         """The progress of the recovery while it runs."""
-        self._held_places: dict[str, int] = {}
+        self._held_places = {}
         self.on_overdue: list[Callable[[MappedFile], None]] = []
         """Called with a deleted file that has been read for too long (destroyMapedFileIntervalForcibly).
 
@@ -258,7 +253,7 @@ class MessageStore(InMemoryCalls):
             clean_exit=clean_exit,
             check_crc=self.config.check_crc_on_recover,
             holds=self.replication.waits_for_slaves,
-            cuts=self.replication.is_slave or self.replication.ha_listen_port is not None,
+            cuts=self.replication.is_slave or self.replication.config.ha_listen_port is not None,
         )
         self.recovering = recovery.report
         self.recovered = await recovery.run()
@@ -270,7 +265,9 @@ class MessageStore(InMemoryCalls):
         for (topic, queue_id), following in recovery.held.items():
             self.commit_log.queue(topic, queue_id).next_offset = following
         self._held_places = recovery.held_places
-        self.ha = self._make_ha()
+        ha = self.replication.make_service(
+            self.commit_log, self.flags, self._transferable_offset, replicated_offset=self.dispatcher.position
+        )
         path = WritePath(
             self.commit_log,
             self.dispatcher,
@@ -280,15 +277,15 @@ class MessageStore(InMemoryCalls):
             memory=log_memory(self._memory),
             delay_ms=self.dispatcher.delay_ms,
             sync_place=self._sync_place,
-            replicas=self.ha if self.replication.waits_for_slaves else None,
-            slave_timeout=self.replication.slave_timeout / 1000,
+            replicas=ha if self.replication.waits_for_slaves else None,
+            slave_timeout=self.replication.config.slave_timeout / 1000,
         )
         self.write_path = path
         if self.replication.is_slave:
             self.flags.set(Flag.SLAVE, "this broker is a slave (brokerRole=SLAVE): send to its master")
-        if self.ha is not None:
-            path.sync.on_flushed = self.ha.notify
-            self.ha.start()
+        if ha is not None:
+            path.sync.on_flushed = ha.notify
+            ha.start()
         self.put_message = path.put_message
         self.put_now = path.put_now
         try:
@@ -302,59 +299,27 @@ class MessageStore(InMemoryCalls):
             self.timer_data = self._make_timers(self.timer_data.wheel.slots)
         return path
 
-    def _make_ha(self) -> HAService | None:
-        config = self.replication
-        if config.is_slave or config.ha_listen_port is None:
-            return None
-        wanted = InSync(config.wanted_copies, config.min_in_sync_replicas, config.enable_auto_in_sync_replicas)
-        return HAService(
-            self.commit_log,
-            self.flags,
-            self.ha_config,
-            wanted if config.waits_for_slaves else None,
-            self._transferable_offset,
-            replicated_offset=self.dispatcher.position,
-        )
-
-    @property
-    def slaves_serve_pulls(self) -> bool:
-        """Whether a client may pull from a slave: this one, or one that has nearly all (slaveReadEnable on both)."""
-        if not self.replication.slave_read_enable:
-            return False
-        return self.replication.is_slave or (self.ha is not None and self.ha.has_close_slave)
-
     async def finish_replication(self, seconds: float) -> list[str]:
         """Before a stop: see HAService.finish. Under SYNC_FLUSH slaves get only what is on disk."""
-        if self.ha is None or not self.ha.connections:
+        ha = self.replication.ha
+        if ha is None or not ha.connections:
             return []
         await self.flush()
-        return await self.ha.finish(seconds)
-
-    @property
-    def ha_config(self) -> HAConfig:
-        """Settings of both sides of replication."""
-        config = self.replication
-        return HAConfig(
-            config.ha_transfer_batch_size,
-            config.ha_send_heartbeat_interval / 1000,
-            config.ha_housekeeping_interval / 1000,
-            config.ha_max_gap_not_in_sync,
-        )
+        return await ha.finish(seconds)
 
     def _transferable_offset(self) -> int:
         """What slaves may get. Under SYNC_FLUSH nothing that this store could lose, and then write differently."""
-        syncs = self.config.flush_disk_type is FlushDiskType.SYNC_FLUSH
-        return self.flushed_offset if syncs else self.commit_log.max_offset
+        return self.flushed_offset if self.replication.syncs else self.commit_log.max_offset
 
     def make_client(
         self, master: MasterView, open_stream: Callable[[str, int], Awaitable[trio.abc.Stream]]
     ) -> HAClient:
         """A slave's side of replication, to be run while the store is open."""
-        syncs = self.config.flush_disk_type is FlushDiskType.SYNC_FLUSH
         path = self.write_path
-        follower = StoreFollower(path, self.dispatcher, self._reput.wake, self._finder.look_cold, syncs=syncs)
-        self.ha_client = HAClient(SlaveLog(path), follower, master, self.ha_config, open_stream)
-        return self.ha_client
+        follower = StoreFollower(
+            path, self.dispatcher, self._reput.wake, self._finder.look_cold, syncs=self.replication.syncs
+        )
+        return self.replication.make_client(path, follower, master, open_stream)
 
     async def _recover_timers(self, timers: TimerStore) -> None:
         """After the queues: the timer's data follows the timer's queue. Raises StoreLoadError, OSError."""
@@ -452,8 +417,8 @@ class MessageStore(InMemoryCalls):
     def commit_rounds(self, rounds: list[Callable[[], None]], in_round: Callable[[], bool]) -> None:
         """SYNC_FLUSH: sync at the end of each round of the reactor (its ``at_round_end`` and ``in_round``)."""
         self.write_path.durability.join_rounds(rounds, in_round)
-        if self.ha is not None:
-            rounds.append(self.ha.notify)
+        if self.replication.ha is not None:
+            rounds.append(self.replication.ha.notify)
 
     def keep_unread(self, unread_from: Callable[[], int]) -> None:
         """Keep the log from the offset that ``unread_from`` returns in memory, as far as it fits."""
@@ -606,139 +571,5 @@ class MessageStore(InMemoryCalls):
         info["pageCacheLockTimeMills"] = str(self.write_path.lock.held_ms())
         info["runningFlags"] = str(self.flags.bits)
         info["notWriteableReason"] = self.flags.reason
-        info |= self._replication_info()
+        info |= self.replication.runtime_info()
         return info
-
-    def _replication_info(self) -> dict[str, str]:
-        """The role; on a slave also what it knows of its master."""
-        info = {"brokerRole": self.replication.broker_role.value}
-        if self.ha_client is not None:
-            state = self.ha_client.state()
-            info["masterCommitLogMaxOffset"] = str(state.master_offset)
-            info["masterSilentMs"] = str(int(state.silent * 1000))
-            info["slaveLagBytes"] = str(state.lag)
-            info["slaveLagMs"] = str(int(state.lag_seconds * 1000))
-            info["slaveError"] = state.error
-            info |= {f"master{key[:1].upper()}{key[1:]}": value for key, value in self.master_settings.items()}
-        return info
-
-    # -- queues
-
-    def topics(self) -> dict[str, list[int]]:
-        """All topics that have queues, with their queue ids."""
-        return self.queues.topics()
-
-    def needed_queues(self) -> dict[str, int]:
-        """How many queues each topic needs: for those that exist, and at a start for records that wait for slaves."""
-        found = {topic: max(ids) + 1 for topic, ids in self.topics().items() if ids}
-        for topic, queue_id in self._held_places.items():
-            found[topic] = max(found.get(topic, 0), queue_id + 1)
-        return found
-
-    def has_queue(self, topic: str, queue_id: int) -> bool:
-        """True if the queue exists."""
-        return self.queues.find(topic, queue_id) is not None
-
-    def min_offset(self, topic: str, queue_id: int) -> int:
-        """Offset of the first message of a queue that is still in the log."""
-        return self.queues.min_offset(topic, queue_id)
-
-    def max_offset(self, topic: str, queue_id: int) -> int:
-        """Offset behind the last readable message of a queue."""
-        return self.queues.next_offset(topic, queue_id)
-
-    def next_offset(self, topic: str, queue_id: int) -> int:
-        """The offset that the next message of a queue gets: behind those too that are stored and not readable yet."""
-        readable, queue = self.max_offset(topic, queue_id), self.commit_log.queues.get((topic, queue_id))
-        return readable if queue is None else max(readable, queue.next_offset)
-
-    def local_min_offset(self, topic: str, queue_id: int) -> int:
-        """As ``min_offset``, without what only a tier has."""
-        return self.queues.min_offset(topic, queue_id)
-
-    def tier_range(self, topic: str, queue_id: int) -> tuple[int, int] | None:  # noqa: ARG002 - see TieredMessageStore
-        """The first offset of a queue in the tier and the one behind its last; None if the tier has nothing of it."""
-        return None
-
-    async def tier_info(self) -> dict[str, str]:
-        """The tier's part of a broker's runtime information; nothing without a tier."""
-        return {}
-
-    async def message_store_time(self, topic: str, queue_id: int, offset: int) -> int:
-        """Store timestamp of a queue's message; -1 if there is none."""
-        return await self._finder.store_time(topic, queue_id, offset)
-
-    async def earliest_store_time(self, topic: str, queue_id: int) -> int:
-        """Store timestamp of a queue's first message; -1 if it has none."""
-        return await self._finder.earliest_store_time(topic, queue_id)
-
-    async def offset_by_time(self, topic: str, queue_id: int, timestamp: int, *, upper: bool = False) -> int:
-        """The offset for a time: the first message stored then or later; ``upper``: the last one then or earlier."""
-        boundary = BoundaryType.UPPER if upper else BoundaryType.LOWER
-        return await self._finder.offset_by_time(topic, queue_id, timestamp, boundary)
-
-    def look_units(self, topic: str, queue_id: int, offset: int, count: int) -> list[tuple[int, int, int]] | None:
-        """As ``queue_units``, possibly fewer; None if they have to come from the device."""
-        return self._finder.look_units(topic, queue_id, offset, count)
-
-    async def queue_units(self, topic: str, queue_id: int, offset: int, count: int) -> list[tuple[int, int, int]]:
-        """(log offset, size, tags code) of up to ``count`` units from ``offset`` on."""
-        return await self._finder.units(topic, queue_id, offset, count)
-
-    def topic_queue(self, topic: str, queue_id: int) -> TopicQueue:
-        """The queue as puts of MessageRows refer to it. Raises TopicIllegalError if no record can carry the topic."""
-        return self.commit_log.queue(topic, queue_id)
-
-    @property
-    def limits(self) -> tuple[int, int]:
-        """The largest body and the largest record, in bytes."""
-        return self.commit_log.limits
-
-    def create_queues(self, topic: str, count: int) -> None:
-        """Create the first ``count`` queues of a topic."""
-        self.queues.create_queues(topic, count)
-
-    async def delete_topic(self, topic: str) -> None:
-        """Delete a topic's queues; its records stay in the log until they expire. A new one of its name starts at 0."""
-        # In this order and without an await between them, so that no put uses the old offsets after the deletion.
-        self.commit_log.forget_topic(topic)
-        await self._clean.delete_topics([topic])
-
-    async def clean_unused_topics(self, known: Container[str]) -> list[str]:
-        """Delete the queues of topics that are neither ``known`` nor the system's. Returns the deleted topics.
-
-        Each topic is checked again when its turn comes: a send may have created it in the meantime.
-        """
-        deleted: list[str] = []
-        if all(topic in known or is_system_topic(topic) for topic in self.topics()):
-            return deleted
-
-        def unused() -> Iterator[str]:
-            for topic in self.topics():
-                if topic not in known and not is_system_topic(topic):
-                    self.commit_log.forget_topic(topic)
-                    deleted.append(topic)
-                    yield topic
-
-        await self._clean.delete_topics(unused())
-        return deleted
-
-    @property
-    def deleted_topics(self) -> dict[str, int]:
-        """Topics that were deleted, and the log offset below which their records belong to the deleted one."""
-        return {topic: deleted.position for topic, deleted in self.queues.deleted_topics.topics.items()}
-
-    async def follow_deletions(self, deleted: dict[str, int]) -> list[str]:
-        """On a slave: delete queues that have records of a deleted topic only, as far as the log is dispatched.
-
-        Returns the topics that were not known to be deleted.
-        """
-        return await self._clean.follow_deletions(deleted)
-
-    async def clean_expired_consume_queues(self) -> int:
-        """Delete queues of ordinary topics that have no message left in the log. Returns their number."""
-        return await self._clean.clean_expired_consume_queues()
-
-    async def delete_expired_now(self) -> None:
-        """Delete expired files at any hour; returns before they are deleted."""
-        self._clean.delete_expired_now()

@@ -42,7 +42,7 @@ async def ha_status(broker: BrokerController) -> dict[str, Any]:
 
 async def acknowledged(master: BrokerController) -> None:
     """Wait until a slave has acknowledged all that the master has."""
-    service = master.context.store.ha
+    service = master.context.store.replication.ha
     assert service is not None
     await until(lambda: [slave.behind for slave in service.state().slaves] == [0])
 
@@ -150,9 +150,9 @@ async def test_health_has_roles_and_lags(tmp_path: Path) -> None:
         # The master lives, and its port for slaves does not: the slave knows how far behind it is.
         view = slave.replication.master
         assert view is not None
-        assert master.context.store.ha is not None
+        assert master.context.store.replication.ha is not None
         view._learned = "127.0.0.1:1"
-        master.context.store.ha.connections[0].close("a test")
+        master.context.store.replication.ha.connections[0].close("a test")
         async with WireClient.connect(master.endpoint) as client:
             await client.send(TOPIC, bytes(1000))
         text = await reason_until(slave, "master_silent")
@@ -234,7 +234,7 @@ async def test_a_slave_remembers_the_settings_of_its_master(tmp_path: Path) -> N
     leader = {"brokerRole": "SYNC_MASTER", "inSyncReplicas": 2, "enableAutoInSyncReplicas": True}
     async with pair(tmp_path, leader=leader) as (master, slave):
         await in_sync(master, slave)
-        await until(lambda: slave.context.store.master_settings != {})
+        await until(lambda: slave.context.store.replication.master_settings != {})
     info = slave.context.store.runtime_info()
     assert info["masterBrokerRole"] == "SYNC_MASTER"
     assert (info["masterInSyncReplicas"], info["masterMinInSyncReplicas"]) == ("2", "1")
@@ -304,7 +304,7 @@ async def test_a_slave_is_named_for_what_has_left_memory(
         view = slave.replication.master
         assert view is not None
         view._learned = "127.0.0.1:1"
-        service = master.context.store.ha
+        service = master.context.store.replication.ha
         assert service is not None
         service.connections[0].close("a test")
         while service.connections:

@@ -100,7 +100,7 @@ async def test_a_slave_serves_neither_sends_nor_pulls(tmp_path: Path) -> None:
 
 async def cut_off(master: BrokerController, slave: BrokerController) -> None:
     """The slave finds the port for slaves no more; everything else goes on."""
-    view, service = slave.replication.master, master.context.store.ha
+    view, service = slave.replication.master, master.context.store.replication.ha
     assert view is not None
     assert service is not None
     view._learned = "127.0.0.1:1"
@@ -142,8 +142,8 @@ async def test_refusals_without_a_name_server_do_not_fill_the_log(tmp_path: Path
                 async with await trio.open_tcp_stream("127.0.0.1", master.replication.port) as stream:
                     with trio.fail_after(20), contextlib.suppress(trio.BrokenResourceError):
                         assert await stream.receive_some(1) == b""
-        assert master.context.store.ha is not None
-        assert master.context.store.ha.refused == 5
+        assert master.context.store.replication.ha is not None
+        assert master.context.store.replication.ha.refused == 5
         assert [log["event"] for log in logs].count("slaves_not_known") == 1
 
 
@@ -215,14 +215,14 @@ async def test_slaves_of_other_addresses_are_refused(tmp_path: Path) -> None:
     async with running_broker(tmp_path, haListenPort=free_port(), haAllowedAddresses="10.0.0.0/8;192.0.2.1") as broker:
         async with await trio.open_tcp_stream("127.0.0.1", broker.replication.port) as stream:
             assert bytes(await stream.receive_some()) == b""
-        assert broker.context.store.ha is not None
-        assert broker.context.store.ha.refused == 1
+        assert broker.context.store.replication.ha is not None
+        assert broker.context.store.replication.ha.refused == 1
 
 
 async def test_no_port_is_open_unless_it_is_configured(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as broker:
         assert broker.replication.port == 0
-        assert broker.context.store.ha is None
+        assert broker.context.store.replication.ha is None
 
 
 @pytest.mark.parametrize(

@@ -374,7 +374,7 @@ async def test_a_master_that_has_lost_its_disk_deletes_nothing_on_its_slave(tmp_
         await until(lambda: slave.context.schedule.offsets()[1] == 1)
     shutil.copytree(tmp_path / "a" / "slave", tmp_path / "b" / "slave")
     async with pair(tmp_path / "b") as (_master, slave):
-        synchronize, client_of_log = slave.replication.synchronize, slave.context.store.ha_client
+        synchronize, client_of_log = slave.replication.synchronize, slave.context.store.replication.client
         assert synchronize is not None
         assert client_of_log is not None
         looks = synchronize._log = Looks(synchronize._log)

@@ -6,18 +6,15 @@ from pathlib import Path
 
 from trimq.broker.store.in_memory_calls import InMemoryCalls
 from trimq.broker.store.message_store import MessageStore
+from trimq.broker.store.queue_calls import QueueCalls
 
 BROKER = Path(__file__).parents[2] / "broker"
-SEEN = ("config", "clock", "disk", "root", "stats", "recovered", "recovering", "on_overdue", "log_holds", "timer_data")
-"""Public attributes of a store."""
-REPLICATION = ("replication", "ha", "ha_client")
-"""Those of its role: the options, a master's side, a slave's side."""
+SEEN = {"config", "clock", "disk", "root", "stats", "recovered", "recovering", "on_overdue", "log_holds", "timer_data"}
+"""Public attributes of a store, besides its side of replication."""
 PARTS_OF_THE_TIER = {("tier.py", name) for name in ("uploads", "fetcher", "flat_files", "tier_index")}
 """What the metrics of the tier (broker/metrics/tier.py) show, of a TieredMessageStore."""
-DOOR = {name for name in {*vars(MessageStore), *InMemoryCalls.__annotations__} if not name.startswith("_")} | {
-    *SEEN,
-    *REPLICATION,
-}
+CALLS = {*vars(MessageStore), *vars(QueueCalls), *InMemoryCalls.__annotations__}
+DOOR = {name for name in CALLS if not name.startswith("_")} - {"queues", "commit_log"} | SEEN | {"replication"}
 
 
 def uses(text: str) -> Iterator[str]:

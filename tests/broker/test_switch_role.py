@@ -156,7 +156,7 @@ async def test_lines_of_a_sync_master_that_is_lost(tmp_path: Path) -> None:
     leader = QUICK | {"brokerRole": "SYNC_MASTER", "haAllowedAddresses": "127.0.0.1", "slaveReadEnable": True}
     async with pair(tmp_path, leader=leader, **QUICK, haAllowedAddresses="192.0.2.1") as (master, slave):
         await in_sync(master, slave)
-        await until(lambda: slave.context.store.master_settings != {})
+        await until(lambda: slave.context.store.replication.master_settings != {})
         done = await switch_role(slave, names_of(master), "--json")
         alive = json.loads(done.stdout)
         assert alive["newMaster"] == {
@@ -266,7 +266,7 @@ async def test_the_steps_lead_to_a_pair_with_changed_roles(role: str, tmp_path: 
         master = await brokers.start(one, brokerRole=role, haListenPort=0)
         slave = await brokers.start(two, brokerRole="SLAVE", brokerId=1)
         other = await brokers.start(three, brokerRole="SLAVE", brokerId=2) if role == "SYNC_MASTER" else None
-        service = master.context.store.ha
+        service = master.context.store.replication.ha
         assert service is not None
         await until(lambda: service.in_sync == (2 if other is None else 3))
         await send(master, 6)
@@ -285,7 +285,7 @@ async def test_the_steps_lead_to_a_pair_with_changed_roles(role: str, tmp_path: 
         await brokers.stop(two, slave)
         new = await brokers.start(two, **lines["newMaster"] | {"haListenPort": 0})
         old = await brokers.start(one, **lines["newSlave"] | {"brokerPermission": 6, "slaveReadEnable": True})
-        promoted = new.context.store.ha
+        promoted = new.context.store.replication.ha
         assert promoted is not None
         await until(lambda: promoted.in_sync == (2 if other is None else 3))
         await send(new, 4)
@@ -346,7 +346,7 @@ async def test_an_orderly_stop_waits_for_slaves(
 async def test_a_slave_of_a_lost_sync_master_goes_on_alone(tmp_path: Path) -> None:
     leader = QUICK | {"brokerRole": "SYNC_MASTER"}
     async with pair(tmp_path, leader=leader, **QUICK) as (master, slave):
-        service = master.context.store.ha
+        service = master.context.store.replication.ha
         assert service is not None
         await until(lambda: service.in_sync == 2)
         await send(master, 4)

@@ -89,7 +89,7 @@ async def test_what_is_acknowledged_is_on_both_and_without_a_slave_sends_are_ref
             if flush == "SYNC_FLUSH":
                 assert theirs.flushed_offset == mine.flushed_offset == mine.appended_offset
             assert master.replication.port
-            ha = mine.ha
+            ha = mine.replication.ha
             assert ha is not None
             for connection in ha.connections:
                 connection.close("a cut")

@@ -33,15 +33,15 @@ class ReplicationAdminProcessor:
         info = HARuntimeInfo(master=not store.replication.is_slave)
         header = None
         if info.master:
-            header = store.replication.settings
+            header = store.replication.config.settings
             info.master_commit_log_max_offset = store.appended_offset
             self._add_slaves(info)
-        elif store.ha_client is not None:
+        elif store.replication.client is not None:
             info.ha_client_runtime_info = self._client()
         return command.reply(header=header, body=encode_json(info))
 
     def _add_slaves(self, info: HARuntimeInfo) -> None:
-        service = self._store.ha
+        service = self._store.replication.ha
         if service is None:
             return
         for slave in service.state().slaves:
@@ -58,7 +58,7 @@ class ReplicationAdminProcessor:
             )
 
     def _client(self) -> HAClientRuntimeInfo:
-        client = self._store.ha_client
+        client = self._store.replication.client
         assert client is not None
         state = client.state()
         return HAClientRuntimeInfo(

@@ -29,7 +29,7 @@ async def back_to_master(
     store: MessageStore, command: RemotingCommand, header: PullMessageRequestHeader, remark: str = _BEHIND
 ) -> RemotingCommand:
     """Wait a moment, and answer PULL_RETRY_IMMEDIATELY, with the master as the broker for the next pull."""
-    client = store.ha_client
+    client = store.replication.client
     await trio.sleep(_PAUSE if client is not None and client.state().connected else _PAUSE_ALONE)
     queue = header.topic, header.queue_id
     ext = {

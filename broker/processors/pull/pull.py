@@ -327,7 +327,7 @@ class PullMessageProcessor:
 
     def _suggested(self, group: str) -> int:
         """The broker for the next pull of a group that reads what has left memory: a slave, if slaves serve pulls."""
-        if not self._store.slaves_serve_pulls:
+        if not self._store.replication.slaves_serve_pulls:
             return 0
         config = self._find_group(group)
         return config.which_broker_when_consume_slowly if config is not None else 0

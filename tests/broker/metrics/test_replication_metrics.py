@@ -51,7 +51,7 @@ async def test_a_master_and_its_slave(tmp_path: Path) -> None:
         assert 0 <= page.value("trimq_replication_master_silent_seconds") < 5
         assert "trimq_replication_slaves" not in page.families
         # Only the port for slaves goes: the log of the master grows on.
-        view, service = slave.replication.master, master.context.store.ha
+        view, service = slave.replication.master, master.context.store.replication.ha
         assert view is not None
         assert service is not None
         view._learned = "127.0.0.1:1"
@@ -83,9 +83,9 @@ async def test_slaves_with_a_series_are_bounded_and_share_it_by_address(autojump
 
         listener = serve(nursery, master, lambda _: f"10.0.0.{next(numbers) // 2}", two_slaves)
         streams = [await listener.connect() for _ in range(2 * MOST_SLAVES + 6)]
-        assert master.ha is not None
+        assert master.replication.ha is not None
         await fill(master, 10)
-        service, end = master.ha, master.appended_offset
+        service, end = master.replication.ha, master.appended_offset
         await until(lambda: len(service.connections) == len(streams))
         await streams[0].send_all(encode_report(end))
         await streams[1].send_all(encode_report(end - 10))

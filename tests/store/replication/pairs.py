@@ -102,9 +102,9 @@ def serve(
     admission: Admission = one_slave,
 ) -> MemoryListener:
     """Let a master accept slaves. ``peers`` returns a connection's address."""
-    assert master.ha is not None
+    assert master.replication.ha is not None
     listener = MemoryListener()
-    nursery.start_soon(master.ha.serve, listener, peers or (lambda _: "10.0.0.2"), admission)
+    nursery.start_soon(master.replication.ha.serve, listener, peers or (lambda _: "10.0.0.2"), admission)
     return listener
 
 

@@ -83,7 +83,12 @@ async def test_a_round_whose_sync_fails_answers_what_waits(autojump_clock: objec
         for ended in rounds:
             ended()
         assert master.flushed_offset == master.appended_offset
-        await until(lambda: master.ha is not None and master.ha.connections[0].sent_offset == master.appended_offset)
+        await until(
+            lambda: (
+                master.replication.ha is not None
+                and master.replication.ha.connections[0].sent_offset == master.appended_offset
+            )
+        )
         await stream.send_all(encode_report(master.appended_offset))
         await answers.changed.wait()
         assert answers.results[0].status is PutMessageStatus.PUT_OK
@@ -102,8 +107,8 @@ async def test_a_device_that_is_slow_is_named(autojump_clock: trio.testing.MockC
         await connected(nursery, master)
         disk.held = True
         answers = put_soon(master, b"late")
-        assert master.ha is not None
-        master.ha.replicated_offset = master.appended_offset  # as if a slave had it first
+        assert master.replication.ha is not None
+        master.replication.ha.replicated_offset = master.appended_offset  # as if a slave had it first
         await answers.changed.wait()
         (result,) = answers.results
         assert result.status is PutMessageStatus.FLUSH_DISK_TIMEOUT
@@ -198,9 +203,9 @@ async def test_a_slave_whose_device_fails_acknowledges_nothing(when: str, autoju
         await until(lambda: slave.dispatched_offset == master.appended_offset)
         acknowledged = client.state().acknowledged_offset
         assert acknowledged == master.appended_offset
-        assert master.ha is not None
+        assert master.replication.ha is not None
         if when == "before it connects":
-            master.ha.connections[0].close("a cut")
+            master.replication.ha.connections[0].close("a cut")
         break_device(disk)
         await fill(master, 1, first=3)
         await until(lambda: client.state().error == "the log could not be synced")
@@ -221,8 +226,8 @@ async def test_the_last_record_is_not_known_before_the_log_is_dispatched(autojum
         await until(lambda: slave.dispatched_offset == master.appended_offset)
         position = slave.dispatcher.position
         slave.dispatcher.position = 0
-        assert master.ha is not None
-        master.ha.connections[0].close("a cut")
+        assert master.replication.ha is not None
+        master.replication.ha.connections[0].close("a cut")
         await until(lambda: "not dispatched yet" in client.state().error or fake.asked != [])
         slave.dispatcher.position = max(position, slave.dispatcher.position)
         await until(lambda: client.state().connected and fake.asked != [])
@@ -246,14 +251,14 @@ class Failing(MemoryListener):
 
 async def test_a_master_without_descriptors_accepts_a_second_later(autojump_clock: trio.testing.MockClock) -> None:
     async with store_of(SimDisk(), SYNC_MASTER) as master, trio.open_nursery() as nursery:
-        assert master.ha is not None
+        assert master.replication.ha is not None
         listener = Failing()
 
         async def one(_address: str) -> int:
             return 1
 
         with capture_logs() as logs:
-            nursery.start_soon(master.ha.serve, listener, lambda _: "10.0.0.2", one)
+            nursery.start_soon(master.replication.ha.serve, listener, lambda _: "10.0.0.2", one)
             stream = await listener.connect()
             await stream.send_all(encode_report(0))
             await until(lambda: master.is_writable)
@@ -266,7 +271,7 @@ async def test_a_slave_whose_admission_fails_costs_its_own_connection(
     error: Exception, reported: bool, autojump_clock: object
 ) -> None:
     async with store_of(SimDisk(), SYNC_MASTER) as master, trio.open_nursery() as nursery:
-        assert master.ha is not None
+        assert master.replication.ha is not None
         listener = MemoryListener()
         errors = [error]
 
@@ -276,7 +281,7 @@ async def test_a_slave_whose_admission_fails_costs_its_own_connection(
             return 1
 
         with capture_logs() as logs:
-            nursery.start_soon(master.ha.serve, listener, lambda _: "10.0.0.2", one)
+            nursery.start_soon(master.replication.ha.serve, listener, lambda _: "10.0.0.2", one)
             stream = await listener.connect()
             assert await stream.receive_some() == b""
         assert [log["event"] for log in logs] == (["slave_failed"] if reported else [])

@@ -60,8 +60,8 @@ async def test_a_slave_has_the_same_log_and_builds_its_queues_from_it(
         await check_all(slave, {(TOPIC, 0): 120, (TOPIC, 1): 30})
         assert client.state().max_offset == master.appended_offset
         assert client.state().lag == 0
-        assert master.ha is not None
-        assert [found.behind for found in master.ha.state().slaves] == [0]
+        assert master.replication.ha is not None
+        assert [found.behind for found in master.replication.ha.state().slaves] == [0]
         nursery.cancel_scope.cancel()
 
 
@@ -227,7 +227,7 @@ async def test_a_slave_that_does_not_answer_in_time(autojump_clock: trio.testing
 @pytest.mark.parametrize("first", [True, False])
 async def test_a_slave_that_reports_too_much_is_not_believed(first: bool, autojump_clock: object) -> None:
     async with store_of(SimDisk(), SYNC_MASTER) as master, trio.open_nursery() as nursery:
-        assert master.ha is not None
+        assert master.replication.ha is not None
         stream = await serve(nursery, master).connect()
         if not first:
             await stream.send_all(encode_report(0))
@@ -237,7 +237,7 @@ async def test_a_slave_that_reports_too_much_is_not_believed(first: bool, autoju
             await stream.send_all(encode_report(1 << 40))
             await until(lambda: any(log["event"] == "slave_disconnected" for log in logs))
         assert [log["event"] for log in logs][:1] == ["slave_ahead_of_master"] or first
-        assert master.ha.replicated_offset == 0
+        assert master.replication.ha.replicated_offset == 0
         assert not any(result.status is PutMessageStatus.PUT_OK for result in answers.results)
         assert not master.is_writable
         nursery.cancel_scope.cancel()
@@ -247,18 +247,21 @@ async def test_a_slave_counts_once(autojump_clock: object) -> None:
     """It has connected again before the end of its old connection was noticed."""
     three = dataclasses.replace(SYNC_MASTER, in_sync_replicas=3)
     async with store_of(SimDisk(), three) as master, trio.open_nursery() as nursery:
-        assert master.ha is not None
+        assert master.replication.ha is not None
         hosts = iter(["10.0.0.2", "10.0.0.2", "10.0.0.3"])
         listener = serve(nursery, master, lambda _: next(hosts))
         old = await listener.connect()
         await old.send_all(encode_report(0))
-        await until(lambda: master.ha is not None and master.ha.in_sync == 2)
+        await until(lambda: master.replication.ha is not None and master.replication.ha.in_sync == 2)
         new = await listener.connect()
         await new.send_all(encode_report(0))
         assert bytes(await old.receive_some()) == b""  # closed
-        await until(lambda: master.ha is not None and master.ha.in_sync == 2)
+        await until(lambda: master.replication.ha is not None and master.replication.ha.in_sync == 2)
         await trio.testing.wait_all_tasks_blocked()
-        assert ([found.address for found in master.ha.connections], master.is_writable) == (["10.0.0.2"], False)
+        assert ([found.address for found in master.replication.ha.connections], master.is_writable) == (
+            ["10.0.0.2"],
+            False,
+        )
         other = await listener.connect()
         await other.send_all(encode_report(0))
         await until(lambda: master.is_writable)
@@ -279,7 +282,7 @@ async def test_auto_in_sync_replicas_go_on_without_a_slave_that_is_gone(autojump
         listener = serve(nursery, master)
         stream = await listener.connect()
         await stream.send_all(encode_report(0))
-        await until(lambda: master.ha is not None and master.ha.needed == 2)
+        await until(lambda: master.replication.ha is not None and master.replication.ha.needed == 2)
         _, answers = put_soon(master, b"together")
         assert answers.results == []
         await stream.aclose()
@@ -290,7 +293,7 @@ async def test_auto_in_sync_replicas_go_on_without_a_slave_that_is_gone(autojump
         alone = await put(master, b"alone again")
         stream = await listener.connect()
         await stream.send_all(encode_report(0))
-        await until(lambda: master.ha is not None and master.ha.needed == 2)
+        await until(lambda: master.replication.ha is not None and master.replication.ha.needed == 2)
         assert bytes(master.look_message(alone.physical_offset) or b"")
         nursery.cancel_scope.cancel()
 
@@ -477,14 +480,14 @@ async def test_an_address_that_is_not_admitted(autojump_clock: object) -> None:
         return 0
 
     async with store_of(SimDisk(), ASYNC_MASTER) as master, trio.open_nursery() as nursery:
-        assert master.ha is not None
+        assert master.replication.ha is not None
         listener = MemoryListener()
-        nursery.start_soon(master.ha.serve, listener, lambda _: "10.9.9.9", none)
+        nursery.start_soon(master.replication.ha.serve, listener, lambda _: "10.9.9.9", none)
         with capture_logs() as logs:
             stream = await listener.connect()
             assert bytes(await stream.receive_some()) == b""
         assert [(log["event"], log["address"]) for log in logs] == [("slave_refused", "10.9.9.9")]
-        assert (master.ha.refused, master.ha.connections) == (1, [])
+        assert (master.replication.ha.refused, master.replication.ha.connections) == (1, [])
         nursery.cancel_scope.cancel()
 
 
@@ -500,8 +503,8 @@ async def test_refusals_are_logged_once_a_minute_for_each_address_and_of_few_add
 
     async with store_of(SimDisk(), ASYNC_MASTER) as master, trio.open_nursery() as nursery:
         listener = MemoryListener()
-        assert master.ha is not None
-        nursery.start_soon(master.ha.serve, listener, lambda _: addresses[-1], none)
+        assert master.replication.ha is not None
+        nursery.start_soon(master.replication.ha.serve, listener, lambda _: addresses[-1], none)
         with capture_logs() as logs:
             for address in ("10.0.0.1", "10.0.0.1", "10.0.0.2"):
                 addresses.append(address)
@@ -517,8 +520,8 @@ async def test_refusals_are_logged_once_a_minute_for_each_address_and_of_few_add
                 addresses.append(f"10.1.0.{number}")
                 await refused(listener)
             assert len(logs) == 3 + 64
-            assert len(master.ha._refusals._logged) == 64
-        assert master.ha.refused == 105
+            assert len(master.replication.ha._refusals._logged) == 64
+        assert master.replication.ha.refused == 105
         nursery.cancel_scope.cancel()
 
 
@@ -532,7 +535,7 @@ async def test_connections_that_wait_for_admission_are_bounded(autojump_clock: o
         return 1 if address != "10.0.0.0" else 20
 
     async with store_of(SimDisk(), ASYNC_MASTER) as master, trio.open_nursery() as nursery:
-        service = master.ha
+        service = master.replication.ha
         assert service is not None
         listener = serve(nursery, master, lambda _: f"10.0.0.{max(0, next(numbers) - 9)}", slow)
         # Ten of one address, eight of which may wait; then others up to 32 in all.
@@ -558,7 +561,7 @@ async def test_rates_are_those_of_the_last_second(autojump_clock: object) -> Non
         store_of(SimDisk(), SLAVE) as slave,
         trio.open_nursery() as nursery,
     ):
-        client, service = follow(nursery, slave, serve(nursery, master), FakeMaster(master)), master.ha
+        client, service = follow(nursery, slave, serve(nursery, master), FakeMaster(master)), master.replication.ha
         assert service is not None
         await fill(master, 60)
         await until(lambda: slave.appended_offset == master.appended_offset)
@@ -596,7 +599,7 @@ async def test_a_slaves_log_ends_at_damage_and_comes_again(autojump_clock: objec
 
 async def test_a_role_costs_an_async_master_without_slaves_nothing() -> None:
     async with store_of(SimDisk(), dataclasses.replace(ASYNC_MASTER, ha_listen_port=None)) as master:
-        assert master.ha is None
+        assert master.replication.ha is None
         assert master.write_path.durability.dispatch_only is not None
         rounds: list[Callable[[], None]] = []
         master.commit_rounds(rounds, lambda: False)
