@@ -6,16 +6,16 @@ flight, write the state files, close the store.
 """
 
 import gc
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import structlog
 import trio
 
 from trimq.broker import addresses
-from trimq.broker.config import BrokerConfig, MessageStoreConfig, ReplicationConfig
+from trimq.broker.config import BrokerConfig, ReplicationConfig
 from trimq.broker.context import BrokerContext
 from trimq.broker.health import (
     log_hold_notes,
@@ -28,37 +28,28 @@ from trimq.broker.health import (
     transaction_notes,
 )
 from trimq.broker.identity import BrokerIdentity
+from trimq.broker.open_store import make_store, opened
 from trimq.broker.ports import ClientPorts
 from trimq.broker.replication import Replication
 from trimq.broker.services.client_calls import ClientCalls
 from trimq.broker.services.config_file import ConfigFile
-from trimq.broker.services.consumer_filters import ConsumerFilterManager
 from trimq.broker.services.consumers import ConsumerManager
-from trimq.broker.services.groups import SubscriptionGroupManager
 from trimq.broker.services.long_polling import PullRequestHoldService
-from trimq.broker.services.message_request_mode import MessageRequestModeManager
-from trimq.broker.services.offsets import ConsumerOffsetManager
 from trimq.broker.services.producers import ProducerManager
 from trimq.broker.services.rebalance_lock import RebalanceLockManager
 from trimq.broker.services.registration import BrokerOuterAPI
-from trimq.broker.services.schedule import ScheduleMessageService
 from trimq.broker.services.slave_master import SlaveMaster
 from trimq.broker.services.slave_timers import SlaveTimers
-from trimq.broker.services.state_file import StateFileError
-from trimq.broker.services.stats import BrokerStats
-from trimq.broker.services.timer import TimerMessageService
 from trimq.broker.services.topic_routes import TopicRouteInfoManager
 from trimq.broker.services.topics import TopicConfigManager
 from trimq.broker.services.transaction.check import TransactionalMessageCheckService
-from trimq.broker.services.transaction.read_back import read_back
-from trimq.broker.services.transaction.service import TransactionalMessageService
 from trimq.broker.services.unread import UnreadPositions
 from trimq.broker.start_error import StartError
+from trimq.broker.state_services import make_services
 from trimq.broker.store.disk.disk import Disk
 from trimq.broker.store.disk.real_disk import RealDisk
-from trimq.broker.store.message_store import MessageStore, StoreInUseError, StoreLoadError, SyncPlace
-from trimq.broker.tiered_config import TieredStoreConfig
-from trimq.broker.wiring import connect, hold_followed, hold_pending
+from trimq.broker.store.message_store import MessageStore, SyncPlace
+from trimq.broker.wiring import connect
 from trimq.protocol.codes import RequestCode
 from trimq.protocol.message_id import UniqueIdGenerator
 from trimq.protocol.native import NATIVE
@@ -88,10 +79,6 @@ _SLAVES_SECONDS: Final = 3.0
 _LAST_SECOND: Final = 1.0
 _GC_THRESHOLDS: Final = (50_000, 25, 50)
 """The hot path makes no reference cycles: collections are for the rest of the program, and each one stops the loop."""
-
-
-class _Loads(Protocol):
-    async def load(self) -> None: ...
 
 
 class BrokerController:
@@ -221,46 +208,19 @@ class BrokerController:
         self.gate.reconfigure()
 
     async def _open_store(self, stack: AsyncExitStack) -> MessageStore:
-        store = self._make_store()
+        store = make_store(
+            self.configuration,
+            disk=self.disk,
+            clock=self.clock,
+            sync_place=self._sync_place,
+            accept_missing_log=self._accept_missing_log,
+        )
         self.health.checks.append(lambda: store_reasons(store))
         self.health.checks.append(lambda: replication_reasons(store))
         self.health.notes.append(lambda: log_hold_notes(store))
         self.health.notes.append(lambda: replication_notes(store))
-        try:
-            await stack.enter_async_context(store.opened())
-        except (StoreInUseError, StoreLoadError) as error:
-            raise StartError(str(error)) from error
-        except OSError as error:
-            raise StartError(f"the store {store.root} cannot be opened: {error}") from error
-        except ExceptionGroup as group:  # the tier is loaded while tasks of the store run already
-            reason = group.exceptions[0]
-            if isinstance(reason, StoreLoadError | OSError):
-                raise StartError(str(reason)) from group
-            raise
+        await stack.enter_async_context(opened(store))
         return store
-
-    def _make_store(self) -> MessageStore:
-        config, tier = self._section(MessageStoreConfig), self._section(TieredStoreConfig)
-        parts: dict[str, Any] = {
-            "disk": self.disk,
-            "clock": self.clock,
-            "sync_place": self._sync_place,
-            "replication": self._section(ReplicationConfig),
-            "accept_missing_log": self._accept_missing_log,
-        }
-        if tier.is_enabled and self._section(ReplicationConfig).is_slave:
-            # The tier is the master's: two brokers of one name would write into the same segments.
-            _log.info("tier_not_opened", reason="a slave uploads nothing (brokerRole=SLAVE)")
-            return MessageStore(config, **parts)
-        if not tier.is_enabled:
-            return MessageStore(config, **parts)
-        # Only then: a broker without a tier starts faster and needs less memory.
-        from trimq.broker.store.tiered.access.tiered_message_store import TieredMessageStore  # noqa: PLC0415
-
-        broker = self._section(BrokerConfig)
-        return TieredMessageStore(
-            config, tier, cluster=broker.broker_cluster_name, broker_name=broker.broker_name, **parts
-        )
 
     def _bind(self) -> ClientPorts:
         ports = ClientPorts(self._section(BrokerConfig), self._section(NettyServerConfig), self.network)
@@ -274,33 +234,13 @@ class BrokerController:
         if packed is None:
             raise StartError(f"brokerIP1={host} is neither an IP address nor a name of one")
         configuration, clock, disk = self.configuration, self.clock, self.disk
-        topics = TopicConfigManager(configuration, disk, clock)
-        groups = SubscriptionGroupManager(configuration, disk, clock)
-        offsets = ConsumerOffsetManager(configuration, disk, clock)
-        schedule = ScheduleMessageService(configuration, store, disk, clock, packed)
-        stats = BrokerStats(clock, broker.broker_cluster_name)
-        timer = TimerMessageService(configuration, store, disk, clock, stats, packed, topics.queues_of)
-        modes = MessageRequestModeManager(configuration, disk, clock)
-        filters = ConsumerFilterManager(configuration, disk, clock)
-        transactions = TransactionalMessageService(
-            configuration=configuration, store=store, offsets=offsets, disk=disk, clock=clock, store_host=packed
-        )
-        await self._load(store, topics, offsets, (topics, groups, offsets, schedule, modes, filters, transactions))
-        # Before read_back, which may take longer than the time until the first cleaning of the log.
-        try:
-            if self._section(ReplicationConfig).is_slave:
-                self.replication.timers = SlaveTimers(store)
-                hold_followed(store, schedule, offsets, self.replication.timers)
-            else:
-                hold_pending(store, schedule, timer, transactions.halves)
-                await read_back(transactions, store, offsets)
-        except StateFileError as error:
-            raise StartError(f"the damaged op queue cannot be rebuilt: {error}") from error
-        except OSError as error:
-            raise StartError(f"the transactions cannot be read: {error}") from error
+        services = make_services(configuration, store, disk, clock, packed)
+        if self._section(ReplicationConfig).is_slave:
+            self.replication.timers = SlaveTimers(store)
+        await services.load(store, self.replication.timers)
         # Listen only after the state files were read: an unreadable file ends the start before a client can connect.
         ports.open()
-        registration = await self._registration(topics, stack)
+        registration = await self._registration(services.topics, stack)
         limits = ReactorLimits.of(self._section(NettyServerConfig))
         if store.syncs_each_put:
             # Each round costs one sync, so fewer and larger rounds are better: do not poll for the next requests.
@@ -315,26 +255,26 @@ class BrokerController:
             clock=clock,
             disk=disk,
             store=store,
-            topics=topics,
-            groups=groups,
-            offsets=offsets,
+            topics=services.topics,
+            groups=services.groups,
+            offsets=services.offsets,
             consumers=consumers,
-            filters=filters,
+            filters=services.filters,
             producers=producers,
             client_calls=ClientCalls(clock),
             locks=RebalanceLockManager(clock),
             long_polling=PullRequestHoldService(configuration, clock),
-            schedule=schedule,
-            timer=timer,
-            transactions=transactions,
+            schedule=services.schedule,
+            timer=services.timer,
+            transactions=services.transactions,
             transaction_checks=TransactionalMessageCheckService(
-                configuration, store, transactions, producers, topics, clock, broker.broker_name
+                configuration, store, services.transactions, producers, services.topics, clock, broker.broker_name
             ),
             registration=registration,
             routes=TopicRouteInfoManager(configuration, registration, clock),
-            modes=modes,
-            stats=stats,
-            unread=UnreadPositions(consumers, offsets, store.look_units, clock),
+            modes=services.modes,
+            stats=services.stats,
+            unread=UnreadPositions(consumers, services.offsets, store.look_units, clock),
             unique_ids=UniqueIdGenerator(packed[:-4]),
             store_host=packed,
             started_wall_ms=clock.wall_ms(),
@@ -373,26 +313,6 @@ class BrokerController:
         self.health.checks.append(lambda: name_server_reasons(registration))
         client.on_close.append(lambda connection: registration.connection_lost(connection.address))
         return registration
-
-    async def _load(
-        self,
-        store: MessageStore,
-        topics: TopicConfigManager,
-        offsets: ConsumerOffsetManager,
-        services: Iterable[_Loads],
-    ) -> None:
-        """Read the state files, then restore the topics of queues that topics.json does not have."""
-        try:
-            for service in services:
-                await service.load()
-        except StateFileError as error:
-            raise StartError(f"a state file cannot be read: {error}") from error
-        topics.adopt(store.needed_queues())
-        if not self._section(ReplicationConfig).is_slave:
-            topics.lead()
-            offsets.cap(
-                lambda topic, queue: store.next_offset(topic, queue) if store.queue_exists(topic, queue) else None
-            )
 
     async def _start(self, context: BrokerContext, nursery: trio.Nursery) -> None:
         if self.namesrv is not None:

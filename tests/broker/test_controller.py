@@ -10,7 +10,7 @@ import trio
 from structlog.testing import capture_logs
 
 from tests.broker.wire_client import WireClient, consumer, pull_ext
-from trimq.broker import addresses, controller
+from trimq.broker import addresses, state_services
 from trimq.broker.controller import BrokerController
 from trimq.broker.services.consumer_filters import ConsumerFilterManager
 from trimq.broker.services.message_request_mode import MessageRequestModeManager
@@ -115,7 +115,7 @@ async def test_pending_messages_are_held_before_the_halves_are_read(
         held.append(set(store.log_holds.deleted))
         await read_back(transactions, store, offsets)
 
-    monkeypatch.setattr(controller, "read_back", noted)
+    monkeypatch.setattr(state_services, "read_back", noted)
     async with running_broker(tmp_path):
         pass
     assert held == [{"half messages", "delayed messages", "timed messages"}]

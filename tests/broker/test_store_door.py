@@ -34,7 +34,18 @@ def test_uses_are_found() -> None:
 
 
 def test_they_are_all_of_the_door() -> None:
-    files = [BROKER / name for name in ("controller.py", "health.py", "context.py", "processor_table.py", "testing.py")]
+    files = [
+        BROKER / name
+        for name in (
+            "controller.py",
+            "open_store.py",
+            "state_services.py",
+            "health.py",
+            "context.py",
+            "processor_table.py",
+            "testing.py",
+        )
+    ]
     files += [
         path for folder in ("processors", "services", "metrics", "filters") for path in (BROKER / folder).rglob("*.py")
     ]

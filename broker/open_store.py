@@ -1,0 +1,50 @@
+"""Part of the composition root: makes the store that the configuration asks for, and opens it."""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import structlog
+
+from trimq.broker.config import BrokerConfig, MessageStoreConfig, ReplicationConfig
+from trimq.broker.start_error import StartError
+from trimq.broker.store.message_store import MessageStore, StoreInUseError, StoreLoadError
+from trimq.broker.tiered_config import TieredStoreConfig
+from trimq.remoting.config.configuration import Configuration
+
+_log = structlog.get_logger("broker")
+
+
+def make_store(configuration: Configuration, **parts: Any) -> MessageStore:
+    """Make a store, with a tier if one is configured. ``parts``: see MessageStore."""
+    config, tier = configuration.section(MessageStoreConfig), configuration.section(TieredStoreConfig)
+    replication = configuration.section(ReplicationConfig)
+    if tier.is_enabled and replication.is_slave:
+        # The tier is the master's: two brokers of one name would write into the same segments.
+        _log.info("tier_not_opened", reason="a slave uploads nothing (brokerRole=SLAVE)")
+    if not tier.is_enabled or replication.is_slave:
+        return MessageStore(config, replication=replication, **parts)
+    # Only then: a broker without a tier starts faster and needs less memory.
+    from trimq.broker.store.tiered.access.tiered_message_store import TieredMessageStore  # noqa: PLC0415
+
+    broker = configuration.section(BrokerConfig)
+    names = {"cluster": broker.broker_cluster_name, "broker_name": broker.broker_name}
+    return TieredMessageStore(config, tier, **names, replication=replication, **parts)
+
+
+@asynccontextmanager
+async def opened(store: MessageStore) -> AsyncIterator[None]:
+    """Run a store. Raises StartError if it cannot be opened."""
+    async with AsyncExitStack() as stack:
+        try:
+            await stack.enter_async_context(store.opened())
+        except (StoreInUseError, StoreLoadError) as error:
+            raise StartError(str(error)) from error
+        except OSError as error:
+            raise StartError(f"the store {store.root} cannot be opened: {error}") from error
+        except ExceptionGroup as group:  # the tier is loaded while tasks of the store run already
+            reason = group.exceptions[0]
+            if isinstance(reason, StoreLoadError | OSError):
+                raise StartError(str(reason)) from group
+            raise
+        yield
