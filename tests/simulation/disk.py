@@ -6,6 +6,7 @@ from typing import TypeVar, TypeVarTuple, cast
 
 import trio
 
+from tests.simulation.times import VirtualClock
 from tests.store.simdisk import SimDisk
 
 _T = TypeVar("_T")
@@ -45,6 +46,6 @@ class NodeDisk(SimDisk):
         before = rng.random() < 0.5
         if before:
             result = fn(*args)
-        with trio.CancelScope(shield=True):
-            await trio.sleep(seconds)
+        clock = cast("VirtualClock", trio.lowlevel.current_clock())
+        await clock.wait_until(clock.now + seconds, shielded=True)
         return cast("_T", result) if before else fn(*args)

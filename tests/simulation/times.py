@@ -11,8 +11,9 @@ import os
 import random
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from random import Random
 from typing import Any, Final
 from unittest import mock
@@ -23,6 +24,9 @@ from trio._core import _run
 from tests.simulation.nodes import NODE
 from trimq.remoting.server import intake, large_reply, reactor
 
+_SCHEDULER: Final[Any] = _run
+_Planned = list[Any]
+"""A time, a number that orders calls of the same time, and the call, or None."""
 START_MS: Final = 1_700_000_000_000
 _LOOK: Final = 0.0003
 """Seconds that pass, for slices only, with each look at the time."""
@@ -57,11 +61,44 @@ class VirtualClock(trio.abc.Clock):
         self.now = 0.0
         self._waits = 0
         self._order = itertools.count()
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._events: list[_Planned] = []
 
-    def at(self, when: float, call: Callable[[], None]) -> None:
-        """Call ``call`` at a time, between the steps of tasks. It must not raise."""
-        heapq.heappush(self._events, (when, next(self._order), call))
+    def at(self, when: float, call: Callable[[], None]) -> "_Planned":
+        """Call ``call`` at a time, between the steps of tasks. It must not raise.
+
+        With None in its last place the result is not called, and no time passes for it.
+        """
+        planned: _Planned = [when, next(self._order), call]
+        heapq.heappush(self._events, planned)
+        return planned
+
+    async def wait_until(self, when: float, *, shielded: bool = False) -> None:
+        """As trio.sleep_until, without the cancel scope that it opens and cancels. ``shielded``: as in a shield."""
+        task = trio.lowlevel.current_task()
+        planned: _Planned | None = None
+        if when < math.inf:
+            planned = self.at(when, partial(trio.lowlevel.reschedule, task))
+
+        def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
+            if shielded:
+                return trio.lowlevel.Abort.FAILED
+            if planned is not None:
+                planned[2] = None
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(abort)
+        if not shielded:
+            # As there: a task that was cancelled after its time had come, while its node was stopped, does not go on.
+            await trio.lowlevel.checkpoint_if_cancelled()
+
+    async def wait(self, seconds: float) -> None:
+        """As trio.sleep."""
+        if seconds < 0:
+            raise ValueError(f"{seconds} seconds")
+        if seconds:
+            await self.wait_until(self.now + seconds)
+        else:
+            await trio.lowlevel.checkpoint()
 
     def start_clock(self) -> None:
         """See Clock."""
@@ -72,12 +109,20 @@ class VirtualClock(trio.abc.Clock):
 
     def deadline_to_sleep_time(self, deadline: float) -> float:
         """See Clock. trio asks only when no task can run."""
-        events = self._events
-        if events and events[0][0] <= deadline:
-            self.now = max(self.now, events[0][0])
+        events, runnable = self._events, _run.GLOBAL_RUN_CONTEXT.runner.runq
+        # Some calls let no task run: trio's loop need not turn for each of them.
+        while events and events[0][0] <= deadline:
+            when, _, call = heapq.heappop(events)
+            if call is None:
+                continue
+            self.now = max(self.now, when)
+            call()
             while events and events[0][0] <= self.now:
-                heapq.heappop(events)[2]()
-            return 0.0
+                call = heapq.heappop(events)[2]
+                if call is not None:
+                    call()
+            if runnable:
+                return 0.0
         if deadline < math.inf:
             self.now = max(self.now, deadline)
             return 0.0
@@ -86,6 +131,50 @@ class VirtualClock(trio.abc.Clock):
         if self._waits > 10:
             raise StandstillError("no task of the simulation will ever run again")
         return 0.1
+
+
+class _DeadlineChange:
+    """What a cancel scope of trio does around each of its changes, without the generator of its context manager."""
+
+    __slots__ = ("_scope",)
+
+    def __init__(self, scope: Any) -> None:
+        self._scope = scope
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        scope = self._scope
+        old = scope._registered_deadline
+        new = math.inf if scope._cancel_status is None or scope._cancel_called else scope._deadline
+        if old != new:
+            scope._registered_deadline = new
+            deadlines = _run.GLOBAL_RUN_CONTEXT.runner.deadlines
+            if old != math.inf:
+                deadlines.remove(old, scope)
+            if new != math.inf:
+                deadlines.add(new, scope)
+
+
+def _deadline_change(scope: Any) -> _DeadlineChange:
+    return _DeadlineChange(scope)
+
+
+class _NoInstruments(dict[str, Any]):
+    """What trio asks several times a step whether it has instruments, as a dict without code in Python."""
+
+    def __init__(self, instruments: Sequence[object]) -> None:
+        assert not instruments
+        super().__init__(_all={})
+
+
+_get_events: Final = _SCHEDULER.TheIOManager.get_events
+
+
+def _events_of_the_system(manager: Any, timeout: float) -> Any:
+    """Only a loop that waits asks the system: none of its sockets is part of a simulation."""
+    return _get_events(manager, timeout) if timeout else ()
 
 
 class StandstillError(AssertionError):
@@ -122,10 +211,14 @@ def seeded(seed: int) -> Iterator[VirtualClock]:
     state = random.getstate()
     random.seed(f"program {seed}")
     bits = Random(f"bytes {seed}")
-    scheduler: Any = _run
     patches: list[Any] = [
-        mock.patch.object(scheduler, "_ALLOW_DETERMINISTIC_SCHEDULING", True),
-        mock.patch.object(scheduler, "_r", Random(f"scheduler {seed}")),
+        mock.patch.object(_SCHEDULER, "_ALLOW_DETERMINISTIC_SCHEDULING", True),
+        mock.patch.object(_SCHEDULER, "_r", Random(f"scheduler {seed}")),
+        mock.patch.object(trio, "sleep", clock.wait),
+        mock.patch.object(trio, "sleep_until", clock.wait_until),
+        mock.patch.object(_SCHEDULER, "Instruments", _NoInstruments),
+        mock.patch.object(_run.CancelScope, "_might_change_registered_deadline", _deadline_change),
+        mock.patch.object(_SCHEDULER.TheIOManager, "get_events", _events_of_the_system),
         mock.patch.object(time, "perf_counter", slice_time),
         *(mock.patch.object(module, "perf_counter", slice_time) for module in (intake, reactor, large_reply)),
         mock.patch.object(time, "monotonic", monotonic),

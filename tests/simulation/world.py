@@ -5,6 +5,7 @@ All that happens follows from the seed: run it again, and the same happens.
 
 import gc
 import hashlib
+import importlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -221,7 +222,10 @@ class World:
         if self.slave is not None:
             await self._end_replication(self.slave, nursery)
         self.checker.start(nursery)
-        await self._until(self.checked.is_set, "the cluster cannot be read")
+        with trio.move_on_after(_SETTLE):
+            await self.checked.wait()
+            return
+        raise NotSettledError(f"the cluster cannot be read within {_SETTLE:g} s")
 
     async def _end_replication(self, slave: Machine, nursery: trio.Nursery) -> None:
         """Compare the logs of master and slave, or lose the master and let the slave take its place."""
@@ -350,9 +354,21 @@ def simulate(seed: int, *, keeps: bool = False) -> Outcome:
     return outcome
 
 
+_LATE: Final = (
+    "anyio._backends._trio",
+    "numpy",
+    "trimq.protocol.index_batch_native",
+    "trimq.protocol.index_batch_numpy",
+    "trimq.remoting.client.call_trio",
+)
+"""Modules that a broker imports at their first use. Each child process of the command would import them again."""
+
+
 @contextmanager
 def many() -> Iterator[None]:
     """For processes that run many simulations: logs below critical ones are off, and so is the garbage collector."""
+    for module in _LATE:
+        importlib.import_module(module)
     before = structlog.get_config()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     gc.collect()

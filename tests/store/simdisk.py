@@ -26,6 +26,13 @@ PAGE: Final = 4096
 SECTOR: Final = 512
 
 
+_ZEROS: Final = bytes(PAGE)
+
+
+def _is_zero(page: bytes) -> bool:
+    return _ZEROS.startswith(page)
+
+
 class PowerCut(BaseException):
     """The power failed in the middle of a call. Nothing that the program does from here on reaches the disk."""
 
@@ -194,7 +201,7 @@ class SimDisk:
     @staticmethod
     def _check_inode(inode: _Inode, path: str) -> None:
         for number in range((len(inode.cache) + PAGE - 1) // PAGE):
-            if number not in inode.blocks and any(inode.page(number)):
+            if number not in inode.blocks and not _is_zero(inode.page(number)):
                 raise MappedStoreError(f"{path}: page {number} was stored into before it was reserved")
 
     # -- power cuts and faults
@@ -244,7 +251,7 @@ class SimDisk:
                 data = self._surviving_bytes(inode, loss)
                 pages = set(range((len(data) + PAGE - 1) // PAGE))
                 copy = _Inode(inode.number, bytearray(data), bytearray(data), inode.blocks & pages)
-                copy.blocks |= {number for number in pages if any(copy.page(number))}
+                copy.blocks |= {number for number in pages if not _is_zero(copy.page(number))}
                 copy.modified_ms = inode.modified_ms
                 copies[inode.number] = copy
             disk._names[path] = copy
