@@ -28,6 +28,7 @@ _SEEDS_OF_A_CHILD: Final = 25
 @click.option("--break", "broken", type=click.Choice(sorted(BREAKS)), help="Break the broker in this way first.")
 def main(seeds: str, twice: bool, trace: bool, first: bool, workers: int, broken: str | None) -> None:
     """Simulate clusters under faults. The exit code is 1 if one breaks a promise."""
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy is imported: its threads would only wait
     low, _, high = seeds.partition("-")
     begin, end = int(low), int(high or low) + 1
     if workers > 1 or os.environ.get("PYTHONHASHSEED") != "0":

@@ -23,6 +23,7 @@ from trimq.broker.store.message_store import MessageStore, SyncPlace
 from trimq.broker.testing import configuration
 from trimq.namesrv.config import load_namesrv
 from trimq.namesrv.controller import NamesrvController
+from trimq.protocol import frame_buffer
 from trimq.remoting.config import configuration as configuration_module
 from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.runtime import memory_limit
@@ -244,19 +245,32 @@ def _own(configuration: Configuration) -> Configuration:
 def quick_starts() -> ExitStack:
     """Starts leave out what takes long, as a process has hundreds of them, and what depends on the machine.
 
-    They neither settle the garbage collector, nor look up the options again, nor ask how much memory there is.
+    They neither settle the garbage collector, nor look up the options again, nor ask how much memory there is. The
+    buffers of clients are small, as their messages are.
     """
     stack = ExitStack()
-    stack.enter_context(mock.patch.object(broker_controller, "_settle_memory"))
-    stack.enter_context(mock.patch.object(configuration_module, "options_of", _options_of))
-    stack.enter_context(mock.patch.object(broker_controller, "MessageStore", _SMALL_WHEEL))
-    stack.enter_context(mock.patch.object(message_store, "memory_limit", return_value=_MEMORY))
-    stack.enter_context(mock.patch.object(memory_limit, "memory_allowed", return_value=_MEMORY))
+    for module, name, instead in (
+        (broker_controller, "_settle_memory", _nothing),
+        (configuration_module, "options_of", _options_of),
+        (broker_controller, "MessageStore", _SMALL_WHEEL),
+        (message_store, "memory_limit", _memory),
+        (memory_limit, "memory_allowed", _memory),
+        (frame_buffer, "_SIZE", 16 * 1024),
+        (frame_buffer, "_MIN_SPACE", 4 * 1024),
+    ):
+        stack.enter_context(mock.patch.object(module, name, instead))
     return stack
 
 
-_MEMORY: Final = 4 << 30
-"""Bytes of memory of each machine."""
+def _nothing() -> None:
+    pass
+
+
+def _memory() -> int:
+    """Bytes of memory of each machine."""
+    return 4 << 30
+
+
 _SMALL_WHEEL: Final = functools.partial(MessageStore, timer_slots=16_384)
 """Half a MiB instead of 37; some hours of slots, because clocks are set."""
 _options_of = functools.cache(configuration_module.options_of)
