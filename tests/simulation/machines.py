@@ -27,6 +27,7 @@ from trimq.protocol import frame_buffer
 from trimq.remoting.config import configuration as configuration_module
 from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.runtime import memory_limit
+from trimq.remoting.server import big_frame, intake
 
 NAMESRV_PORT: Final = 9876
 BROKER_PORT: Final = 10911
@@ -245,8 +246,8 @@ def _own(configuration: Configuration) -> Configuration:
 def quick_starts() -> ExitStack:
     """Starts leave out what takes long, as a process has hundreds of them, and what depends on the machine.
 
-    They neither settle the garbage collector, nor look up the options again, nor ask how much memory there is. The
-    buffers of clients are small, as their messages are.
+    They neither settle the garbage collector, nor look up the options again, nor ask how much memory there is. Their
+    buffers are small, as the messages are.
     """
     stack = ExitStack()
     for module, name, instead in (
@@ -257,6 +258,8 @@ def quick_starts() -> ExitStack:
         (memory_limit, "memory_allowed", _memory),
         (frame_buffer, "_SIZE", 16 * 1024),
         (frame_buffer, "_MIN_SPACE", 4 * 1024),
+        (intake, "RECEIVE_BUFFER", 16 * 1024),
+        (big_frame, "RECEIVE_BUFFER", 16 * 1024),
     ):
         stack.enter_context(mock.patch.object(module, name, instead))
     return stack

@@ -214,6 +214,8 @@ def seeded(seed: int) -> Iterator[VirtualClock]:
     patches: list[Any] = [
         mock.patch.object(_SCHEDULER, "_ALLOW_DETERMINISTIC_SCHEDULING", True),
         mock.patch.object(_SCHEDULER, "_r", Random(f"scheduler {seed}")),
+        mock.patch.object(trio, "current_time", clock.current_time),
+        mock.patch.object(_run, "current_time", clock.current_time),
         mock.patch.object(trio, "sleep", clock.wait),
         mock.patch.object(trio, "sleep_until", clock.wait_until),
         mock.patch.object(_SCHEDULER, "Instruments", _NoInstruments),
