@@ -58,8 +58,8 @@ def _run(seeds: range, *, twice: bool, trace: bool, first: bool) -> int:
     began, run, failed = time.perf_counter(), 0, 0
     for at in range(0, len(seeds), _SEEDS_OF_A_CHILD):
         part = seeds[at : at + _SEEDS_OF_A_CHILD]
-        failed += _in_child(partial(_run_part, part, twice=twice, trace=trace, first=first))
-        run += len(part)
+        more, failures = _in_child(partial(_run_part, part, twice=twice, trace=trace, first=first))
+        run, failed = run + more, failed + failures
         if failed and first:
             break
     seconds = time.perf_counter() - began
@@ -68,32 +68,39 @@ def _run(seeds: range, *, twice: bool, trace: bool, first: bool) -> int:
     return int(failed > 0)
 
 
-def _in_child(function: Callable[[], int]) -> int:
-    """Call a function in a copy of this process. Returns what it returns; not more than 100."""
+def _in_child(function: Callable[[], tuple[int, int]]) -> tuple[int, int]:
+    """Call a function in a copy of this process, and return what it returns. Raises RuntimeError if it fails."""
     sys.stdout.flush()
+    result, answer = os.pipe()
     child = os.fork()
-    if child:
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        if not 0 <= code <= 100:
-            raise RuntimeError(f"a child process ended with {code}")
-        return code
-    code = 120
-    try:
-        code = function()
-    except BaseException:  # noqa: BLE001 - the child must not go on with what its parent does
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+    if not child:
+        code = 1
+        try:
+            os.write(answer, "{} {}".format(*function()).encode())
+            code = 0
+        except BaseException:  # noqa: BLE001 - the child must not go on with what its parent does
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    os.close(answer)
+    with os.fdopen(result) as text:
+        found = text.read()
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code:
+        raise RuntimeError(f"a child process ended with {code}")
+    run, failed = found.split()
+    return int(run), int(failed)
 
 
-def _run_part(seeds: range, *, twice: bool, trace: bool, first: bool) -> int:
-    """Returns the number of seeds that failed."""
-    failed = 0
+def _run_part(seeds: range, *, twice: bool, trace: bool, first: bool) -> tuple[int, int]:
+    """Returns how many seeds were run, and how many of them failed."""
+    run = failed = 0
     for seed in seeds:
         if failed and first:
             break
+        run += 1
         try:
             outcome = simulate(seed, keeps=trace)
         except Exception as error:  # noqa: BLE001 - every failure of a seed is reported
@@ -107,7 +114,7 @@ def _run_part(seeds: range, *, twice: bool, trace: bool, first: bool) -> int:
         if twice and (again := simulate(seed)).trace.digest != outcome.trace.digest:
             failed += 1
             click.echo(f"seed {seed} FAILED: not the same happened again\n{_difference(outcome, again)}")
-    return failed
+    return run, failed
 
 
 def _why(error: BaseException) -> str:

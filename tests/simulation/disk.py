@@ -26,17 +26,6 @@ class NodeDisk(SimDisk):
         found.__dict__.update(disk.__dict__)
         return found
 
-    def after_kill(self) -> "NodeDisk":
-        """See SimDisk. The copy is to get its own ``history`` and ``rng``."""
-        shared = {name: self.__dict__.pop(name) for name in ("history", "rng", "_now_ms")}
-        try:
-            found = super().after_kill()
-        finally:
-            self.__dict__.update(shared)
-        found._now_ms = shared["_now_ms"]
-        assert isinstance(found, NodeDisk)
-        return found
-
     async def run(self, fn: Callable[[*_Ts], _T], *args: *_Ts) -> _T:
         """See Disk. The call happens at the begin or at the end of the time that it takes."""
         await trio.lowlevel.checkpoint_if_cancelled()

@@ -258,7 +258,7 @@ class World:
     async def _until(self, condition: Callable[[], bool], why: str) -> None:
         with trio.move_on_after(_SETTLE):
             while not condition():  # noqa: ASYNC110 - conditions of many programs; the time is virtual
-                await trio.sleep(0.05)
+                await trio.sleep(0.1)
             return
         raise NotSettledError(f"{why} within {_SETTLE:g} s")
 
