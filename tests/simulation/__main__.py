@@ -58,7 +58,7 @@ def _run(seeds: range, *, twice: bool, trace: bool, first: bool) -> int:
     began, run, failed = time.perf_counter(), 0, 0
     for at in range(0, len(seeds), _SEEDS_OF_A_CHILD):
         part = seeds[at : at + _SEEDS_OF_A_CHILD]
-        more, failures = _in_child(partial(_run_part, part, twice=twice, trace=trace, first=first))
+        more, failures = in_child(partial(_run_part, part, twice=twice, trace=trace, first=first))
         run, failed = run + more, failed + failures
         if failed and first:
             break
@@ -68,7 +68,7 @@ def _run(seeds: range, *, twice: bool, trace: bool, first: bool) -> int:
     return int(failed > 0)
 
 
-def _in_child(function: Callable[[], tuple[int, int]]) -> tuple[int, int]:
+def in_child(function: Callable[[], tuple[int, int]]) -> tuple[int, int]:
     """Call a function in a copy of this process, and return what it returns. Raises RuntimeError if it fails."""
     sys.stdout.flush()
     result, answer = os.pipe()

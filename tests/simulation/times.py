@@ -171,14 +171,6 @@ class _NoInstruments(dict[str, Any]):
         super().__init__(_all={})
 
 
-_get_events: Final = _SCHEDULER.TheIOManager.get_events
-
-
-def _events_of_the_system(manager: Any, timeout: float) -> Any:
-    """Only a loop that waits asks the system: none of its sockets is part of a simulation."""
-    return _get_events(manager, timeout) if timeout else ()
-
-
 class StandstillError(AssertionError):
     """Everything waits for something else."""
 
@@ -223,7 +215,6 @@ def seeded(seed: int) -> Iterator[VirtualClock]:
         mock.patch.object(_SCHEDULER, "unrolled_run", unrolled_run),
         mock.patch.object(_SCHEDULER, "Instruments", _NoInstruments),
         mock.patch.object(_run.CancelScope, "_might_change_registered_deadline", _deadline_change),
-        mock.patch.object(_SCHEDULER.TheIOManager, "get_events", _events_of_the_system),
         mock.patch.object(time, "perf_counter", slice_time),
         *(mock.patch.object(module, "perf_counter", slice_time) for module in (intake, reactor, large_reply)),
         mock.patch.object(time, "monotonic", monotonic),
