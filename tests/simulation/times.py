@@ -11,7 +11,7 @@ import os
 import random
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from random import Random
@@ -21,7 +21,6 @@ from unittest import mock
 import trio
 from trio._core import _run
 
-from tests.simulation.loop import unrolled_run
 from tests.simulation.nodes import NODE
 from trimq.remoting.server import intake, large_reply, reactor
 
@@ -135,42 +134,6 @@ class VirtualClock(trio.abc.Clock):
         return 0.1
 
 
-class _DeadlineChange:
-    """What a cancel scope of trio does around each of its changes, without the generator of its context manager."""
-
-    __slots__ = ("_scope",)
-
-    def __init__(self, scope: Any) -> None:
-        self._scope = scope
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: object) -> None:
-        scope = self._scope
-        old = scope._registered_deadline
-        new = math.inf if scope._cancel_status is None or scope._cancel_called else scope._deadline
-        if old != new:
-            scope._registered_deadline = new
-            deadlines = _run.GLOBAL_RUN_CONTEXT.runner.deadlines
-            if old != math.inf:
-                deadlines.remove(old, scope)
-            if new != math.inf:
-                deadlines.add(new, scope)
-
-
-def _deadline_change(scope: Any) -> _DeadlineChange:
-    return _DeadlineChange(scope)
-
-
-class _NoInstruments(dict[str, Any]):
-    """What trio asks several times a step whether it has instruments, as a dict without code in Python."""
-
-    def __init__(self, instruments: Sequence[object]) -> None:
-        assert not instruments
-        super().__init__(_all={})
-
-
 class StandstillError(AssertionError):
     """Everything waits for something else."""
 
@@ -212,9 +175,6 @@ def seeded(seed: int) -> Iterator[VirtualClock]:
         mock.patch.object(_run, "current_time", clock.current_time),
         mock.patch.object(trio, "sleep", clock.wait),
         mock.patch.object(trio, "sleep_until", clock.wait_until),
-        mock.patch.object(_SCHEDULER, "unrolled_run", unrolled_run),
-        mock.patch.object(_SCHEDULER, "Instruments", _NoInstruments),
-        mock.patch.object(_run.CancelScope, "_might_change_registered_deadline", _deadline_change),
         mock.patch.object(time, "perf_counter", slice_time),
         *(mock.patch.object(module, "perf_counter", slice_time) for module in (intake, reactor, large_reply)),
         mock.patch.object(time, "monotonic", monotonic),
