@@ -150,7 +150,8 @@ class HandlerTable:
         if not 10 <= code <= 999:
             return
         front = json_front(code)
-        is_open = gate.opens(code, route.offers)
+        # Most routes have neither: the gate need not be asked for them.
+        is_open = (route.fast is not None or route.grouped is not None) and gate.opens(code, route.offers)
         # Removed first and put back only if open: a route that lost a fast path must not leave the old one behind.
         self.fast.pop(front, None)
         self.grouped.pop(front, None)

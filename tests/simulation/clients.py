@@ -117,17 +117,21 @@ class Producer:
             ledger.refused += 1
 
     async def _send_later(self, caller: Caller, broker: str, body: bytes) -> None:
-        properties = {"UNIQ_KEY": body.decode()} | self._rng.choice(
-            ({"DELAY": "1"}, {"DELAY": "2"}, {"TIMER_DELAY_MS": str(self._rng.randrange(1000, 20_000))})
+        kind, value, seconds = self._rng.choice(
+            (
+                ("DELAY", 1, 1.0),
+                ("DELAY", 2, 5.0),
+                ("TIMER_DELAY_MS", ms := self._rng.randrange(1000, 20_000), ms / 1000),
+            )
         )
-        ext = send_ext(LATER_TOPIC, properties, queue_id=self._rng.randrange(QUEUES))
+        ext = send_ext(LATER_TOPIC, {"UNIQ_KEY": body.decode(), kind: str(value)}, queue_id=self._rng.randrange(QUEUES))
         try:
             reply = await caller.ask(caller.masters[broker], RequestCode.SEND_MESSAGE_V2, ext, body)
         except RemotingTransportError:
             self._ledger.unknown += 1
             return
         if reply.code == ResponseCode.SUCCESS:
-            self._ledger.add_later(broker, body)
+            self._ledger.add_later(broker, body, trio.current_time() + seconds)
         else:
             self._ledger.refused += 1
 

@@ -6,6 +6,7 @@ from typing import TypeVar, TypeVarTuple, cast
 
 import trio
 
+from tests.simulation.times import VirtualClock
 from tests.store.simdisk import SimDisk
 
 _T = TypeVar("_T")
@@ -25,17 +26,6 @@ class NodeDisk(SimDisk):
         found.__dict__.update(disk.__dict__)
         return found
 
-    def after_kill(self) -> "NodeDisk":
-        """See SimDisk. The copy is to get its own ``history`` and ``rng``."""
-        shared = {name: self.__dict__.pop(name) for name in ("history", "rng", "_now_ms")}
-        try:
-            found = super().after_kill()
-        finally:
-            self.__dict__.update(shared)
-        found._now_ms = shared["_now_ms"]
-        assert isinstance(found, NodeDisk)
-        return found
-
     async def run(self, fn: Callable[[*_Ts], _T], *args: *_Ts) -> _T:
         """See Disk. The call happens at the begin or at the end of the time that it takes."""
         await trio.lowlevel.checkpoint_if_cancelled()
@@ -45,6 +35,6 @@ class NodeDisk(SimDisk):
         before = rng.random() < 0.5
         if before:
             result = fn(*args)
-        with trio.CancelScope(shield=True):
-            await trio.sleep(seconds)
+        clock = cast("VirtualClock", trio.lowlevel.current_clock())
+        await clock.wait_until(clock.now + seconds, shielded=True)
         return cast("_T", result) if before else fn(*args)

@@ -34,6 +34,8 @@ class Ledger:
     committed: dict[tuple[str, QueueKey], int] = field(default_factory=dict)
     later: dict[str, set[bytes]] = field(default_factory=dict)
     """By broker: the delayed and timed messages that were acknowledged. They come at least once."""
+    all_due: float = 0.0
+    """Time in the simulation at which the last of them is due, if no clock has been set."""
     keeps: bool = True
     """Whether the cluster has promised to lose nothing."""
     refused: int = 0
@@ -49,8 +51,9 @@ class Ledger:
         """The cluster has acknowledged a message."""
         self.acked.setdefault(queue, []).append(Acked(body, offset, began, self.moment()))
 
-    def add_later(self, broker: str, body: bytes) -> None:
-        """The cluster has acknowledged a message that is to come later."""
+    def add_later(self, broker: str, body: bytes, due: float) -> None:
+        """The cluster has acknowledged a message that is to come later: at the time ``due``."""
+        self.all_due = max(self.all_due, due)
         self.later.setdefault(broker, set()).add(body)
 
     def add_seen(self, queue: QueueKey, offset: int, body: bytes) -> None:

@@ -1,5 +1,6 @@
 """Machines of a simulated cluster, and the programs that run on them: name server, broker, client."""
 
+import copy
 import functools
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
@@ -17,11 +18,16 @@ from tests.simulation.times import NodeClock
 from tests.store.simdisk import Loss, PowerCut, SimDisk
 from trimq.broker import controller as broker_controller
 from trimq.broker.controller import BrokerController
+from trimq.broker.store import message_store
 from trimq.broker.store.message_store import MessageStore, SyncPlace
 from trimq.broker.testing import configuration
 from trimq.namesrv.config import load_namesrv
 from trimq.namesrv.controller import NamesrvController
+from trimq.protocol import frame_buffer
 from trimq.remoting.config import configuration as configuration_module
+from trimq.remoting.config.configuration import Configuration
+from trimq.remoting.runtime import memory_limit
+from trimq.remoting.server import big_frame, intake
 
 NAMESRV_PORT: Final = 9876
 BROKER_PORT: Final = 10911
@@ -190,9 +196,7 @@ class NamesrvProgram:
 
     async def __call__(self, life: Life) -> None:
         """Run it."""
-        settings = {"listenPort": str(NAMESRV_PORT), "bindAddress": "0.0.0.0", "kvConfigPath": "/none/kvConfig.json"}
-        found = load_namesrv(flags={key: (value, "simulation") for key, value in settings.items()})
-        self.controller = NamesrvController(found, life.clock, life.network)
+        self.controller = NamesrvController(_own(_namesrv_configuration()), life.clock, life.network)
         await self.controller.run()
 
 
@@ -206,7 +210,7 @@ class BrokerProgram:
     async def __call__(self, life: Life) -> None:
         """Run it."""
         self.controller = None
-        settings = configuration(Path(ROOT), self.settings | {"brokerIP1": life.host})
+        settings = _own(_broker_configuration(**self.settings | {"brokerIP1": life.host}))
         controller = BrokerController(
             settings, clock=life.clock, disk=life.disk, network=life.network, sync_place=SyncPlace.THREAD
         )
@@ -219,13 +223,55 @@ class BrokerProgram:
         return self.controller is not None and self.controller.health.phase is None
 
 
+@functools.cache
+def _namesrv_configuration() -> Configuration:
+    settings = {"listenPort": str(NAMESRV_PORT), "bindAddress": "0.0.0.0", "kvConfigPath": "/none/kvConfig.json"}
+    return load_namesrv(flags={key: (value, "simulation") for key, value in settings.items()})
+
+
+@functools.cache
+def _broker_configuration(**settings: object) -> Configuration:
+    return configuration(Path(ROOT), settings)
+
+
+def _own(configuration: Configuration) -> Configuration:
+    """A copy that can be changed at run time. Its sections are immutable."""
+    found = copy.copy(configuration)
+    for name, value in vars(configuration).items():
+        if isinstance(value, dict | list):
+            setattr(found, name, value.copy())
+    return found
+
+
 def quick_starts() -> ExitStack:
-    """Starts neither settle the garbage collector nor look up the options again: a process has hundreds of them."""
+    """Starts leave out what takes long, as a process has hundreds of them, and what depends on the machine.
+
+    They neither settle the garbage collector, nor look up the options again, nor ask how much memory there is. Their
+    buffers are small, as the messages are.
+    """
     stack = ExitStack()
-    stack.enter_context(mock.patch.object(broker_controller, "_settle_memory", autospec=True))
-    stack.enter_context(mock.patch.object(configuration_module, "options_of", _options_of))
-    stack.enter_context(mock.patch.object(broker_controller, "MessageStore", _SMALL_WHEEL))
+    for module, name, instead in (
+        (broker_controller, "_settle_memory", _nothing),
+        (configuration_module, "options_of", _options_of),
+        (broker_controller, "MessageStore", _SMALL_WHEEL),
+        (message_store, "memory_limit", _memory),
+        (memory_limit, "memory_allowed", _memory),
+        (frame_buffer, "_SIZE", 16 * 1024),
+        (frame_buffer, "_MIN_SPACE", 4 * 1024),
+        (intake, "RECEIVE_BUFFER", 16 * 1024),
+        (big_frame, "RECEIVE_BUFFER", 16 * 1024),
+    ):
+        stack.enter_context(mock.patch.object(module, name, instead))
     return stack
+
+
+def _nothing() -> None:
+    pass
+
+
+def _memory() -> int:
+    """Bytes of memory of each machine."""
+    return 4 << 30
 
 
 _SMALL_WHEEL: Final = functools.partial(MessageStore, timer_slots=16_384)

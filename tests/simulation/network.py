@@ -134,13 +134,9 @@ class SimSelector:
     def poll(self, _timeout: float, /) -> list[tuple[int, int]]:
         events = []
         for fd, (sock, watched) in self._watched.items():
-            mask = watched
-            ready = (select.EPOLLIN if sock.is_readable else 0) | (select.EPOLLOUT if sock.is_writable else 0)
-            if isinstance(sock, SimSocket) and sock.error:
-                ready |= select.EPOLLERR
-                mask |= select.EPOLLERR  # as epoll: reported also if it is not asked for
-            if ready & mask:
-                events.append((fd, ready & mask))
+            ready = sock.ready & (watched | select.EPOLLERR)  # as epoll: errors also if they are not asked for
+            if ready:
+                events.append((fd, ready))
         return events
 
     def close(self) -> None:

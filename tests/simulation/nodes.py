@@ -58,11 +58,11 @@ class Node:
             _run.GLOBAL_RUN_CONTEXT.runner.runq.extend(self._aside)
             self._aside.clear()
 
-    def reschedule(self, runner: Any, task: Any, arguments: tuple[Any, ...]) -> None:
+    def reschedule(self, runner: Any, task: Any, next_send: Any) -> None:
         """Put a task aside that is to run: it runs after ``resume``."""
         queue, runner.runq = runner.runq, self._aside
         try:
-            _reschedule(runner, task, *arguments)
+            _reschedule(runner, task, next_send)
         finally:
             runner.runq = queue
 
@@ -70,12 +70,12 @@ class Node:
 _reschedule: Final = _run.Runner.reschedule
 
 
-def _checked_reschedule(runner: Any, task: Any, *arguments: Any) -> None:
+def _checked_reschedule(runner: Any, task: Any, next_send: Any = _run._NO_SEND) -> None:
     node = task.context.get(NODE)
-    if node is not None and node.is_stopped:
-        node.reschedule(runner, task, arguments)
+    if node is not None and node._stopped:
+        node.reschedule(runner, task, next_send)
     else:
-        _reschedule(runner, task, *arguments)
+        _reschedule(runner, task, next_send)
 
 
 @contextmanager

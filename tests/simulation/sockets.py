@@ -1,6 +1,7 @@
 """The ends of connections in memory, and bound sockets: what programs use of them, and what the network calls."""
 
 import errno
+import select
 import socket
 import zlib
 from collections import deque
@@ -110,6 +111,14 @@ class SimSocket:
     @property
     def is_writable(self) -> bool:
         return self._under_way < WINDOW or bool(self.error)
+
+    @property
+    def ready(self) -> int:
+        """What epoll would report."""
+        if self.error:
+            return select.EPOLLIN | select.EPOLLOUT | select.EPOLLERR
+        readable = select.EPOLLIN if self._arrived or self._eof else 0
+        return readable | select.EPOLLOUT if self._under_way < WINDOW else readable
 
     def transmit(self) -> None:
         """Send what waits, unless the direction is cut."""
@@ -236,10 +245,9 @@ class SimListener:
         self.close()
 
     @property
-    def is_readable(self) -> bool:
-        return bool(self.waiting)
-
-    is_writable = False
+    def ready(self) -> int:
+        """What epoll would report."""
+        return select.EPOLLIN if self.waiting else 0
 
     def changed(self) -> None:
         self._changed.set()

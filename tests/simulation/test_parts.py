@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import trio
 
+from tests.simulation.__main__ import in_child
 from tests.simulation.disk import NodeDisk
 from tests.simulation.ledger import BrokenPromiseError, Ledger, check_queue
 from tests.simulation.machines import Life, Machine
@@ -92,6 +93,110 @@ def test_the_clock_reaches_every_deadline() -> None:
 
     simulated(main)
     assert set(passed) == {0.0}
+
+
+def test_a_sleep_that_is_cancelled_ends_at_once_and_no_time_passes_for_its_rest() -> None:
+    ended: list[float] = []
+
+    async def main(clock: VirtualClock) -> None:
+        with trio.move_on_after(1):
+            await trio.sleep(100)
+        ended.append(clock.now)
+        with trio.move_on_after(1):
+            await trio.sleep_forever()
+        ended.append(clock.now)
+
+    simulated(main)
+    assert ended == [1, 2]
+
+
+def test_a_shielded_wait_ends_at_its_time() -> None:
+    ended: list[float] = []
+
+    async def main(clock: VirtualClock) -> None:
+        with trio.move_on_after(1) as scope:
+            await clock.wait_until(3, shielded=True)
+            ended.append(clock.now)
+            await trio.sleep(1)
+            ended.append(clock.now)
+        assert scope.cancelled_caught
+
+    simulated(main)
+    assert ended == [3]
+
+
+def test_a_sleep_that_was_over_while_its_node_was_stopped_is_cancelled_with_its_task() -> None:
+    went_on: list[float] = []
+
+    async def work() -> None:
+        await trio.sleep(2)
+        went_on.append(trio.current_time())
+
+    async def main(_clock: VirtualClock) -> None:
+        node = Node("n", "10.0.0.1")
+        async with trio.open_nursery() as nursery:
+            NODE.set(node)
+            nursery.start_soon(work)
+            NODE.set(None)
+            await trio.sleep(1)
+            node.stop()
+            await trio.sleep(5)
+            nursery.cancel_scope.cancel()
+            node.resume()
+
+    simulated(main)
+    assert went_on == []
+
+
+def test_tasks_of_the_same_time_run_in_an_order_that_the_seed_decides() -> None:
+    def order(seed: int) -> list[int]:
+        ran: list[int] = []
+
+        async def work(number: int) -> None:
+            await trio.sleep(1)
+            ran.append(number)
+
+        async def main(_clock: VirtualClock) -> None:
+            async with trio.open_nursery() as nursery:
+                for number in range(6):
+                    nursery.start_soon(work, number)
+
+        simulated(main, seed)
+        return ran
+
+    orders = [order(seed) for seed in range(5)]
+    assert all(sorted(found) == list(range(6)) for found in orders)
+    assert len({tuple(found) for found in orders}) > 1
+    assert [order(seed) for seed in range(5)] == orders
+
+
+def test_what_a_task_raises_ends_the_simulation() -> None:
+    async def fail() -> None:
+        await trio.sleep(1)
+        raise KeyError("lost")
+
+    async def main(_clock: VirtualClock) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fail)
+            await trio.sleep_forever()
+
+    with pytest.raises(ExceptionGroup) as raised:
+        simulated(main)
+    assert raised.group_contains(KeyError, match="lost")
+
+
+# -- the command
+
+
+def test_a_child_process_returns_its_result(capfd: pytest.CaptureFixture[str]) -> None:
+    assert in_child(lambda: (7, 2)) == (7, 2)
+
+    def fail() -> tuple[int, int]:
+        raise KeyError("lost")
+
+    with pytest.raises(RuntimeError, match="ended with 1"):
+        in_child(fail)
+    assert "KeyError: 'lost'" in capfd.readouterr().err
 
 
 # -- the network

@@ -11,8 +11,9 @@ import os
 import random
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from random import Random
 from typing import Any, Final
 from unittest import mock
@@ -23,6 +24,9 @@ from trio._core import _run
 from tests.simulation.nodes import NODE
 from trimq.remoting.server import intake, large_reply, reactor
 
+_SCHEDULER: Final[Any] = _run
+_Planned = list[Any]
+"""A time, a number that orders calls of the same time, and the call, or None."""
 START_MS: Final = 1_700_000_000_000
 _LOOK: Final = 0.0003
 """Seconds that pass, for slices only, with each look at the time."""
@@ -40,11 +44,13 @@ class NodeClock:
     def monotonic(self) -> float:
         return 1000.0 + trio.current_time()
 
-    async def sleep(self, seconds: float) -> None:
-        await trio.sleep(max(0.0, seconds))
+    # These two are no coroutines themselves: a task has fewer frames to pass whenever it wakes.
 
-    async def sleep_until(self, deadline: float) -> None:
-        await trio.sleep_until(deadline - 1000.0)
+    def sleep(self, seconds: float) -> Coroutine[Any, Any, None]:
+        return trio.sleep(max(0.0, seconds))  # noqa: ASYNC105 - the caller waits for it
+
+    def sleep_until(self, deadline: float) -> Coroutine[Any, Any, None]:
+        return trio.sleep_until(deadline - 1000.0)
 
 
 class VirtualClock(trio.abc.Clock):
@@ -57,11 +63,43 @@ class VirtualClock(trio.abc.Clock):
         self.now = 0.0
         self._waits = 0
         self._order = itertools.count()
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._events: list[_Planned] = []
 
-    def at(self, when: float, call: Callable[[], None]) -> None:
-        """Call ``call`` at a time, between the steps of tasks. It must not raise."""
-        heapq.heappush(self._events, (when, next(self._order), call))
+    def at(self, when: float, call: Callable[[], None]) -> "_Planned":
+        """Call ``call`` at a time, between the steps of tasks. It must not raise.
+
+        With None in its last place the result is not called, and no time passes for it.
+        """
+        planned: _Planned = [when, next(self._order), call]
+        heapq.heappush(self._events, planned)
+        return planned
+
+    async def wait_until(self, when: float, *, shielded: bool = False) -> None:
+        """As trio.sleep_until, without the cancel scope that it opens and cancels. ``shielded``: as in a shield."""
+        task = _run.GLOBAL_RUN_CONTEXT.task
+        planned: _Planned | None = None
+        if when < math.inf:
+            planned = self.at(when, partial(_run.GLOBAL_RUN_CONTEXT.runner.reschedule, task))
+
+        def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
+            if shielded:
+                return trio.lowlevel.Abort.FAILED
+            if planned is not None:
+                planned[2] = None
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(abort)
+        if not shielded and task._cancel_status.effectively_cancelled:
+            # As there: a task that was cancelled after its time had come, while its node was stopped, does not go on.
+            await trio.lowlevel.checkpoint_if_cancelled()
+
+    def wait(self, seconds: float) -> Coroutine[Any, Any, None]:
+        """As trio.sleep."""
+        if seconds < 0:
+            raise ValueError(f"{seconds} seconds")
+        if not seconds:
+            return trio.lowlevel.checkpoint()  # noqa: ASYNC105 - the caller waits for it
+        return self.wait_until(self.now + seconds)
 
     def start_clock(self) -> None:
         """See Clock."""
@@ -72,12 +110,20 @@ class VirtualClock(trio.abc.Clock):
 
     def deadline_to_sleep_time(self, deadline: float) -> float:
         """See Clock. trio asks only when no task can run."""
-        events = self._events
-        if events and events[0][0] <= deadline:
-            self.now = max(self.now, events[0][0])
+        events, runnable = self._events, _run.GLOBAL_RUN_CONTEXT.runner.runq
+        # Some calls let no task run: trio's loop need not turn for each of them.
+        while events and events[0][0] <= deadline:
+            when, _, call = heapq.heappop(events)
+            if call is None:
+                continue
+            self.now = max(self.now, when)
+            call()
             while events and events[0][0] <= self.now:
-                heapq.heappop(events)[2]()
-            return 0.0
+                call = heapq.heappop(events)[2]
+                if call is not None:
+                    call()
+            if runnable:
+                return 0.0
         if deadline < math.inf:
             self.now = max(self.now, deadline)
             return 0.0
@@ -122,10 +168,13 @@ def seeded(seed: int) -> Iterator[VirtualClock]:
     state = random.getstate()
     random.seed(f"program {seed}")
     bits = Random(f"bytes {seed}")
-    scheduler: Any = _run
     patches: list[Any] = [
-        mock.patch.object(scheduler, "_ALLOW_DETERMINISTIC_SCHEDULING", True),
-        mock.patch.object(scheduler, "_r", Random(f"scheduler {seed}")),
+        mock.patch.object(_SCHEDULER, "_ALLOW_DETERMINISTIC_SCHEDULING", True),
+        mock.patch.object(_SCHEDULER, "_r", Random(f"scheduler {seed}")),
+        mock.patch.object(trio, "current_time", clock.current_time),
+        mock.patch.object(_run, "current_time", clock.current_time),
+        mock.patch.object(trio, "sleep", clock.wait),
+        mock.patch.object(trio, "sleep_until", clock.wait_until),
         mock.patch.object(time, "perf_counter", slice_time),
         *(mock.patch.object(module, "perf_counter", slice_time) for module in (intake, reactor, large_reply)),
         mock.patch.object(time, "monotonic", monotonic),

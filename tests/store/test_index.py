@@ -314,6 +314,31 @@ async def test_the_service_puts_what_waits(autojump_clock: trio.testing.MockCloc
         nursery.cancel_scope.cancel()
 
 
+async def test_an_idle_service_wakes_seldom(autojump_clock: trio.testing.MockClock) -> None:
+    rig = Rig()
+    ticks: list[float] = []
+    flush = rig.service.flush_pending
+
+    async def flush_pending() -> bool:
+        ticks.append(trio.current_time())
+        return await flush()
+
+    rig.service.flush_pending = flush_pending  # type: ignore[method-assign]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(rig.service.run)
+        await trio.sleep(60)
+        assert len(ticks) < 45
+        rig.service.put(TOPIC, ("key",), 100, NOW)
+        await trio.sleep(2)
+        assert not rig.service.pending
+        ticks.clear()
+        for phy in range(200, 210):  # ten keys, one each 0.1 s
+            rig.service.put(TOPIC, ("key",), phy, NOW)
+            await trio.sleep(0.1)
+        assert len(ticks) >= 5, "keys that keep coming are put at every short tick"
+        nursery.cancel_scope.cancel()
+
+
 async def test_a_full_disk_is_no_loss_and_heals(autojump_clock: trio.testing.MockClock) -> None:
     rig = Rig(SimDisk(capacity=4096), slots=8, entries=300)
     async with trio.open_nursery() as nursery:

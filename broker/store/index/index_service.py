@@ -32,6 +32,8 @@ BATCH_KEYS: Final = 1024
 WAKE_AT: Final = 1024
 """This many waiting messages wake the service; fewer wait for its next tick."""
 _TICK: Final = 0.1
+_IDLE_TICK: Final = 1.6
+"""A service without keys doubles its tick until it is this long. Until a tick, keys wait in memory and are found."""
 _RETRY: Final = 1.0
 _ENTRY_STEP: Final = 1 << 20
 _NEXT_FILE_AT: Final = 0.8
@@ -245,11 +247,13 @@ class IndexService:
         return max(stamp, newest + 1)
 
     async def run(self) -> None:
-        """Put waiting keys at every tick or when woken, and allocate space ahead."""
+        """Put waiting keys at every tick or when woken, and allocate space ahead. Ticks are longer while none come."""
+        tick = _TICK
         while True:
-            with trio.move_on_after(_TICK):
+            with trio.move_on_after(tick):
                 await self._wake.wait()
             self._wake = trio.Event()
+            tick = _TICK if self.pending else min(2 * tick, _IDLE_TICK)
             if not await self.flush_pending():
                 await trio.sleep(_RETRY)
 
