@@ -17,6 +17,7 @@ from tests.simulation.nodes import NODE, Node
 from tests.simulation.times import NodeClock
 from tests.store.simdisk import Loss, PowerCut, SimDisk
 from trimq.broker import controller as broker_controller
+from trimq.broker import open_store
 from trimq.broker.controller import BrokerController
 from trimq.broker.store import message_store
 from trimq.broker.store.message_store import MessageStore, SyncPlace
@@ -253,7 +254,7 @@ def quick_starts() -> ExitStack:
     for module, name, instead in (
         (broker_controller, "_settle_memory", _nothing),
         (configuration_module, "options_of", _options_of),
-        (broker_controller, "MessageStore", _SMALL_WHEEL),
+        (open_store, "MessageStore", _SMALL_WHEEL),
         (message_store, "memory_limit", _memory),
         (memory_limit, "memory_allowed", _memory),
         (frame_buffer, "_SIZE", 16 * 1024),
