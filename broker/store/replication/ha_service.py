@@ -24,8 +24,6 @@ _ADMISSION_SECONDS: Final = 10.0
 _MOST_WAITING: Final = 32
 """Connections that wait for admission, from all addresses; ``_MOST_OF_ONE`` from one address."""
 _MOST_OF_ONE: Final = 8
-_MOST_SLAVES: Final = 64
-"""Slaves at a time: a network in haAllowedAddresses admits more addresses than there are slaves."""
 _CLOSE: Final = 4 << 20
 """A slave that is up to this many bytes behind may be named to consumers."""
 
@@ -90,7 +88,7 @@ class HAService:
         self.connections: list[HAConnection] = []
         """Those of slaves that are admitted, oldest first."""
         self.refused = 0
-        """Connections of addresses that are not admitted, or beyond what may wait for admission or be connected."""
+        """Connections of addresses that are not admitted, or beyond what waits for admission."""
         self.times = OffsetTimes()
         self._waiting: Counter[str] = Counter()
         """Connections that wait for admission, by address."""
@@ -173,17 +171,19 @@ class HAService:
     async def _serve(self, stream: trio.abc.Stream, address: str, admission: Admission) -> None:
         slaves = await self._admitted(address, admission)
         if not slaves:
-            await self._refuse(stream, address, "set haAllowedAddresses if it is one of this master's")
+            self.refused += 1
+            if self._refusals.is_due(address, trio.current_time()):
+                _log.warning(
+                    "slave_refused", address=address, advice="set haAllowedAddresses if it is one of this master's"
+                )
+            await trio.aclose_forcefully(stream)
             return
+        connection = HAConnection(self, stream, address)
         same = [found for found in self.connections if found.address == address]
         # One that reconnects before the end of its old connection was noticed must not count twice.
         for old in same[: max(0, len(same) + 1 - slaves)]:
             old.close("another connection of this slave has come")
             self._forget(old)
-        if len(self.connections) >= _MOST_SLAVES:
-            await self._refuse(stream, address, f"{_MOST_SLAVES} slaves are connected already")
-            return
-        connection = HAConnection(self, stream, address)
         self.connections.append(connection)
         _log.info("slave_connected", address=address)
         try:
@@ -194,12 +194,6 @@ class HAService:
             self._reported.set()
             self._update()
             _log.info("slave_disconnected", address=address, reason=connection.closed)
-
-    async def _refuse(self, stream: trio.abc.Stream, address: str, advice: str) -> None:
-        self.refused += 1
-        if self._refusals.is_due(address, trio.current_time()):
-            _log.warning("slave_refused", address=address, advice=advice)
-        await trio.aclose_forcefully(stream)
 
     async def _admitted(self, address: str, admission: Admission) -> int:
         """How many slaves may connect from ``address``. 0 too if too many wait for that, or if it takes too long."""

@@ -27,7 +27,6 @@ from tests.store.stores import TOPIC, check_all, drain, fill
 from trimq.broker.store.durability.group_transfer import GroupTransferService
 from trimq.broker.store.durability.log_sync import SyncPlace
 from trimq.broker.store.message_store import Begin, MessageStore
-from trimq.broker.store.replication import ha_service
 from trimq.broker.store.types import PutMessageStatus
 from trimq.protocol.ha_frames import encode_report
 
@@ -289,33 +288,6 @@ async def test_a_slave_whose_admission_fails_costs_its_own_connection(
         stream = await listener.connect()
         await stream.send_all(encode_report(0))
         await until(lambda: master.is_writable)
-        nursery.cancel_scope.cancel()
-
-
-async def test_connections_of_an_admitted_network_are_bounded(
-    autojump_clock: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ha_service, "_MOST_SLAVES", 2)
-    async with store_of(SimDisk(), ASYNC_MASTER) as master, trio.open_nursery() as nursery:
-        ha, listener = master.replication.ha, MemoryListener()
-        assert ha is not None
-        addresses = iter(f"10.0.0.{number}" for number in (1, 2, 3, 2))
-
-        async def one(_address: str) -> int:
-            return 1
-
-        nursery.start_soon(ha.serve, listener, lambda _: next(addresses), one)
-        streams = [await listener.connect() for _ in range(2)]
-        await until(lambda: len(ha.connections) == 2)
-        with capture_logs() as logs:
-            refused = await listener.connect()
-            assert await refused.receive_some() == b""
-        assert [(log["event"], log["address"]) for log in logs] == [("slave_refused", "10.0.0.3")]
-        assert ha.refused == 1
-        # A slave that comes back takes the place of its old connection.
-        await listener.connect()
-        assert await streams[1].receive_some() == b""
-        await until(lambda: [found.address for found in ha.connections] == ["10.0.0.1", "10.0.0.2"])
         nursery.cancel_scope.cancel()
 
 
