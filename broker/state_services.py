@@ -41,10 +41,11 @@ class StateServices(NamedTuple):
 
         ``slave_timers`` is what a slave knows of its master's timed messages; None on a master.
         """
-        await self._read_files(store, is_slave=slave_timers is not None)
+        await self._read_files(store)
         # Before read_back, which may take longer than the time until the first cleaning of the log.
         try:
-            if slave_timers is not None:
+            if store.replication.is_slave:
+                assert slave_timers is not None
                 hold_followed(store, self.schedule, self.offsets, slave_timers)
             else:
                 hold_pending(store, self.schedule, self.timer, self.transactions.halves)
@@ -54,7 +55,7 @@ class StateServices(NamedTuple):
         except OSError as error:
             raise StartError(f"the transactions cannot be read: {error}") from error
 
-    async def _read_files(self, store: MessageStore, *, is_slave: bool) -> None:
+    async def _read_files(self, store: MessageStore) -> None:
         """Read the files, then restore the topics of queues that topics.json does not have."""
         topics, offsets = self.topics, self.offsets
         try:
@@ -71,7 +72,7 @@ class StateServices(NamedTuple):
         except StateFileError as error:
             raise StartError(f"a state file cannot be read: {error}") from error
         topics.adopt(store.needed_queues())
-        if not is_slave:
+        if not store.replication.is_slave:
             topics.lead()
             offsets.cap(
                 lambda topic, queue: store.next_offset(topic, queue) if store.queue_exists(topic, queue) else None

@@ -188,15 +188,22 @@ class _Rebuild:
         irregular = [key for key, rows in queues.items() if not _is_regular(rows, units)]
         self.report.queues = len(queues)
         self.report.irregular = len(irregular)
-        self.report.units = sum(row.units for row in written)
+        again = set(irregular)
+        self.report.units = sum(row.units for row in written if (row.topic, row.queueId) not in again)
         # Remove all files of an irregular queue first: the second pass may write fewer or other files than the first.
         for topic, queue_id in irregular:
             self._target.remove(self._target.join("consumequeue", topic, str(queue_id)))
         if irregular:
             names = self._spark.createDataFrame(irregular, "topic string, queueId int")
             whole = partial(write_whole_queues, self._target, size, self._log_file_size)
+            chosen = chosen.join(f.broadcast(names), ["topic", "queueId"])
+            # A topic that was deleted and created again begins at offset 0 again. Its older queue is gone, as in the
+            # broker's recovery.
+            lives = chosen.where("queueOffset = 0").groupBy("topic", "queueId").agg(f.max("phy").alias("life"))
+            chosen = chosen.join(f.broadcast(lives), ["topic", "queueId"], "left").where("phy >= coalesce(life, 0)")
+            self.report.units += chosen.count()
             (
-                chosen.join(f.broadcast(names), ["topic", "queueId"])
+                chosen.drop("life")
                 .repartition("topic", "queueId")
                 .sortWithinPartitions("topic", "queueId", "phy")
                 .mapInArrow(whole, _QUEUE_SCHEMA)
@@ -319,10 +326,6 @@ def write_whole_queues(
             queue = found
             columns = [rows.column(name).to_pylist() for name in ("phy", "size", "tagsCode", "queueOffset")]
             for phy, length, tags_code, offset in zip(*columns, strict=True):
-                if not offset and image.next:
-                    # The topic was deleted and created again: as in the broker's recovery, its older queue is gone.
-                    target.remove(target.join("consumequeue", *map(str, found)))
-                    image = QueueImage(size // UNIT_SIZE, log_file_size)
                 image.put(phy, length, tags_code, offset)
             yield from written(queue, image, to_the_end=False)
     if queue is not None:

@@ -14,22 +14,28 @@ SEEN = {"config", "clock", "disk", "root", "stats", "recovered", "recovering", "
 PARTS_OF_THE_TIER = {("tier.py", name) for name in ("uploads", "fetcher", "flat_files", "tier_index")}
 """What the metrics of the tier (broker/metrics/tier.py) show, of a TieredMessageStore."""
 CALLS = {*vars(MessageStore), *vars(QueueCalls), *InMemoryCalls.__annotations__}
-DOOR = {name for name in CALLS if not name.startswith("_")} - {"queues", "commit_log"} | SEEN | {"replication"}
+OF_REPLICATION = {"config", "ha", "ha_config", "client", "is_slave", "master_settings", "slaves_serve_pulls"}
+"""What others may use of the store's side of replication."""
+DOOR = {name for name in CALLS if not name.startswith("_")} | SEEN | {"replication"}
+DOOR |= {f"replication.{name}" for name in OF_REPLICATION}
 
 
 def uses(text: str) -> Iterator[str]:
-    """Attribute names that are read from a variable called store."""
+    """Attribute names that are read from a variable called store, and those of its side of replication."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Attribute):
             of = node.value
             name = of.attr if isinstance(of, ast.Attribute) else of.id if isinstance(of, ast.Name) else ""
             if name in {"store", "_store"}:
                 yield node.attr
+            if name == "replication" and isinstance(of, ast.Attribute) and ast.unparse(of.value).endswith("store"):
+                yield f"replication.{node.attr}"
 
 
 def test_uses_are_found() -> None:
     text = "self._store.queues.find(); context.store.write_path.sync; store.get_message(store.flags)"
     assert sorted(uses(text)) == ["flags", "get_message", "queues", "write_path"]
+    assert sorted(uses("self._store.replication.make_client()")) == ["replication", "replication.make_client"]
     assert DOOR.isdisjoint({"queues", "write_path", "flags", "commit_log", "dispatcher", "index", "files"})
 
 

@@ -58,7 +58,11 @@ def _run(seeds: range, *, twice: bool, trace: bool, first: bool) -> int:
     began, run, failed = time.perf_counter(), 0, 0
     for at in range(0, len(seeds), _SEEDS_OF_A_CHILD):
         part = seeds[at : at + _SEEDS_OF_A_CHILD]
-        more, failures = in_child(partial(_run_part, part, twice=twice, trace=trace, first=first))
+        try:
+            more, failures = in_child(partial(_run_part, part, twice=twice, trace=trace, first=first))
+        except RuntimeError as error:
+            click.echo(f"seeds {part[0]}-{part[-1]} FAILED: {error}")
+            more, failures = 0, 1
         run, failed = run + more, failed + failures
         if failed and first:
             break

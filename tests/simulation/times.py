@@ -181,6 +181,7 @@ def seeded(seed: int) -> Iterator[VirtualClock]:
         mock.patch.object(time, "time_ns", time_ns),
         mock.patch.object(time, "time", seconds),
         mock.patch.object(os, "urandom", bits.randbytes),
+        mock.patch.object(os, "getpid", return_value=4242),  # it is in the file that locks a store, and in unique ids
         mock.patch.object(secrets, "token_hex", token_hex),
     ]
     try:

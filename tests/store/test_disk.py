@@ -1,11 +1,12 @@
 import errno
 import os
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 
 import pytest
 
-from tests.store.simdisk import PAGE, Loss, MappedStoreError, PowerCut, SimDisk
+from tests.store.simdisk import PAGE, Loss, MappedStoreError, PowerCut, SimDisk, _Inode, _NameChange
 from trimq.broker.store.disk import real_disk
 from trimq.broker.store.disk.disk import Disk, MappedPart
 from trimq.broker.store.disk.durable_files import make_durable_directory, read_whole, write_durably
@@ -417,3 +418,52 @@ def test_what_is_read_ahead_is_in_memory(disk: Disk, root: str) -> None:
         with pytest.raises(OSError, match="descriptor"):
             disk.read_ahead(fd, 0, 10)
         assert len(disk._scratch) == 1, "the buffer is reused"
+
+
+def reachable(root: object) -> dict[int, object]:
+    """What can change and is reached from ``root``, by its id."""
+    found: dict[int, object] = {}
+    left = [root]
+    while left:
+        one = left.pop()
+        if id(one) in found or not isinstance(
+            one, SimDisk | _Inode | _NameChange | dict | list | set | tuple | bytearray
+        ):
+            if isinstance(one, Random):
+                found[id(one)] = one
+            continue
+        if not isinstance(one, tuple | _NameChange):
+            found[id(one)] = one
+        parts = one if isinstance(one, list | set | tuple) else ()
+        left += [*parts, *(one.values() if isinstance(one, dict) else ()), *getattr(one, "__dict__", {}).values()]
+    return found
+
+
+def test_the_disk_after_a_kill_shares_nothing_with_the_one_before() -> None:
+    disk = SimDisk()
+    make_durable_directory(disk, "/d")
+    fd = disk.create("/d/one", 2 * PAGE)
+    disk.pwrite(fd, b"durable", 0)
+    disk.data_sync(fd)
+    disk.sync_directory("/d")
+    disk.pwrite(fd, b"changed", 0)
+    disk.create("/d/new", PAGE)  # its name is not durable
+    disk.fail("pread", errno.EIO, 5)
+    before = {loss: contents(disk.after_kill(), loss) for loss in (Loss.NOTHING, Loss.ALL)}
+    after = disk.after_kill()
+    assert reachable(disk).keys() & reachable(after).keys() == set()
+    assert len(reachable(disk)) > 15
+    # What happens on one of them from here on is not seen on the other.
+    disk.pwrite(fd, b"later..", 0)
+    disk.data_sync(fd)
+    disk.rename("/d/new", "/d/other")
+    disk.sync_directory("/d")
+    assert {loss: contents(after.after_kill(), loss) for loss in before} == before
+    assert before[Loss.ALL] == {"one": b"durable"}
+    assert before[Loss.NOTHING] == {"one": b"changed", "new": bytes(7)}
+
+
+def contents(disk: SimDisk, loss: Loss) -> dict[str, bytes]:
+    """The begin of each file after a power cut with this loss."""
+    left = disk.copy_after_cut(loss)
+    return {name: left.pread(left.open(f"/d/{name}"), 7, 0) for name in left.list("/d")}
