@@ -1,5 +1,6 @@
 """Simulated clusters keep their promises; the same seed does the same again; a broken broker is noticed."""
 
+import os
 import re
 import subprocess
 import sys
@@ -41,6 +42,31 @@ def test_the_same_seed_does_the_same_again() -> None:
     code, printed = run("--seeds", "0-49", "--twice")
     assert code == 0, printed
     assert sum(map(int, re.findall(r"(\d+) simulations", printed))) == 100
+
+
+def test_another_process_does_the_same() -> None:
+    """What happens depends on no process id, and on nothing that an earlier simulation leaves behind."""
+    text = (
+        "import sys\n"
+        "from tests.simulation.world import many, simulate\n"
+        "with many():\n"
+        "    for seed in map(int, sys.argv[1:]):\n"
+        "        digest = simulate(seed).trace.digest\n"
+        "print(digest)\n"
+    )
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", text, *seeds],
+            cwd=ROOT,
+            env=os.environ | {"PYTHONHASHSEED": "0"},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seeds in (("6",), ("1", "2", "6"))
+    }
+    assert len(found) == 1
+    assert found.pop().strip()
 
 
 @pytest.mark.slow

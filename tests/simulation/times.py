@@ -22,6 +22,8 @@ import trio
 from trio._core import _run
 
 from tests.simulation.nodes import NODE
+from trimq.broker.store.disk import page_cache
+from trimq.broker.store.log import allocate
 from trimq.remoting.server import intake, large_reply, reactor
 
 _SCHEDULER: Final[Any] = _run
@@ -177,6 +179,8 @@ def seeded(seed: int) -> Iterator[VirtualClock]:
         mock.patch.object(trio, "sleep_until", clock.wait_until),
         mock.patch.object(time, "perf_counter", slice_time),
         *(mock.patch.object(module, "perf_counter", slice_time) for module in (intake, reactor, large_reply)),
+        mock.patch.object(allocate, "thread_time", slice_time),
+        mock.patch.object(page_cache, "monotonic", monotonic),
         mock.patch.object(time, "monotonic", monotonic),
         mock.patch.object(time, "time_ns", time_ns),
         mock.patch.object(time, "time", seconds),
