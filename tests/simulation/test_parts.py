@@ -31,6 +31,14 @@ def simulated(main: Callable[[VirtualClock], Awaitable[None]], seed: int = 0) ->
 # -- nodes and time
 
 
+def start_on_a_node(nursery: trio.Nursery, work: Callable[[], Awaitable[None]]) -> Node:
+    node = Node("n", "10.0.0.1")
+    NODE.set(node)
+    nursery.start_soon(work)
+    NODE.set(None)
+    return node
+
+
 def test_a_stopped_node_does_nothing_and_goes_on_later() -> None:
     steps: list[float] = []
 
@@ -40,11 +48,8 @@ def test_a_stopped_node_does_nothing_and_goes_on_later() -> None:
             await trio.sleep(1)
 
     async def main(_clock: VirtualClock) -> None:
-        node = Node("n", "10.0.0.1")
         async with trio.open_nursery() as nursery:
-            NODE.set(node)
-            nursery.start_soon(work)
-            NODE.set(None)
+            node = start_on_a_node(nursery, work)
             await trio.sleep(2.5)
             node.stop()
             await trio.sleep(10)
@@ -135,11 +140,8 @@ def test_a_sleep_that_was_over_while_its_node_was_stopped_is_cancelled_with_its_
         went_on.append(trio.current_time())
 
     async def main(_clock: VirtualClock) -> None:
-        node = Node("n", "10.0.0.1")
         async with trio.open_nursery() as nursery:
-            NODE.set(node)
-            nursery.start_soon(work)
-            NODE.set(None)
+            node = start_on_a_node(nursery, work)
             await trio.sleep(1)
             node.stop()
             await trio.sleep(5)
