@@ -8,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # compileall follows no links: the folders, not trimq/.
-PACKAGES := protocol remoting namesrv client broker pipeline
+PACKAGES := protocol remoting namesrv controller client broker pipeline
 SOURCES := trimq pyspark_rocketmq.py pyspark_rocketmq_store.py bench tools tests
 SPARK ?= oldest newest
 # Tests mostly wait, for time and for other processes. With more workers than cores, these processes are late.
@@ -200,7 +200,8 @@ coverage: .venv-newest/.newest-stamp $(call extension,.venv-newest) ## test-newe
 enough = $(BIN)/python -m coverage combine --quiet && $(BIN)/python -m coverage json --quiet -o .coverage/$(1).json && \
 	$(BIN)/python -m tests.coverage.floor $(1) .coverage/$(1).json
 
-crash: $(VENV)/.dev-stamp $(call extension,$(VENV)) ## cut the power, and fail, at every disk call of a script; 200 power cuts of a whole broker; and the other slow tests
+# One after the other: most of these tests have a process of their own for each core.
+crash: $(VENV)/.dev-stamp $(call extension,$(VENV)) ## cut the power at every disk call of a script, and fail at most; 200 power cuts of a whole broker; simulations; and the other slow tests
 	@$(call pytest,slow and not partners,-o faulthandler_timeout=0 tests/crash tests/simulation tests/bench tests/tools)
 
 # Python code is mutated, and tested without the extension; the mutations of the extension build their own.
@@ -209,8 +210,9 @@ mutations: $(VENV)/.dev-stamp .venv-spark-newest/.stamp ## mutate the code, and 
 	@$(BIN)/python -m tests.crash.mutations $(ARGS)
 
 # Long tests of rare cases: run before an issue is resolved, and each night.
-nightly: mutations $(call extension,$(VENV)) ## mutations, crashes with more seeds, 50 kills under load, long partner tests, both PySpark, the extension's examples
+nightly: mutations $(call extension,$(VENV)) ## mutations, crashes with more seeds and all errors, 2000 simulations, 50 kills under load, long partner tests, both PySpark, the extension's examples
 	@$(BIN)/python -m tests.crash --seeds 1-3
+	@$(BIN)/python -m tests.simulation --seeds 0-1999
 	@$(BIN)/python -m tests.crash.kill --kills 50
 	@$(BIN)/python -m pytest -o faulthandler_timeout=0 -m "partners and nightly" tests/interop tests/client tests/crash
 	@$(MAKE) --no-print-directory test-spark NIGHTLY=1

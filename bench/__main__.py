@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench import micro_benchmarks, replication, spark_report, tier, timers
+from bench import failover, micro_benchmarks, replication, spark_report, tier, timers
 from bench.plots import Bar, Plots, bars, lines
 from bench.processes import describe
 from bench.stalls import ENDS_MS
@@ -41,6 +41,7 @@ PARTS = (
     "side_by_side",
     "transactions",
     "replication",
+    "failover",
     "sdk",
 )
 
@@ -131,6 +132,7 @@ def report() -> str:
         ("Side by side with Apache RocketMQ 5.5.0", "side_by_side", _side_by_side),
         ("Transactions beside Apache RocketMQ 5.5.0", "transactions", partial(_side_by_side, plots="transactions_")),
         ("A master that waits for its slave, beside Apache RocketMQ 5.5.0", "replication", _replication),
+        ("Failover by controllers, beside Apache RocketMQ 5.5.0", "failover", _failover),
         ("The SDK beside the Java client", "sdk", _sdk),
         ("Footprint", "footprint", _footprint),
         ("Sends with and without scrapes of a page of 10,000 topics", "scrape", _footprint),
@@ -372,6 +374,25 @@ def _replication(numbers: dict[str, Any]) -> list[str]:
         pairs = ", ".join(f"{name} {master} and {slave}" for name, (master, slave) in by_name.items())
         text += ["", f"- {flush}: anonymous memory of master and slave in MiB: {pairs}"]
     return [*text, "", *(f"- **{text}**" for text in replication.missed(numbers))]
+
+
+def _failover(numbers: dict[str, Any]) -> list[str]:
+    text = [
+        f"Seconds until another broker stores a message: {numbers['rounds']} rounds in turns, half of them with a",
+        "master that is killed, half with one that is frozen.",
+        "",
+        "| row | median | worst | ceilings |",
+        "|---|--:|--:|--:|",
+    ]
+    for row, (middle, worst) in failover.summary(numbers).items():
+        name, _, fault = row.partition("_")
+        limits = {
+            "ours": f"{failover.MEDIAN_SECONDS:g}, {failover.WORST_SECONDS:g}",
+            "sdk": f", {failover.SDK_SECONDS:g}",
+        }
+        who = {"ours": "ours", "apache": "Apache's", "sdk": "our SDK goes on, after that"}[name]
+        text.append(f"| {fault}: {who} | {middle:.2f} | {worst:.2f} | {limits.get(name, '')} |")
+    return [*text, "", *(f"- **{text}**" for text in failover.missed(numbers))]
 
 
 def _two_brokers(numbers: dict[str, dict[str, float]]) -> list[str]:

@@ -2,12 +2,14 @@
 
 import os
 import time
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 import click
 
 from trimq.broker.config import (
     BrokerConfig,
+    ControllerModeConfig,
     FlushDiskType,
     MessageStoreConfig,
     NettyServerConfig,
@@ -19,6 +21,7 @@ from trimq.remoting.program import fail, loaded, open_log, report_readiness
 
 if TYPE_CHECKING:
     from trimq.broker.controller import BrokerController
+    from trimq.broker.replicated_broker import ReplicatedBroker
 
 _PROGRAM: Final = "mqbroker"
 IMPORTANT: Final = (
@@ -104,27 +107,39 @@ def run(configuration: Configuration, began: float, *, accept_missing_log: bool 
     """Run the broker until SIGTERM or SIGINT. Exits with code 1 if it cannot start."""
     import trio  # noqa: PLC0415 - not needed to print a configuration
 
-    from trimq.broker.controller import BrokerController  # noqa: PLC0415 - as above
     from trimq.broker.start_error import StartError  # noqa: PLC0415 - as above
-    from trimq.remoting.config.command_line import prepare_process  # noqa: PLC0415 - as above
+    from trimq.remoting.config.command_line import prepare_process, settle_memory  # noqa: PLC0415 - as above
 
     close_log = open_log(_PROGRAM, configuration)
     prepare_process()
-    controller = BrokerController(configuration, accept_missing_log=accept_missing_log)
+    broker = _made(configuration, accept_missing_log=accept_missing_log, settle=settle_memory)
 
     def ready() -> None:
-        for line in banner(controller, time.monotonic() - began):
+        for line in banner(broker.controller, time.monotonic() - began, broker.web_endpoints):
             print(line, flush=True)
 
     reasons: list[str] = []
     try:
-        trio.run(controller.serve, ready)
+        trio.run(broker.serve, ready)
     except* StartError as group:
         reasons = start_errors(group)
     finally:
         close_log()
     if reasons:
         fail(_PROGRAM, "; ".join(reasons), 1)
+
+
+def _made(
+    configuration: Configuration, *, accept_missing_log: bool, settle: Callable[[], None]
+) -> "BrokerController | ReplicatedBroker":
+    """A broker whose role is configured, or one whose role controllers assign."""
+    if configuration.section(ControllerModeConfig).enable_controller_mode:
+        from trimq.broker.replicated_broker import ReplicatedBroker  # noqa: PLC0415 - only in controller mode
+
+        return ReplicatedBroker(configuration, accept_missing_log=accept_missing_log, settle=settle)
+    from trimq.broker.controller import BrokerController  # noqa: PLC0415 - not needed to print a configuration
+
+    return BrokerController(configuration, accept_missing_log=accept_missing_log, settle=settle)
 
 
 def start_errors(group: BaseExceptionGroup[Exception]) -> list[str]:
@@ -135,8 +150,13 @@ def start_errors(group: BaseExceptionGroup[Exception]) -> list[str]:
     return texts
 
 
-def banner(controller: "BrokerController", seconds: float) -> list[str]:
-    """The lines printed after a start: addresses, store, durability, and commands for a first message."""
+def banner(
+    controller: "BrokerController", seconds: float, web_endpoints: Sequence[tuple[str, int]] | None = None
+) -> list[str]:
+    """The lines printed after a start: addresses, store, durability, and commands for a first message.
+
+    ``web_endpoints``: the controller's, unless they outlive it.
+    """
     from trimq.broker.addresses import WILDCARDS, join  # noqa: PLC0415 - the health command needs no trio
     from trimq.protocol.native import NATIVE  # noqa: PLC0415 - as above, nor the native extension
 
@@ -153,10 +173,10 @@ def banner(controller: "BrokerController", seconds: float) -> list[str]:
         f"  name server    {servers or 'none'}",
         f"  stores in      {store.store_path_root_dir}",
         f"  acknowledged   {durability(store)}",
-        *_role(controller.configuration.section(ReplicationConfig)),
+        *_role(controller),
         f"  runs           {NATIVE.status}",
     ]
-    for host, port in controller.web_endpoints:
+    for host, port in controller.web_endpoints if web_endpoints is None else web_endpoints:
         lines.append(f"  health         http://{join(host, port)}/readyz")
     if servers and not controller.configuration.section(ReplicationConfig).is_slave:
         first = controller.name_servers[0].partition(" ")[0]
@@ -165,8 +185,19 @@ def banner(controller: "BrokerController", seconds: float) -> list[str]:
     return lines
 
 
-def _role(replication: ReplicationConfig) -> list[str]:
+def _role(controller: "BrokerController") -> list[str]:
     """What the role adds to the banner: nothing for a master whose messages wait for no slave."""
+    replication, replicas = controller.configuration.section(ReplicationConfig), controller.replicas
+    if replicas is not None:
+        master = replicas.master
+        if master is None:
+            return ["  role           none yet: the controllers have not elected a master"]
+        if replicas.is_master:
+            rule = "a message is acknowledged when every member of the SyncStateSet has it"
+            return [f"  role           master of epoch {master.epoch}, broker id {replicas.broker_id}: {rule}"]
+        return [
+            f"  role           slave with broker id {replicas.broker_id} of {master.address} (epoch {master.epoch})"
+        ]
     if replication.is_slave:
         return ["  role           a slave: it copies its master's log and takes no sends (brokerRole=SLAVE)"]
     if replication.waits_for_slaves:

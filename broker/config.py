@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from trimq.broker.controller_mode_config import ControllerModeConfig
 from trimq.broker.replication_config import REPLICATION_SETTINGS, BrokerRole, ReplicationConfig, parse_networks
 from trimq.broker.store_config import (
     DEFAULT_DELAY_LEVELS,
@@ -33,6 +34,7 @@ __all__ = [
     "SCHEMA",
     "BrokerConfig",
     "BrokerRole",
+    "ControllerModeConfig",
     "FlushDiskType",
     "LogConfig",
     "MessageStoreConfig",
@@ -98,7 +100,12 @@ class BrokerConfig:
         check=_name_problem,
         shown="the name of this machine",
     )
-    broker_id: int = option(0, "0 is the master; other numbers are slaves.", minimum=0, maximum=2**31 - 1)
+    broker_id: int = option(
+        0,
+        "0 is the master; other numbers are slaves. In controller mode (-1 there) the controllers assign it.",
+        minimum=-1,
+        maximum=2**31 - 1,
+    )
     broker_ip1: str | None = option(
         None,
         "Address that the broker advertises to clients. Message ids contain it.",
@@ -338,8 +345,17 @@ class BrokerConfig:
 
 def _role_problem(configuration: Configuration) -> tuple[str, str] | None:
     """Key and expectation if number, role and write buffers do not fit together."""
-    replication, broker_id = configuration.section(ReplicationConfig), configuration.section(BrokerConfig).broker_id
-    role = replication.broker_role
+    replication, broker = configuration.section(ReplicationConfig), configuration.section(BrokerConfig)
+    role, broker_id = replication.broker_role, broker.broker_id
+    if configuration.section(ControllerModeConfig).enable_controller_mode:
+        # Role and id are the controllers'. What the configuration says of them is not looked at.
+        if broker.runs_embedded_namesrv:
+            return "namesrvAddr", "the name servers, since enableControllerMode=true: they have to outlive this broker"
+        if configuration.section(MessageStoreConfig).transient_store_pool_enable:
+            return "transientStorePoolEnable", "false, since enableControllerMode=true"
+        return None
+    if broker_id < 0:
+        return "brokerId", "0 or more, unless enableControllerMode=true"
     if role is BrokerRole.SLAVE and not broker_id:
         return "brokerId", "a number above 0, since brokerRole=SLAVE"
     if role is not BrokerRole.SLAVE and broker_id:
@@ -356,6 +372,7 @@ SCHEMA = Schema(
         BrokerConfig,
         MessageStoreConfig,
         ReplicationConfig,
+        ControllerModeConfig,
         TieredStoreConfig,
         NettyServerConfig,
         WebConfig,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from trimq.broker.identity import BrokerIdentity
+    from trimq.broker.replicas.replicas_manager import ReplicasManager
     from trimq.broker.services.client_calls import ClientCalls
     from trimq.broker.services.config_file import ConfigFile
     from trimq.broker.services.consumer_filters import ConsumerFilterManager
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from trimq.broker.services.schedule import ScheduleMessageService
     from trimq.broker.services.stats import BrokerStats
     from trimq.broker.services.timer import TimerMessageService
+    from trimq.broker.services.topic_followers import TopicFollowers
     from trimq.broker.services.topic_routes import TopicRouteInfoManager
     from trimq.broker.services.topics import TopicConfigManager
     from trimq.broker.services.transaction.check import TransactionalMessageCheckService
@@ -45,6 +47,7 @@ class BrokerContext:
     disk: "Disk"
     store: "MessageStore"
     topics: "TopicConfigManager"
+    topic_followers: "TopicFollowers"
     groups: "SubscriptionGroupManager"
     offsets: "ConsumerOffsetManager"
     consumers: "ConsumerManager"
@@ -65,3 +68,5 @@ class BrokerContext:
     unique_ids: "UniqueIdGenerator"
     store_host: bytes
     started_wall_ms: int
+    replicas: "ReplicasManager | None" = None
+    """In controller mode."""

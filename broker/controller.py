@@ -5,7 +5,6 @@ with the name servers. Stop, within shutdownWaitTimeSeconds: unregister, answer 
 flight, write the state files, close the store.
 """
 
-import gc
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -40,6 +39,7 @@ from trimq.broker.services.rebalance_lock import RebalanceLockManager
 from trimq.broker.services.registration import BrokerOuterAPI
 from trimq.broker.services.slave_master import SlaveMaster
 from trimq.broker.services.slave_timers import SlaveTimers
+from trimq.broker.services.topic_followers import TopicFollowers
 from trimq.broker.services.topic_routes import TopicRouteInfoManager
 from trimq.broker.services.topics import TopicConfigManager
 from trimq.broker.services.transaction.check import TransactionalMessageCheckService
@@ -65,6 +65,8 @@ from trimq.remoting.server.gate import Gate
 from trimq.remoting.server.reactor import Reactor, ReactorLimits
 
 if TYPE_CHECKING:
+    from trimq.broker.replicas.replica import Replica
+    from trimq.broker.replicas.replicas_manager import ReplicasManager
     from trimq.namesrv.controller import NamesrvController
     from trimq.remoting.http.web import WebApp
 
@@ -77,8 +79,8 @@ _HOUSEKEEPING_SECONDS: Final = 30.0
 _SLAVES_SECONDS: Final = 3.0
 """How long a stop waits for slaves, within shutdownWaitTimeSeconds; ``_LAST_SECOND`` is for what follows."""
 _LAST_SECOND: Final = 1.0
-_GC_THRESHOLDS: Final = (50_000, 25, 50)
-"""The hot path makes no reference cycles: collections are for the rest of the program, and each one stops the loop."""
+_ROLE_CHANGE_SECONDS: Final = 0.5
+"""How long a change of the role waits for name servers: each one also sees the registration in the new role."""
 
 
 class BrokerController:
@@ -99,8 +101,13 @@ class BrokerController:
         network: Network | None = None,
         sync_place: SyncPlace = SyncPlace.AUTO,
         accept_missing_log: bool = False,
+        replica: "Replica | None" = None,
+        settle: Callable[[], None] | None = None,
     ) -> None:
-        """``sync_place`` and ``accept_missing_log``: see MessageStore."""
+        """``sync_place`` and ``accept_missing_log``: see MessageStore. ``replica``: the role, in controller mode.
+
+        ``settle`` is called when all that lives as long as the broker exists: a process of its own settles its memory.
+        """
         self.configuration = configuration
         self._accept_missing_log = accept_missing_log
         self._sync_place = sync_place
@@ -117,12 +124,25 @@ class BrokerController:
         self.web_endpoints: list[tuple[str, int]] = []
         self.stopped = trio.Event()
         self.namesrv: NamesrvController | None = None
-        self.replication = Replication(configuration, self.network)
+        self.replication = Replication(configuration, self.network, replica)
         self.context: BrokerContext
         self.reactor: Reactor
+        self._replica = replica
+        self._settle = settle
+        self._changes_role = False
         self._stop = trio.Event()
 
     # for the owner
+
+    @property
+    def controller(self) -> "BrokerController":
+        """This one: an owner need not know whether the role is assigned (see ReplicatedBroker)."""
+        return self
+
+    @property
+    def replicas(self) -> "ReplicasManager | None":
+        """What the controllers have said, in controller mode."""
+        return self._replica.manager if self._replica is not None else None
 
     async def serve(self, ready: Callable[[], None]) -> None:
         """Run until SIGTERM, SIGINT or ``shutdown``. ``ready`` is called once the broker serves.
@@ -136,8 +156,12 @@ class BrokerController:
             await self.stopped.wait()
             nursery.cancel_scope.cancel()
 
-    def shutdown(self) -> None:
-        """Request an orderly stop and return immediately. ``stopped`` is set when it has ended."""
+    def shutdown(self, *, changes_role: bool = False) -> None:
+        """Request an orderly stop and return immediately. ``stopped`` is set when it has ended.
+
+        ``changes_role``: the broker is started again at once with another role, so nothing waits for slaves.
+        """
+        self._changes_role = self._changes_role or changes_role
         self._stop.set()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -168,7 +192,8 @@ class BrokerController:
                         metrics = broker_metrics(context, self.reactor.stats, self.health)
                         web.metrics = metrics.page
                         await nursery.start(metrics.probe.run)
-                    _settle_memory()
+                    if self._settle is not None:
+                        self._settle()
                     # Ready only now: sockets, services and registration are running.
                     self.health.started()
                     task_status.started()
@@ -186,20 +211,12 @@ class BrokerController:
 
     async def _open_web(self, stack: AsyncExitStack) -> "WebApp | None":
         """Serve health over HTTP before the store is opened, so that it can report the progress of a recovery."""
-        config = self._section(WebConfig)
-        if not config.addresses:
-            return None
-        if missing := config.missing():
-            raise StartError(missing)
-        from trimq.remoting.http import web  # noqa: PLC0415 - only if it is configured
-
-        try:
-            sockets = web.bind(config)
-        except OSError as error:
-            raise StartError(f"{error.strerror or error}: set healthPort or metricsPromExporterPort") from error
-        self.web_endpoints = [sock.getsockname()[:2] for sock in sockets]
-        app = web.WebApp(self.health)
-        await stack.enter_async_context(web.served(app, sockets))
+        if self._replica is not None:
+            web_app = self._replica.web  # the process's, which outlives this role
+            if web_app is not None:
+                web_app.health, web_app.metrics = self.health, None
+            return web_app
+        app, self.web_endpoints = await open_web(self.configuration, self.health, stack)
         return app
 
     def _native_failed(self) -> None:
@@ -208,18 +225,23 @@ class BrokerController:
         self.gate.reconfigure()
 
     async def _open_store(self, stack: AsyncExitStack) -> MessageStore:
+        replica = self._replica
+        parts = {} if replica is None else {"leadership": replica.leadership, "truncate_at": replica.truncate_at}
         store = make_store(
             self.configuration,
             disk=self.disk,
             clock=self.clock,
             sync_place=self._sync_place,
             accept_missing_log=self._accept_missing_log,
+            **parts,
         )
         self.health.checks.append(lambda: store_reasons(store))
         self.health.checks.append(lambda: replication_reasons(store))
         self.health.notes.append(lambda: log_hold_notes(store))
         self.health.notes.append(lambda: replication_notes(store))
         await stack.enter_async_context(opened(store))
+        if replica is not None:
+            replica.opened(store)
         return store
 
     def _bind(self) -> ClientPorts:
@@ -256,6 +278,12 @@ class BrokerController:
             disk=disk,
             store=store,
             topics=services.topics,
+            topic_followers=TopicFollowers(
+                services.topics,
+                None if store.replication.is_slave else store.replication.leadership,
+                store.replication.slave_timeout,
+                lambda: store.replication.slave_ids,
+            ),
             groups=services.groups,
             offsets=services.offsets,
             consumers=consumers,
@@ -278,6 +306,7 @@ class BrokerController:
             unique_ids=UniqueIdGenerator(packed[:-4]),
             store_host=packed,
             started_wall_ms=clock.wall_ms(),
+            replicas=self.replicas,
         )
 
     async def _registration(self, topics: TopicConfigManager, stack: AsyncExitStack) -> BrokerOuterAPI:
@@ -309,7 +338,8 @@ class BrokerController:
         )
         if is_slave:
             self.replication.master = SlaveMaster(self.configuration, client)
-            registration.on_master = self.replication.master.note
+            if self._replica is None:  # else the controllers say who is the master
+                registration.on_master = self.replication.master.note
         self.health.checks.append(lambda: name_server_reasons(registration))
         client.on_close.append(lambda connection: registration.connection_lost(connection.address))
         return registration
@@ -339,6 +369,7 @@ class BrokerController:
         await self.replication.start(context, nursery)
         # System and adopted topics are on disk before a client can use them.
         await context.topics.persisted()
+        context.topic_followers.start()
         # The broker registers last: a client that finds it in a route is served.
         await nursery.start(self.reactor.run)
         await nursery.start(context.registration.run)
@@ -355,11 +386,15 @@ class BrokerController:
         """Within shutdownWaitTimeSeconds: unregister, end all requests, write the state files."""
         seconds = self._section(NettyServerConfig).shutdown_wait_time_seconds
         with trio.move_on_after(seconds, shield=True) as deadline:
+            if self._changes_role:
+                context.store.step_down()
             # First out of the routes, so that no further client connects while the reactor drains.
-            await context.registration.unregister_all()
+            with trio.move_on_after(_ROLE_CHANGE_SECONDS if self._changes_role else seconds):
+                await context.registration.unregister_all()
             # Held pulls do not count as in flight, so the reactor would not wait for them: answer them first.
             context.long_polling.wake_all()
             context.long_polling.serve_woken()
+            context.topic_followers.stop()
             await self.reactor.shutdown(max(1.0, seconds - 5))  # the rest is for the state files
             is_slave = self._section(ReplicationConfig).is_slave
             if not is_slave:  # they have not run, and would replace what the slave has taken over
@@ -377,7 +412,7 @@ class BrokerController:
             ):
                 await service.persist()
             # What the services have written last too: a slave that becomes the master must lack nothing.
-            left = deadline.deadline - trio.current_time() - _LAST_SECOND
+            left = 0.0 if self._changes_role else deadline.deadline - trio.current_time() - _LAST_SECOND
             if lacking := await context.store.finish_replication(max(0.0, min(_SLAVES_SECONDS, left))):
                 _log.warning("slaves_lack_messages", slaves=lacking, log_end=context.store.appended_offset)
             if self.namesrv is not None:
@@ -390,8 +425,22 @@ class BrokerController:
         return self.configuration.section(kind)
 
 
-def _settle_memory() -> None:
-    """Freeze the objects of the start: they live as long as the process, so the collector need not visit them again."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*_GC_THRESHOLDS)
+async def open_web(
+    configuration: Configuration, health: Health, stack: AsyncExitStack
+) -> "tuple[WebApp | None, list[tuple[str, int]]]":
+    """Serve health over HTTP, if that is configured. Returns the application and its addresses. Raises StartError."""
+    config = configuration.section(WebConfig)
+    if not config.addresses:
+        return None, []
+    if missing := config.missing():
+        raise StartError(missing)
+    from trimq.remoting.http import web  # noqa: PLC0415 - only if it is configured
+
+    try:
+        sockets = web.bind(config)
+    except OSError as error:
+        raise StartError(f"{error.strerror or error}: set healthPort or metricsPromExporterPort") from error
+    endpoints = [sock.getsockname()[:2] for sock in sockets]
+    app = web.WebApp(health)
+    await stack.enter_async_context(web.served(app, sockets))
+    return app, endpoints

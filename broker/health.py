@@ -75,6 +75,11 @@ def replication_notes(store: MessageStore) -> Iterator[Reason]:
         state = store.replication.ha.state()
         text = f"{role}: {len(state.slaves)} slave(s), {state.in_sync} copies in sync, a message needs {state.needed}"
         yield Reason(REPLICATION, text)
+        if (leadership := store.replication.leadership) is not None:
+            lease = "with a lease" if leadership.holds() else "WITHOUT A LEASE: nothing is acknowledged"
+            members = ", ".join(map(str, sorted(leadership.members)))
+            who = f"broker id {leadership.broker_id}, master of epoch {leadership.epoch}, {lease}"
+            yield Reason(REPLICATION, f"{who}; SyncStateSet: {members}")
         for slave in state.slaves[:_SLAVES]:
             sync = "in sync" if slave.in_sync else "not in sync"
             behind = f"{slave.behind} bytes, {slave.behind_seconds:.0f} s behind"

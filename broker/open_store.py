@@ -6,7 +6,7 @@ from typing import Any
 
 import structlog
 
-from trimq.broker.config import BrokerConfig, MessageStoreConfig, ReplicationConfig
+from trimq.broker.config import BrokerConfig, ControllerModeConfig, MessageStoreConfig, ReplicationConfig
 from trimq.broker.start_error import StartError
 from trimq.broker.store.message_store import MessageStore, StoreInUseError, StoreLoadError
 from trimq.broker.tiered_config import TieredStoreConfig
@@ -18,7 +18,9 @@ _log = structlog.get_logger("broker")
 def make_store(configuration: Configuration, **parts: Any) -> MessageStore:
     """Make a store, with a tier if one is configured. ``parts``: see MessageStore."""
     config, tier = configuration.section(MessageStoreConfig), configuration.section(TieredStoreConfig)
-    replication = configuration.section(ReplicationConfig)
+    # Controllers assign roles, so that of the configuration does not count then.
+    replication = parts.pop("replication", None) or configuration.section(ReplicationConfig)
+    parts.setdefault("controller_mode", configuration.section(ControllerModeConfig))
     if tier.is_enabled and replication.is_slave:
         # The tier is the master's: two brokers of one name would write into the same segments.
         _log.info("tier_not_opened", reason="a slave uploads nothing (brokerRole=SLAVE)")

@@ -8,6 +8,7 @@ from trimq.broker.processors.admin.consume_admin import ConsumeAdminProcessor
 from trimq.broker.processors.admin.group_admin import GroupAdminProcessor
 from trimq.broker.processors.admin.offset_admin import OffsetAdminProcessor
 from trimq.broker.processors.admin.queue_admin import QueueAdminProcessor
+from trimq.broker.processors.admin.replica_admin import ReplicaAdminProcessor
 from trimq.broker.processors.admin.replication_admin import ReplicationAdminProcessor
 from trimq.broker.processors.admin.timer_admin import TimerAdminProcessor
 from trimq.broker.processors.admin.topic_admin import TopicAdminProcessor
@@ -161,6 +162,7 @@ def _register_administration(table: HandlerTable, context: BrokerContext, reacto
             long_polling=context.long_polling,
             registration=context.registration,
             stats=context.stats,
+            followers=context.topic_followers,
             store=context.store,
         ),
         QueueAdminProcessor(
@@ -223,5 +225,11 @@ def _register_administration(table: HandlerTable, context: BrokerContext, reacto
         ),
         TimerAdminProcessor(timer=context.timer),
         ReplicationAdminProcessor(store=context.store, clock=context.clock),
+        ReplicaAdminProcessor(
+            store=context.store,
+            configuration=context.configuration,
+            registration=context.registration,
+            assigned=context.replicas,
+        ),
     ):
         processor.register(table)

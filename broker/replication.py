@@ -3,7 +3,7 @@
 import ipaddress
 import socket
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 import trio
@@ -16,6 +16,7 @@ from trimq.broker.services.registration import BrokerOuterAPI
 from trimq.broker.services.slave_master import SlaveMaster
 from trimq.broker.services.slave_synchronize import SlaveSynchronize
 from trimq.broker.services.slave_timers import SlaveTimers
+from trimq.broker.services.topic_followers import TopicWatch
 from trimq.broker.start_error import StartError
 from trimq.broker.store.message_store import HAClient, MessageStore
 from trimq.broker.store.replication.reminders import Reminders
@@ -27,17 +28,25 @@ from trimq.protocol.headers.namesrv import GetBrokerMemberGroupRequestHeader
 from trimq.remoting.config.configuration import Configuration, NettyServerConfig
 from trimq.remoting.errors import RemotingTransportError
 from trimq.remoting.network import Network
+from trimq.remoting.runtime.clock import Clock
 from trimq.remoting.server.reactor import HandlerTable
+
+if TYPE_CHECKING:
+    from trimq.broker.replicas.replica import Replica
 
 _log = structlog.get_logger(__name__)
 
 _TIMEOUT: Final = 3.0
+_REGISTRATION: Final = 1.0
+"""Seconds for which a slave waits for its name servers before it connects to its master."""
 
 
 class Replication:
     """What a broker's role adds to its start. ``port`` is where slaves connect; 0 if nowhere."""
 
-    def __init__(self, configuration: Configuration, network: Network) -> None:
+    def __init__(self, configuration: Configuration, network: Network, replica: "Replica | None" = None) -> None:
+        """``replica``: the role that controllers have assigned."""
+        self._replica = replica
         self._configuration = configuration
         self._network = network
         self._sock: socket.socket | None = None
@@ -110,9 +119,31 @@ class Replication:
             store.hear_waiting(self.synchronize.message_waits)
             store.message_arriving.append(self.synchronize.message_arriving)
             await nursery.start(self.synchronize.run)
+            if self._replica is not None:
+                nursery.start_soon(self._watch(context.clock, self.synchronize, self.client).run)
             store.replication.master_settings = self.master.settings
             nursery.start_soon(self.client.run)
+            if self._replica is not None:
+                nursery.start_soon(self._follow, self._replica, context.registration)
             nursery.start_soon(MasterEnd(self.master, self.client, context.clock).run)
+
+    async def _follow(self, replica: "Replica", registration: BrokerOuterAPI) -> None:
+        """Connect to the master once this broker is registered: it lets in whom the name server lists."""
+        assert self.master is not None
+        await registration.registered(_REGISTRATION)
+        await replica.follow(self.master)
+
+    def _watch(self, clock: Clock, synchronize: SlaveSynchronize, client: HAClient) -> TopicWatch:
+        assert self.master is not None
+        assert self._replica is not None
+        return TopicWatch(
+            self.master,
+            clock,
+            self._replica.leadership.broker_id,
+            follows=lambda: client.follows,
+            take=synchronize.take_topics,
+            version=lambda: synchronize.topics_version,
+        )
 
     def _admission(self, registration: BrokerOuterAPI) -> Callable[[str], Awaitable[int]]:
         networks = parse_networks(self.config.ha_allowed_addresses)

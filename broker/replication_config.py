@@ -80,8 +80,12 @@ class ReplicationConfig:
     enable_auto_in_sync_replicas: bool = option(
         False, "Wait only for the slaves that are in sync, if these are fewer than inSyncReplicas says."
     )
-    slave_timeout: int = option(
-        3000, "Time after which a SYNC_MASTER answers that no slave has confirmed a message.", unit="ms", minimum=1
+    slave_timeout: int | None = option(
+        None,
+        "Time after which a SYNC_MASTER answers that no slave has confirmed a message.",
+        unit="ms",
+        minimum=1,
+        unset="3000; in controller mode haMaxTimeSlaveNotCatchup + checkSyncStateSetPeriod + 1000, if that is more",
     )
     ha_send_heartbeat_interval: int = option(
         5000, "Time between signs of life of master and slave while there is nothing to send.", unit="ms", minimum=100

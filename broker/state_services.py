@@ -77,6 +77,9 @@ class StateServices(NamedTuple):
             offsets.cap(
                 lambda topic, queue: store.next_offset(topic, queue) if store.queue_exists(topic, queue) else None
             )
+            if (leadership := store.replication.leadership) is not None:
+                for table in (topics, self.groups, offsets):
+                    table.begin_epoch(leadership.epoch)
 
 
 def make_services(

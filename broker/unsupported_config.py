@@ -133,17 +133,17 @@ _ACTING_MASTER = "no slave becomes the acting master"
 _ROCKSDB = "RocksDB is not supported; queues are files"
 _ACL = "access control is not implemented yet"
 _METRICS = "metrics are exported for Prometheus, all or none: metricsExporterType=PROM"
-_CONTROLLER = "controller mode is not supported"
+_CONTROLLER = "controllerAddr lists the controllers; a process runs one broker"
 _SCHEDULE = "the messages of a delay level are always delivered one after the other"
 
 UNSUPPORTED: Final = _table(
     (
         _REPLICATION,
         """
-        haSlaveFallbehindMax offsetCheckInSlave duplicationEnable totalReplicas allAckInSyncStateSet haFlowControlEnable
-        maxHaTransferByteInSecond haMaxTimeSlaveNotCatchup syncMasterFlushOffsetWhenStartup maxChecksumRange
-        maxSlaveResendLength syncFromLastFile asyncLearner sendHeartbeatTimeoutMillis
-        brokerHeartbeatInterval brokerNotActiveTimeoutMillis
+        haSlaveFallbehindMax offsetCheckInSlave duplicationEnable totalReplicas haFlowControlEnable
+        maxHaTransferByteInSecond syncMasterFlushOffsetWhenStartup maxChecksumRange
+        maxSlaveResendLength syncFromLastFile sendHeartbeatTimeoutMillis
+        brokerNotActiveTimeoutMillis
         skipPreOnline syncBrokerMemberGroupPeriod forwardTimeout lockInStrictMode readUnCommitted
         enableDLegerCommitLog dLegerGroup dLegerPeers dLegerSelfId preferredLeaderId enableBatchPush
         storePathDLedgerCommitLog cleanOfflineBrokerInterval
@@ -153,10 +153,7 @@ UNSUPPORTED: Final = _table(
     (
         _CONTROLLER,
         """
-        enableControllerMode controllerAddr fetchControllerAddrByDnsLookup syncBrokerMetadataPeriod
-        checkSyncStateSetPeriod syncControllerMetadataPeriod controllerHeartBeatTimeoutMills
-        brokerElectionPriority storePathEpochFile storePathBrokerIdentity isBrokerContainer
-        isInBrokerContainer
+        fetchControllerAddrByDnsLookup isBrokerContainer isInBrokerContainer
         """,
     ),
     (
@@ -310,12 +307,12 @@ HARMLESS: Final = {
         (
             "false",
             """
-            aclEnable allAckInSyncStateSet appendAckAsync appendCkAsync asyncLearner authenticationEnabled
+            aclEnable appendAckAsync appendCkAsync authenticationEnabled
             authorizationEnabled checkCommitLogOffsetOnRecover clientPooledByteBufAllocatorEnable
             coldCtrStrategyEnable coldDataFlowControlEnable coldDataScanEnable combineCQEnableCheckSelf
             disableConsumeIfConsumerReadSlowly duplicationEnable enableAcceleratedRecovery
             enableBatchPush enableCalcFilterBitMap enableCleanExpiredOffset enableConsumeQueueExt
-            enableControllerMode enableDLegerCommitLog enableLmq enableLogConsumeQueueRepeatedlyBuildWhenRecover
+            enableDLegerCommitLog enableLmq enableLogConsumeQueueRepeatedlyBuildWhenRecover
             enableMixedMessageType enableMultiDispatch enablePopBatchAck enablePopBufferMerge enablePopLog
             enablePopMessageThreshold enableRemoteEscape enableRetryTopicV2 enableRocksDBLog
             enableRunningFlagsInFlush enableScheduleAsyncDeliver enableShutdownGracefully enableSkipLongAwaitingAck

@@ -125,6 +125,7 @@ class Attempts:
             (target, error), failure = failure, None
             if not isinstance(error, UsageError) or error.code in _RETRY_CODES:  # else the broker is not to blame
                 self._fault_tolerance.failed(target.broker_name)
+                self._client.routes.doubt(error.address or "")
             if isinstance(error, PerhapsStoredError):
                 perhaps = error
             elif perhaps is None:  # set before the next await: a caller cancelled there reads it

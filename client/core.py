@@ -155,6 +155,7 @@ class Client(Lifecycle):
     async def _open(self) -> None:
         self.spawn(self._every, self.options.heartbeat_interval, self.heartbeat)
         self.spawn(self._every, self.options.route_interval, self.routes.refresh_all)
+        self.spawn(self.routes.look_again)
 
     @asynccontextmanager
     async def _serving(self) -> AsyncIterator[None]:
@@ -391,6 +392,7 @@ class Client(Lifecycle):
         if connection.address in self._greeted:
             del self._greeted[connection.address]
             self._lost.add(connection.address)
+        self.routes.doubt(connection.address)
 
     def _connected(self, connection: ClientConnection) -> None:
         """Sends a heartbeat to a broker after a reconnect, since the broker has removed the client with its connection.

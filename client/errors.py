@@ -166,6 +166,10 @@ _USAGE: Final = frozenset(
         ResponseCode.ILLEGAL_OPERATION,
         ResponseCode.USER_NOT_EXIST,
         ResponseCode.POLICY_NOT_EXIST,
+        ResponseCode.CONTROLLER_INVALID_REQUEST,
+        ResponseCode.CONTROLLER_BROKER_METADATA_NOT_EXIST,
+        ResponseCode.CONTROLLER_INVALID_CLEAN_BROKER_METADATA,
+        ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED,
     }
 )
 """Refusals that are permanent until the call or a configuration changes."""
@@ -187,6 +191,10 @@ _NOT_STORED: Final = frozenset(
         ResponseCode.FLOW_CONTROL,
         ResponseCode.NOT_LEADER_FOR_QUEUE,
         ResponseCode.GO_AWAY,
+        ResponseCode.CONTROLLER_MASTER_NOT_AVAILABLE,
+        ResponseCode.CONTROLLER_NOT_LEADER,
+        ResponseCode.CONTROLLER_MASTER_STILL_EXIST,
+        ResponseCode.CONTROLLER_ELECT_MASTER_FAILED,
     }
 )
 """Temporary refusals. A code in neither set leaves the outcome open: brokers answer SYSTEM_ERROR both before and after

@@ -16,6 +16,7 @@ from trimq.client.message_block import MessageBlock
 from trimq.client.offset_window import OffsetWindow
 from trimq.client.pulling import HOLD, NOT_KNOWN_YET, PullCall, Pulled, Pulls, PullStatus
 from trimq.client.read_ahead import ReadAhead
+from trimq.client.routes import TopicRoute
 from trimq.client.subscription import Subscription
 from trimq.remoting.client.client_log import StandardLog
 
@@ -118,6 +119,8 @@ class ProcessQueue:
         self._until_check = 0
         self._address: str | None = None
         self._pause = 0.0
+        self._tried: TopicRoute | None = None
+        """The route with which the last pull was tried."""
         self._paused = False
         self._broker_id = 0
         self.scope: anyio.CancelScope | None = None
@@ -253,7 +256,7 @@ class ProcessQueue:
         with anyio.CancelScope() as self.scope:
             while not self.dropped:
                 if self._pause:
-                    await anyio.sleep(random.uniform(0.5, 1.0) * self._pause)  # noqa: S311 - spreads load
+                    await self._wait()
                 try:
                     await self._pull()
                 except RocketMQError as error:
@@ -264,8 +267,14 @@ class ProcessQueue:
                     _log.failed("a pull's reply cannot be decoded", error, group=self.group, queue=self.queue)
         self.scope = None
 
+    async def _wait(self) -> None:
+        """Pause, until there is another route at most: a new master may be known."""
+        with anyio.move_on_after(random.uniform(0.5, 1.0) * self._pause):  # noqa: S311 - spreads load
+            await self.client.routes.differs(self.queue.topic, self._tried)
+            self._pause = 0.0
+
     async def _pull(self) -> None:
-        await self.client.routes.get(self.queue.topic)
+        self._tried = await self.client.routes.get(self.queue.topic)
         address = self._address = self._member()
         if address is None:
             raise TopicNotFoundError(f"the route of {self.queue.topic} has no broker {self.queue.broker_name}")
@@ -336,6 +345,8 @@ class ProcessQueue:
             if error.code in NOT_KNOWN_YET:  # the broker has lost the subscription, as after a restart
                 await self.client.heartbeat(error.address)
             else:
+                if error.code is None:  # it did not answer, or the route has no broker
+                    self.client.routes.doubt(error.address or "")
                 await self.client.routes.refresh(self.queue.topic)
         except RocketMQError:
             return

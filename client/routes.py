@@ -16,6 +16,9 @@ import anyio
 from trimq.client.errors import NoBrokerError, NotStoredError, RocketMQError, TopicNotFoundError, copied
 from trimq.protocol.body import PERM_READ, PERM_WRITE, BrokerData, MessageQueue, TopicRouteData
 from trimq.protocol.topic_rules import AUTO_CREATE_TOPIC
+from trimq.remoting.client.client_log import StandardLog
+
+_log = StandardLog("trimq.client.routes")
 
 MASTER_ID: Final = "0"
 DEFAULT_QUEUES: Final = 4
@@ -76,6 +79,18 @@ class TopicRoute:
         return None
 
 
+_LOOK_AGAIN: Final = 0.4
+_LONGEST_LOOK: Final = 1.0
+"""Seconds between two rounds of queries because a broker is doubted, first and at most."""
+_DOUBTED: Final = 15.0
+"""Seconds for which a broker is doubted: longer than it takes to replace a master."""
+_LONG_OUTAGE: Final = 10.0
+"""Seconds between two rounds at most, once the same brokers have been doubted for ``_DOUBTED``: an outage."""
+_FORGOTTEN: Final = 30.0
+"""Seconds after which a broker that is doubted again is doubted as if for the first time."""
+_MOST_DOUBTED: Final = 200
+"""Topics whose routes are queried in one round, because a broker of theirs is doubted."""
+
 FetchRoute = Callable[[str], Awaitable[TopicRouteData | None]]
 """Asks the name servers for a topic's route; None if they do not know the topic."""
 
@@ -115,6 +130,18 @@ class RouteCache:
         self._any_broker = any_broker
         self._routes: dict[str, TopicRoute] = {}
         self._queries: dict[tuple[str, bool], _Query] = {}
+        self._doubted: dict[str, float] = {}
+        """Addresses, and until when they are doubted."""
+        self._doubts = anyio.Event()
+        self._suspects: dict[str, float] = {}
+        """Addresses that are doubted or were lately, and when last."""
+        self._quick_until = 0.0
+        """Until when the rounds are short: a while from the first doubt of the newest suspect."""
+        self._suspected = anyio.Event()
+        """Set when there is another suspect."""
+        self._looked_at = 0
+        """Where the next round goes on in a long list of topics."""
+        self._stored = anyio.Event()
         self.on_change: list[Callable[[TopicRoute], None]] = []
 
     def known(self, topic: str) -> TopicRoute | None:
@@ -186,6 +213,8 @@ class RouteCache:
         if old is not None and old.data == route.data:
             return old
         self._routes[route.topic] = route
+        self._stored.set()
+        self._stored = anyio.Event()
         for callback in self.on_change:
             callback(route)
         return route
@@ -197,6 +226,72 @@ class RouteCache:
                 await self.refresh(topic)
             except (TopicNotFoundError, NotStoredError):
                 continue
+
+    def doubt(self, address: str) -> None:
+        """A broker has not answered as a master does: perhaps another one leads now, or will soon."""
+        now = anyio.current_time()
+        if now - self._suspects.get(address, -_FORGOTTEN) >= _FORGOTTEN:
+            self._suspects = {each: at for each, at in self._suspects.items() if now - at < _FORGOTTEN}
+            self._quick_until = now + _DOUBTED
+            self._suspected.set()
+        self._suspects[address] = now
+        self._doubted[address] = now + _DOUBTED
+        self._doubts.set()
+
+    async def differs(self, topic: str, route: TopicRoute | None) -> None:
+        """Returns when the cached route of a topic is another one than ``route``."""
+        while self._routes.get(topic) is route:
+            await self._stored.wait()
+
+    async def look_again(self) -> None:
+        """Queries routes at once when a broker is doubted, and again while they still name it. Until cancelled."""
+        pause = _LOOK_AGAIN
+        while True:
+            if not self._doubted:
+                self._doubts = anyio.Event()
+                await self._doubts.wait()
+                pause = _LOOK_AGAIN
+            self._suspected = anyio.Event()
+            try:
+                await self._look()
+            except Exception as error:  # noqa: BLE001 - a callback's, for example: the next round may succeed
+                _log.failed("routes were not queried", error)
+            seconds = random.uniform(0.75, 1.0) * pause  # noqa: S311 - spreads load
+            await anyio.sleep(min(_LONGEST_LOOK, seconds))
+            with anyio.move_on_after(seconds - _LONGEST_LOOK):
+                await self._suspected.wait()
+            longest = _LONGEST_LOOK if anyio.current_time() < self._quick_until else _LONG_OUTAGE
+            pause = min(longest, 1.5 * pause)
+
+    async def _look(self) -> None:
+        now = anyio.current_time()
+        self._doubted = {address: until for address, until in self._doubted.items() if until > now}
+        topics = self._at(set(self._doubted)) if self._doubted else []
+        if not topics:
+            if self._doubted:
+                self._suspects.clear()
+            self._doubted.clear()  # no route names them, and none lacks a master
+            return
+        at = self._looked_at % len(topics)
+        self._looked_at = at + _MOST_DOUBTED
+        for topic in (topics[at:] + topics[:at])[:_MOST_DOUBTED]:
+            try:
+                await self.refresh(topic)
+            except TopicNotFoundError:
+                continue
+            except RocketMQError:
+                return  # no name server answers
+
+    def _at(self, addresses: set[str]) -> list[str]:
+        """The topics with a route to one of the brokers at ``addresses``, and those whose master is missing."""
+        return [
+            topic
+            for topic, route in self._routes.items()
+            if any(
+                MASTER_ID not in broker.broker_addrs or not addresses.isdisjoint(broker.broker_addrs.values())
+                for broker in route.brokers.values()
+            )
+        ]
 
     def addresses(self, *, masters_only: bool = False) -> dict[str, str]:
         """The broker addresses of all routes, each with its broker's name."""

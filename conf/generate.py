@@ -1,9 +1,10 @@
-"""Generates conf/broker.conf and conf/namesrv.conf from the options' help texts; --check reports if they are stale."""  # noqa: INP001 - a script in a folder that is no package
+"""Generates broker.conf, controller.conf and namesrv.conf from the options' help texts; --check reports stale ones."""  # noqa: INP001 - a script in a folder that is no package
 
 import sys
 from pathlib import Path
 
 from trimq.broker import config as broker_config
+from trimq.controller import config as controller_config
 from trimq.namesrv import config as namesrv_config
 from trimq.remoting.config.documentation import render_conf
 
@@ -11,8 +12,8 @@ HERE = Path(__file__).resolve().parent
 _USE = (
     "The file has RocketMQ's format and key names. It lists each option with its default, commented out: remove the # "
     "of the ones you want to change. Each key can also be set by an environment variable, which overrides the file: "
-    "listenPort is TRIMQ_LISTEN_PORT, brokerIP1 is TRIMQ_BROKER_IP1. mqbroker -p and mqnamesrv -p print the effective "
-    "values and where each one was set."
+    "listenPort is TRIMQ_LISTEN_PORT, brokerIP1 is TRIMQ_BROKER_IP1. mqbroker -p, mqnamesrv -p and "
+    "mqcontroller -p print the effective values and where each one was set."
 )
 
 
@@ -21,6 +22,9 @@ def wanted() -> dict[Path, str]:
     return {
         HERE / "broker.conf": render_conf(
             broker_config.SCHEMA, f"Options of the broker. Use: mqbroker -c broker.conf. {_USE}"
+        ),
+        HERE / "controller.conf": render_conf(
+            controller_config.SCHEMA, f"Options of a controller. Use: mqcontroller -c controller.conf. {_USE}"
         ),
         HERE / "namesrv.conf": render_conf(
             namesrv_config.SCHEMA, f"Options of the name server. Use: mqnamesrv -c namesrv.conf. {_USE}"

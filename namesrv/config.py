@@ -75,6 +75,15 @@ class NamesrvConfig:
     wait_seconds_for_service: int = option(
         45, "The time after the start without routes, with needWaitForService.", unit="s", minimum=0, dynamic=True
     )
+    enable_controller_in_namesrv: bool = option(
+        False, "Run a controller in this process too, with the configuration of controllerConfigFile."
+    )
+    controller_config_file: str = option(
+        "",
+        "The configuration file of that controller, as for mqcontroller -c. Without one it has the defaults, "
+        "and this name server's bindAddress.",
+        ours=True,
+    )
     config_black_list: str = option(
         "configBlackList;configStorePath;kvConfigPath", "Keys that requests may not change, separated by ;."
     )
@@ -105,7 +114,6 @@ _INERT = dict.fromkeys(
 _UNSUPPORTED = {
     "clusterTest": "requesting routes from another cluster's name server is not implemented",
     "notifyMinBrokerIdChanged": "brokers are not notified of a change of the acting master",
-    "enableControllerInNamesrv": "there is no controller mode",
     "enableShutdownGracefully": "a stop is always orderly; shutdownWaitTimeSeconds limits it",
     "useTLS": "TLS is not implemented yet",
 }
@@ -118,7 +126,6 @@ SCHEMA = Schema(
     harmless={
         "clusterTest": "false",
         "notifyMinBrokerIdChanged": "false",
-        "enableControllerInNamesrv": "false",
         "useTLS": "false",
     },
     protected=frozenset({"configBlackList", "configStorePath", "kvConfigPath"}),

@@ -3,6 +3,7 @@
 import socket
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 import trio
@@ -11,6 +12,7 @@ from trimq.namesrv.config import NamesrvConfig, named_ports
 from trimq.namesrv.kv_config import NAMESPACE_ORDER_TOPIC_CONFIG, KVConfigManager
 from trimq.namesrv.processor import ClientRequestProcessor, DefaultRequestProcessor
 from trimq.namesrv.route_info import RouteInfoManager
+from trimq.namesrv.start_error import StartError
 from trimq.remoting.config.configuration import Configuration, NettyServerConfig
 from trimq.remoting.config.properties import ConfigError
 from trimq.remoting.http.health import Health
@@ -19,19 +21,20 @@ from trimq.remoting.network import Network, SystemNetwork
 from trimq.remoting.runtime.clock import Clock, SystemClock
 from trimq.remoting.server.reactor import Connection, HandlerTable, Reactor, ReactorLimits
 
+if TYPE_CHECKING:
+    from trimq.controller.server import ControllerManager
+
+__all__ = ["NamesrvController", "StartError"]
+
 _log = structlog.get_logger("namesrv")
-
-
-class StartError(Exception):
-    """The name server cannot start; the text says why, for the user at the terminal."""
 
 
 class NamesrvController:
     """The name server's parts (RocketMQ's NamesrvController).
 
     ``routes`` and ``kv_config`` are its state. ``address`` is its address once ``run`` has started, ``named_endpoints``
-    are those of the named listeners, and ``web_endpoints`` those of ``health`` and metrics. ``stopped`` is set at the
-    end of ``run``.
+    are those of the named listeners, and ``web_endpoints`` those of ``health`` and metrics. ``embedded`` is the
+    controller in this process, if there is one. ``stopped`` is set at the end of ``run``.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class NamesrvController:
         self.web_endpoints: list[tuple[str, int]] = []
         self.named_endpoints: dict[str, tuple[str, int]] = {}
         self.address: tuple[str, int] | None = None
+        self.embedded: ControllerManager | None = None
         self.kv_config = KVConfigManager(Path(self._config().kv_config_path))
         self.routes = RouteInfoManager(self._config, self._clock, self._order_topic_conf)
 
@@ -72,16 +76,40 @@ class NamesrvController:
                 self._named_sockets[name] = sock = self._listen(config.bind_address, int(named_port), config)
                 self.named_endpoints[name] = sock.getsockname()[:2]
             self._bind_web()
+            self._bind_embedded(config.bind_address)
         except ConfigError as error:
             raise StartError(str(error)) from error
         except OSError as error:
             raise StartError(str(error.strerror)) from error
+        except StartError:
+            for bound in [self._sock, *self._named_sockets.values(), *self._web_sockets]:
+                if bound is not None:
+                    bound.close()
+            raise
         return self._sock
 
     def _listen(self, address: str, port: int, config: NettyServerConfig) -> socket.socket:
         sock = self._network.bind(address, port, config)
         self._network.open_port(sock, config)
         return sock
+
+    def _bind_embedded(self, bind_address: str) -> None:
+        if self._config().enable_controller_in_namesrv:
+            from trimq.namesrv.embedded_controller import bind_controller  # noqa: PLC0415 - only if it is configured
+
+            file = self._config().controller_config_file
+            self.embedded = bind_controller(file, bind_address, self._clock, self._network)
+
+    async def _run_embedded(self, nursery: trio.Nursery) -> None:
+        if (embedded := self.embedded) is None:
+            return
+        await nursery.start(embedded.run)
+        self.health.checks.append(lambda: embedded.health.readiness().reasons)
+
+    async def _stop_embedded(self) -> None:
+        if self.embedded is not None:
+            self.embedded.shutdown()
+            await self.embedded.stopped.wait()
 
     def _bind_web(self) -> None:
         config = self._configuration.section(WebConfig)
@@ -121,6 +149,7 @@ class NamesrvController:
             async with trio.open_nursery() as nursery, AsyncExitStack() as stack:
                 await self._serve_web(reactor, stack, nursery)
                 await nursery.start(reactor.run)
+                await self._run_embedded(nursery)
                 nursery.start_soon(self._scan_not_active_brokers)
                 self.health.started()
                 _log.info("namesrv_started", address=f"{address[0]}:{address[1]}")
@@ -128,6 +157,7 @@ class NamesrvController:
                 await self._stop.wait()
                 # Not ready before the reactor stops: a load balancer must not send requests to a closing port.
                 self.health.stopping()
+                await self._stop_embedded()
                 await reactor.shutdown(config.shutdown_wait_time_seconds)
                 nursery.cancel_scope.cancel()
         finally:

@@ -10,10 +10,10 @@ from typing import Final
 
 import trio
 
-from trimq.namesrv.state_file import replace_file
 from trimq.protocol import lenient_json
 from trimq.protocol.body import encode_json
 from trimq.remoting.config.properties import ConfigError
+from trimq.remoting.config.state_file import replace_file
 
 NAMESPACE_ORDER_TOPIC_CONFIG: Final = "ORDER_TOPIC_CONFIG"
 """Namespace of topic to orderTopicConf (``broker:queues;broker:queues``)."""

@@ -4,18 +4,15 @@ ClientRequestProcessor answers with routes, DefaultRequestProcessor serves all o
 """
 
 from collections.abc import Awaitable, Callable, Iterable
-from pathlib import Path
 from typing import Final
 
 import msgspec
 import structlog
-import trio
 
 from trimq.namesrv.config import NamesrvConfig
 from trimq.namesrv.conflicts import BrokerIdConflictError
 from trimq.namesrv.kv_config import NAMESPACE_ORDER_TOPIC_CONFIG, KVConfigManager
 from trimq.namesrv.route_info import RouteInfoManager
-from trimq.namesrv.state_file import replace_file
 from trimq.protocol.body import (
     DataVersion,
     GetBrokerMemberGroupResponseBody,
@@ -51,8 +48,8 @@ from trimq.protocol.headers.namesrv import (
 )
 from trimq.protocol.json_pieces import list_pieces, object_pieces, table_pieces
 from trimq.protocol.register_broker_body import decode_register_broker_body
-from trimq.remoting.config.configuration import Configuration, parse_changes
-from trimq.remoting.config.properties import ConfigError, decode, replace_values
+from trimq.remoting.config.configuration import Configuration
+from trimq.remoting.config.run_time_changes import RunTimeChanges
 from trimq.remoting.runtime.clock import Clock
 from trimq.remoting.server.handlers import Outcome
 from trimq.remoting.server.large_reply import in_slices
@@ -106,7 +103,7 @@ class DefaultRequestProcessor:
         self._listener = listener
         self._kv_config = kv_config
         self._configuration = configuration
-        self._saving = trio.Lock()
+        self._changes = RunTimeChanges(configuration, lambda: self._config.config_store_path)
 
     def register(self, table: HandlerTable) -> None:
         """Put the handlers into the table."""
@@ -346,53 +343,19 @@ class DefaultRequestProcessor:
 
         Unknown keys are skipped, as in RocketMQ.
         """
-        try:
-            changes = parse_changes(bytes(request.body).decode("utf-8", "replace"))
-        except ConfigError as error:
-            raise RemotingError(ResponseCode.INVALID_PARAMETER, str(error)) from error
+        changes = RunTimeChanges.parsed(request.body)
 
         async def save() -> RemotingCommand:
-            async with self._saving:
-                # Checked under the lock, and written before they are applied: a change that is refused or cannot be
-                # written must have no effect.
-                self._check_change(changes)
-                known = {option.key for option in self._configuration.options()}
-                new = {
-                    key: text
-                    for key, text in changes.items()
-                    if key in known and self._configuration.value(key) != text
-                }
-                if new:
-                    path = self._configuration.file or Path(self._config.config_store_path)
-                    await _on_disk(_save_changes(path, new))
-                    _log.info("config_changed", changes=self._configuration.change(new), peer=connection.peer_text)
+            if made := await self._changes.make(changes):
+                _log.info("config_changed", changes=made, peer=connection.peer_text)
             return request.reply()
 
         return save()
-
-    def _check_change(self, changes: dict[str, str]) -> None:
-        refusals = self._configuration.check_change(changes)
-        if refusals:
-            protected = any(refusal.protected for refusal in refusals)
-            raise RemotingError(
-                ResponseCode.NO_PERMISSION if protected else ResponseCode.INVALID_PARAMETER,
-                "; ".join(f"{refusal.key} {refusal.reason}" for refusal in refusals),
-            )
 
 
 async def _topic_list(connection: Connection, request: RemotingCommand, topics: Iterable[str | None]) -> Outcome:
     members = dict(_NO_TOPICS) | {"topicList": list_pieces(topics)}
     return await in_slices(connection, request, object_pieces(*members.items()))
-
-
-async def _save_changes(path: Path, changes: dict[str, str]) -> None:
-    try:
-        text = decode(await trio.Path(path).read_bytes())
-    except FileNotFoundError:
-        text = ""
-    data = replace_values(text, changes).encode()
-    with trio.CancelScope(shield=True):
-        await trio.to_thread.run_sync(replace_file, path, data)
 
 
 async def _on_disk(change: Awaitable[None]) -> None:

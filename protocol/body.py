@@ -30,7 +30,10 @@ class FrozenBody(Struct, rename="camel", kw_only=True, frozen=True):
 
 
 class DataVersion(Body):
-    """The version of a table. Two versions differ if any of the three numbers differs."""
+    """The version of a table. Two versions differ if any of the three numbers differs.
+
+    ``state_version`` is the epoch of the master that has made the change; 0 without controllers.
+    """
 
     counter: int = 0
     state_version: int = 0
@@ -43,6 +46,10 @@ class DataVersion(Body):
             state_version=self.state_version,
             timestamp=wall_ms,
         )
+
+    def led(self, epoch: int, wall_ms: int) -> "DataVersion":
+        """The version with which the master of an epoch begins."""
+        return DataVersion(counter=self.counter + 1, state_version=epoch, timestamp=wall_ms)
 
 
 class TopicConfig(FrozenBody, frozen=True):
@@ -302,6 +309,64 @@ class HARuntimeInfo(Body):
     in_sync_slave_nums: int = 0
     ha_connection_info: list[HAConnectionRuntimeInfo] = []
     ha_client_runtime_info: HAClientRuntimeInfo = field(default_factory=HAClientRuntimeInfo)
+
+
+class SyncStateSet(Body):
+    """The ids of the brokers that have every acknowledged message. The epoch counts changes of the set."""
+
+    sync_state_set: list[int] = []
+    sync_state_set_epoch: int = 0
+
+
+class ElectMasterResponseBody(Body):
+    """Body of the reply to CONTROLLER_ELECT_MASTER (1002): the addresses of all brokers of the name, and the set."""
+
+    broker_member_group: BrokerMemberGroup | None = None
+    sync_state_set: list[int] = []
+
+
+class ReplicaIdentity(Body):
+    """One broker in a BrokerReplicasInfo."""
+
+    broker_name: str = ""
+    broker_id: int = 0
+    broker_address: str = ""
+    alive: bool = False
+
+
+class ReplicasInfo(Body):
+    """The brokers of one name; ``master_address`` is missing if there is no master."""
+
+    master_broker_id: int | None = None
+    master_address: str | None = None
+    master_epoch: int = 0
+    sync_state_set_epoch: int = 0
+    in_sync_replicas: list[ReplicaIdentity] = []
+    not_in_sync_replicas: list[ReplicaIdentity] = []
+
+
+class BrokerReplicasInfo(Body):
+    """Body of the reply to CONTROLLER_GET_SYNC_STATE_DATA (1006), by broker name."""
+
+    replicas_info_table: dict[str, ReplicasInfo] = {}
+
+
+class EpochEntry(Body):
+    """Where an epoch begins and ends in the log; the last one ends at 2^63 - 1."""
+
+    epoch: int
+    start_offset: int
+    end_offset: int = 2**63 - 1
+
+
+class EpochEntryCache(Body):
+    """Body of the reply to GET_BROKER_EPOCH_CACHE (1007). ``broker_id`` is the id of the role: 0 on a master."""
+
+    cluster_name: str = ""
+    broker_name: str = ""
+    broker_id: int = 0
+    epoch_list: list[EpochEntry] = []
+    max_offset: int = 0
 
 
 def encode_json(value: Any) -> bytes:

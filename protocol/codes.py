@@ -125,7 +125,21 @@ class RequestCode(IntEnum):
     GET_ALL_MESSAGE_REQUEST_MODE = 402
     GET_BROKER_MEMBER_GROUP = 901
     BROKER_HEARTBEAT = 904
+    EXCHANGE_BROKER_HA_INFO = 906
     GET_BROKER_HA_STATUS = 907
+    CONTROLLER_ALTER_SYNC_STATE_SET = 1001
+    CONTROLLER_ELECT_MASTER = 1002
+    CONTROLLER_REGISTER_BROKER = 1003
+    CONTROLLER_GET_REPLICA_INFO = 1004
+    CONTROLLER_GET_METADATA_INFO = 1005
+    CONTROLLER_GET_SYNC_STATE_DATA = 1006
+    GET_BROKER_EPOCH_CACHE = 1007
+    NOTIFY_BROKER_ROLE_CHANGED = 1008
+    UPDATE_CONTROLLER_CONFIG = 1009
+    GET_CONTROLLER_CONFIG = 1010
+    CLEAN_BROKER_DATA = 1011
+    CONTROLLER_GET_NEXT_BROKER_ID = 1012
+    CONTROLLER_APPLY_BROKER_ID = 1013
     SWITCH_TIMER_ENGINE = 5001
     POP_MESSAGE = 200050
     ACK_MESSAGE = 200051
@@ -157,21 +171,7 @@ class RequestCode(IntEnum):
     AUTH_GET_ACL = 3009
     AUTH_LIST_ACL = 3010
     NOTIFY_MIN_BROKER_ID_CHANGE = 905
-    EXCHANGE_BROKER_HA_INFO = 906
     RESET_MASTER_FLUSH_OFFSET = 908
-    CONTROLLER_ALTER_SYNC_STATE_SET = 1001
-    CONTROLLER_ELECT_MASTER = 1002
-    CONTROLLER_REGISTER_BROKER = 1003
-    CONTROLLER_GET_REPLICA_INFO = 1004
-    CONTROLLER_GET_METADATA_INFO = 1005
-    CONTROLLER_GET_SYNC_STATE_DATA = 1006
-    GET_BROKER_EPOCH_CACHE = 1007
-    NOTIFY_BROKER_ROLE_CHANGED = 1008
-    UPDATE_CONTROLLER_CONFIG = 1009
-    GET_CONTROLLER_CONFIG = 1010
-    CLEAN_BROKER_DATA = 1011
-    CONTROLLER_GET_NEXT_BROKER_ID = 1012
-    CONTROLLER_APPLY_BROKER_ID = 1013
     ADD_BROKER = 902
     REMOVE_BROKER = 903
     CHECK_ROCKSDB_CQ_WRITE_PROGRESS = 354
@@ -241,6 +241,21 @@ class ResponseCode(IntEnum):
     NOT_LEADER_FOR_QUEUE = 501
     ILLEGAL_OPERATION = 604
     GO_AWAY = 1500
+    CONTROLLER_FENCED_MASTER_EPOCH = 2000
+    CONTROLLER_FENCED_SYNC_STATE_SET_EPOCH = 2001
+    CONTROLLER_INVALID_MASTER = 2002
+    CONTROLLER_INVALID_REPLICAS = 2003
+    CONTROLLER_MASTER_NOT_AVAILABLE = 2004
+    CONTROLLER_INVALID_REQUEST = 2005
+    CONTROLLER_BROKER_NOT_ALIVE = 2006
+    CONTROLLER_NOT_LEADER = 2007
+    CONTROLLER_BROKER_METADATA_NOT_EXIST = 2008
+    CONTROLLER_INVALID_CLEAN_BROKER_METADATA = 2009
+    CONTROLLER_BROKER_NEED_TO_BE_REGISTERED = 2010
+    CONTROLLER_MASTER_STILL_EXIST = 2011
+    CONTROLLER_ELECT_MASTER_FAILED = 2012
+    CONTROLLER_ALTER_SYNC_STATE_SET_FAILED = 2013
+    CONTROLLER_BROKER_ID_INVALID = 2014
     USER_NOT_EXIST = 3001
     POLICY_NOT_EXIST = 3002
 
@@ -375,6 +390,51 @@ HELP: Final[dict[int, str]] = {
     1500: (
         "The server is shutting down. Use another broker."
     ),
+    2000: (
+        "The sender's epoch is not the present master's. It follows the new master."
+    ),
+    2001: (
+        "The SyncStateSet has changed since the sender read it."
+    ),
+    2002: (
+        "The sender is not the master."
+    ),
+    2003: (
+        "The SyncStateSet names a broker id that was not assigned."
+    ),
+    2004: (
+        "There is no master, and none can be elected."
+    ),
+    2005: (
+        "A field of the request is missing or wrong. The remark names it."
+    ),
+    2006: (
+        "A broker that the SyncStateSet names sends no heartbeats."
+    ),
+    2007: (
+        "This controller cannot decide now. Ask another one."
+    ),
+    2008: (
+        "The controllers do not know a broker of this name."
+    ),
+    2009: (
+        "The broker is alive, or not known, so it is not removed."
+    ),
+    2010: (
+        "The broker has to register with the controllers first."
+    ),
+    2011: (
+        "The master is alive, so no other one is elected."
+    ),
+    2012: (
+        "No broker that may be elected is alive. Start a member of the SyncStateSet."
+    ),
+    2013: (
+        "The SyncStateSet cannot be changed like this. The remark says why."
+    ),
+    2014: (
+        "The broker id was given to another broker."
+    ),
     3001: (
         "The user does not exist."
     ),
@@ -416,21 +476,7 @@ NOT_SUPPORTED: Final[dict[int, str]] = {
     3009: "users and access rules",
     3010: "users and access rules",
     905: "slaves that act as master",
-    906: "slaves that act as master",
     908: "slaves that act as master",
-    1001: "controllers",
-    1002: "controllers",
-    1003: "controllers",
-    1004: "controllers",
-    1005: "controllers",
-    1006: "controllers",
-    1007: "controllers",
-    1008: "controllers",
-    1009: "controllers",
-    1010: "controllers",
-    1011: "controllers",
-    1012: "controllers",
-    1013: "controllers",
     902: "broker containers",
     903: "broker containers",
     354: "RocksDB stores",

@@ -114,7 +114,7 @@ class BrokerMetrics:
         )
         yield from self._services.sizes(self._labels)
         yield from store_families(self._store, space, self._labels)
-        yield from replication_families(self._store)
+        yield from replication_families(self._store, self._labels["node_id"])
         yield from self._services.families()
         yield from self._features.families(self._labels)
         if self._tier is not None:

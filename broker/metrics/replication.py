@@ -13,8 +13,8 @@ MOST_SLAVES: Final = 16
 """Slaves with a series of their own: addresses come from the network."""
 
 
-def replication_families(store: MessageStore) -> Iterator[Metric]:
-    """The role, and what its side of replication knows."""
+def replication_families(store: MessageStore, broker_name: str) -> Iterator[Metric]:
+    """The role, and what its side of replication knows. ``broker_name`` is the name of the set of replicas."""
     role = store.replication.config.broker_role
     yield gauges(
         "trimq_replication_role",
@@ -24,6 +24,34 @@ def replication_families(store: MessageStore) -> Iterator[Metric]:
     )
     yield from _master(store)
     yield from _slave(store)
+    yield from _assigned(store, broker_name)
+
+
+def _assigned(store: MessageStore, broker_name: str) -> Iterator[Metric]:
+    """In controller mode."""
+    leadership, epochs = store.replication.leadership, store.replication.epochs
+    if leadership is None or epochs is None:
+        return
+    yield gauges(
+        "trimq_replica_id",
+        "The id that the controllers have assigned, under the label broker: the name that the replicas share.",
+        ("broker",),
+        {(broker_name,): leadership.broker_id},
+    )
+    yield gauge("trimq_replica_master_epoch", "The epoch of the master.", leadership.epoch)
+    yield gauge("trimq_replica_log_epoch", "The last epoch of this log.", max(epochs.last_epoch, 0))
+    if store.replication.ha is not None:
+        yield gauge(
+            "trimq_replica_sync_state_set_members",
+            "Members of the SyncStateSet, this master included: all have each acknowledged message.",
+            len(leadership.members),
+        )
+        yield gauges(
+            "trimq_replica_lease",
+            "1 while no other broker can be the master; without it nothing is acknowledged.",
+            ("broker",),
+            {(broker_name,): int(leadership.holds())},
+        )
 
 
 def _master(store: MessageStore) -> Iterator[Metric]:

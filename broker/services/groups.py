@@ -75,6 +75,12 @@ class SubscriptionGroupManager(PersistentTable):
             if missing:
                 self._next_version()
 
+    def begin_epoch(self, epoch: int) -> None:
+        """This broker is the master of an epoch now."""
+        if self.data_version.state_version != epoch:
+            self.data_version = self.data_version.led(epoch, self._clock.wall_ms())
+            self._file.changed()
+
     def follow(self, state: dict[str, Any]) -> None:
         """Take the groups of a slave's master. Those that it lacks go, except the system's. Raises StateFileError."""
         where = "the master's groups"

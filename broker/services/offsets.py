@@ -91,6 +91,10 @@ class ConsumerOffsetManager(PersistentTable):
         pulls = _load_table(state.get("pullOffsetTable"), where)
         resets = _load_table(state.get("resetOffsetTable"), where)
         version = load_data_version(state.get("dataVersion"), where)
+        if 0 < version.state_version < self.data_version.state_version:
+            # 0: Apache's broker does not say it everywhere.
+            own_epoch = self.data_version.state_version
+            raise StateFileError(f"{where} are of epoch {version.state_version}, these of {own_epoch}")
         if all(self.offset_table.get(key) == value for key, value in offsets.items()) and (
             pulls == self.pull_offset_table and resets == self.reset_offset_table
         ):
@@ -103,6 +107,12 @@ class ConsumerOffsetManager(PersistentTable):
         self.data_version = version
         self._changed()
         return own
+
+    def begin_epoch(self, epoch: int) -> None:
+        """This broker is the master of an epoch now: its offsets are newer than those of any master before."""
+        if self.data_version.state_version != epoch:
+            self.data_version = self.data_version.led(epoch, self._clock.wall_ms())
+            self._changed()
 
     def follow_own(self, own: Table) -> None:
         """Take the offsets of the own groups of a slave's master, when the log has what was done up to them."""

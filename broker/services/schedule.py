@@ -25,13 +25,12 @@ from trimq.broker.config import BrokerConfig, MessageStoreConfig
 from trimq.broker.services.queued_messages import QueuePosition
 from trimq.broker.services.schedule_store import ScheduleStore, Unit
 from trimq.broker.services.state_file import StateFile, StateFileError, encode_pieces, load_data_version, unknown_fields
-from trimq.broker.services.stored_again import place_of, stored_again
+from trimq.broker.services.stored_again import place_of, put_again, stored_again
 from trimq.broker.store.disk.disk import Disk
 from trimq.broker.store.log.puts import MessageInner
 from trimq.broker.store.types import (
     GetMessageResult,
     GetMessageStatus,
-    PutMessageResult,
     PutMessageStatus,
 )
 from trimq.protocol import record, topic_rules
@@ -389,18 +388,7 @@ class ScheduleMessageService:
 
     async def _put(self, message: MessageInner, level: int, offset: int) -> int:
         """Returns the log offset behind the copy; 0 if the message was dropped."""
-        done = trio.Event()
-        outcome: list[PutMessageResult] = []
-
-        def on_done(result: PutMessageResult) -> None:
-            outcome.append(result)
-            done.set()
-
-        result = self._store.put_message(message, on_done)
-        if result is None:
-            with trio.CancelScope(shield=True):  # the record may be in the log already: the offset has to follow it
-                await done.wait()
-            result = outcome[0]
+        result = await put_again(self._store, message)
         if result.ok:
             return result.physical_offset + result.size
         if result.status in _HOPELESS:

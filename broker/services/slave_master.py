@@ -34,6 +34,8 @@ class SlaveMaster:
         self._learned: str = ""
         self._refused: str = ""
         self.address = ""
+        self.is_rocketmq = False
+        """See MasterView."""
         self.settings: dict[str, str] = {}
         """What the master has said last of its options (REPLICATION_SETTINGS)."""
 
@@ -66,8 +68,12 @@ class SlaveMaster:
 
     async def ask(self, code: int, ext: dict[str, str] | None = None) -> RemotingCommand:
         """Send the master a request, and return its reply, of any code. Raises OSError if there is none."""
+        return await self.ask_at(self.address, code, ext)
+
+    async def ask_at(self, address: str, code: int, ext: dict[str, str] | None = None) -> RemotingCommand:
+        """The same for a broker that may not be known as the master yet."""
         try:
-            return await self._client.invoke(self.address, RemotingCommand(int(code), ext=ext or {}), _TIMEOUT)
+            return await self._client.invoke(address, RemotingCommand(int(code), ext=ext or {}), _TIMEOUT)
         except RemotingTransportError as error:
             # Callers log each reason once.
             raise OSError(f"the master does not answer: {error.lasting}") from error

@@ -11,7 +11,6 @@ Source: RocketMQ's SlaveSynchronize. There all of it comes once a minute, the ti
 at once; and the topics of the system go if the master does not list them.
 """
 
-import json
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -24,9 +23,11 @@ from trimq.broker.services.offsets import ConsumerOffsetManager
 from trimq.broker.services.schedule import ScheduleMessageService
 from trimq.broker.services.slave_master import SlaveMaster
 from trimq.broker.services.slave_timers import SlaveTimers
-from trimq.broker.services.state_file import StateFileError
+from trimq.broker.services.state_file import StateFileError, load_data_version
+from trimq.broker.services.topic_followers import version_text
 from trimq.broker.services.topics import TopicConfigManager
 from trimq.broker.store.message_store import MessageStore
+from trimq.protocol import lenient_json
 from trimq.protocol.body import DELETED_TOPICS, WITH_DELETED_TOPICS
 from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.command import RemotingCommand
@@ -104,6 +105,10 @@ class SlaveSynchronize:
         self._asked_all = False
         """Whether the last round asked for everything."""
         self._sleep: trio.CancelScope | None = None
+        self._turn = trio.Lock()
+        """One task at a time takes what the master says, in the order of its questions."""
+        self.topics_version = ""
+        """That of the master's topics which are on disk here."""
         self._taken: dict[RequestCode, Any] = {}
         """The states that were taken last, of those that wait for the log."""
         self._until_timers = 0
@@ -142,17 +147,27 @@ class SlaveSynchronize:
                 all_of_it = self._woken or number % _REST_EVERY == 0
                 self._woken = False
                 self._asked_all = all_of_it
-                good = await self._round()
-                if all_of_it:
-                    good &= await self._attempt(RequestCode.GET_ALL_TOPIC_CONFIG, self._follow_topics)
-                for code, follow in self._seldom if all_of_it else ():
-                    good &= await self._take(code, follow)
+                async with self._turn:
+                    good = await self._whole_round(all_of_it=all_of_it)
                 # What the master did not answer is asked for in the next round.
                 number = number + 1 if good or not all_of_it else 0
                 self.rounds += good and not self._later
             with trio.CancelScope() as self._sleep:
                 await self._clock.sleep(_OFFSETS_SECONDS)
             self._sleep = None
+
+    async def _whole_round(self, *, all_of_it: bool) -> bool:
+        good = await self._round()
+        if all_of_it:
+            good &= await self._attempt(RequestCode.GET_ALL_TOPIC_CONFIG, self._follow_topics)
+        for code, follow in self._seldom if all_of_it else ():
+            good &= await self._take(code, follow)
+        return good
+
+    async def take_topics(self) -> bool:
+        """Take the topics now. Returns whether the master has answered as it should."""
+        async with self._turn:
+            return await self._attempt(RequestCode.GET_ALL_TOPIC_CONFIG, self._follow_topics)
 
     async def _follow_topics(self) -> None:
         """Take the topics; the queues and offsets of those that the master does not have any more go too."""
@@ -161,7 +176,7 @@ class SlaveSynchronize:
         if not state:
             return
         before = set(self._topics.table)
-        self._topics.follow(state, keep=self._arrived)
+        complete = self._topics.follow(state, keep=self._arrived)
         deleted = state.get(DELETED_TOPICS) or {}
         gone = await self._store.follow_deletions({str(topic): int(position) for topic, position in deleted.items()})
         # Also if the topic is there again: the master has removed these too, and says in the next round which it has.
@@ -170,6 +185,10 @@ class SlaveSynchronize:
         for topic in await self._store.clean_unused_topics(self._topics.table):
             _log.info("followed_topic_deleted", topic=topic)
             self._offsets.remove_topic(topic)
+        await self._topics.persisted()
+        # A deletion that is not made here must not be confirmed.
+        if complete:
+            self.topics_version = version_text(load_data_version(state.get("dataVersion"), "the master's topics"))
 
     # what waits for the log
 
@@ -277,7 +296,8 @@ class SlaveSynchronize:
         """The master's state; empty if it has none. Raises OSError, ValueError, StateFileError."""
         reply = await self._reply(code, ext)
         _check(reply)
-        state = json.loads(bytes(reply.body)) if len(reply.body) else {}
+        # RocketMQ's broker writes numbers as keys without quotes.
+        state = lenient_json.loads(bytes(reply.body)) if len(reply.body) else {}
         if not isinstance(state, dict):
             raise StateFileError("not an object")
         return state

@@ -1,12 +1,18 @@
 """Messages that the broker stores again: those of a delay level or of the timer, for their real topics."""
 
 from collections.abc import Callable
+from typing import Final, Protocol
+
+import trio
 
 from trimq.broker.store.log.puts import MessageInner
+from trimq.broker.store.types import PutCallback, PutMessageResult
 from trimq.protocol import hashing, record
 from trimq.protocol.message_keys import index_keys
 from trimq.protocol.property_names import PROPERTY_REAL_QID, PROPERTY_REAL_TOPIC, PROPERTY_TAGS
 from trimq.protocol.real_place import RealPlace, real_place
+
+_CANCELLED_SECONDS: Final = 2.0
 
 QueuesOf = Callable[[str], int | None]
 
@@ -64,3 +70,43 @@ def stored_again(
         keys=index_keys(properties, tags=indexes_tags),
         wait=False,
     )
+
+
+class PutStore(Protocol):
+    """The part of MessageStore that is used."""
+
+    def put_message(self, message: MessageInner, on_done: PutCallback) -> PutMessageResult | None:
+        """See MessageStore."""
+        ...
+
+
+def _ignore(_result: PutMessageResult) -> None:
+    pass
+
+
+async def put_again(store: PutStore, message: MessageInner, stored: PutCallback = _ignore) -> PutMessageResult:
+    """Put a message, and wait until it is stored. ``stored`` hears of it at once.
+
+    When cancelled it still waits for a moment: the record may be in the log already, and the caller's offset has to
+    follow it. Not for longer, since what answers may be cancelled too, as after a stop that takes too long.
+    """
+    done = trio.Event()
+    outcome: list[PutMessageResult] = []
+
+    def on_done(result: PutMessageResult) -> None:
+        stored(result)
+        outcome.append(result)
+        done.set()
+
+    result = store.put_message(message, on_done)
+    if result is not None:
+        stored(result)
+        return result
+    try:
+        await done.wait()
+    except trio.Cancelled:
+        with trio.move_on_after(_CANCELLED_SECONDS, shield=True):
+            await done.wait()
+        if not outcome:
+            raise
+    return outcome[0]

@@ -59,6 +59,10 @@ class TimedMessage(NamedTuple):
     properties: dict[str, str]
 
 
+class NotReadableError(OSError):
+    """A record is in the log, and may not be read before slaves have it."""
+
+
 class _Attempt:
     """One attempt to put messages: what is on its way, and what has to be tried again."""
 
@@ -160,7 +164,12 @@ class TimerPuts:
         pause = _FIRST_RETRY_MS
         for _ in range(READ_ATTEMPTS):
             try:
-                return await self._read(offset, size)
+                while True:
+                    try:
+                        return await self._read(offset, size)
+                    except NotReadableError:
+                        if not await self._pause(_FIRST_RETRY_MS):
+                            return None
             except Exception as error:  # noqa: BLE001 - the slot of the mark must not wait forever
                 if self._log_budget.allows():
                     _log.warning("timer_mark_not_read", commit_log_offset=offset, error=str(error), wait_ms=pause)
@@ -237,6 +246,9 @@ class TimerPuts:
                 if not magic & MAGIC_DELETE or magic & MAGIC_ROLL:
                     try:
                         await self._deliver_one(attempt, due, at, deleted)
+                    except NotReadableError as error:
+                        attempt.failed.append(at)
+                        attempt.reason = str(error)
                     except Exception as error:  # noqa: BLE001 - the others of the slot must neither wait nor come again
                         attempt.broken.append(at)
                         attempt.reason = f"{type(error).__name__}: {error}"
@@ -326,13 +338,18 @@ class TimerPuts:
     # records
 
     async def _read(self, offset: int, size: int) -> TimedMessage | None:
-        """The timed message at a log offset, valid until the next await; None if another record, or none, is there."""
+        """The timed message at a log offset, valid until the next await; None if another record, or none, is there.
+
+        Raises NotReadableError, OSError.
+        """
         data = self._store.look_own_message(offset)
         if data is None:
             data = self._store.look_message(offset)
         if data is None:
             data = await self._store.look_message_cold(offset)
         if len(data) != size:
+            if self._store.readable_offset <= offset < self._store.appended_offset:
+                raise NotReadableError("it waits for slaves, since the broker was restarted")
             return None
         view = memoryview(data)
         head = record.decode_head(view)

@@ -1,6 +1,6 @@
 """The broker's topics: topics.json, the system topics, and creation on first use (RocketMQ's TopicConfigManager)."""
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -99,6 +99,12 @@ class TopicConfigManager(PersistentTable):
         self.data_version = DataVersion()
         self.listeners: list[Callable[[list[TopicConfig]], None]] = []
         self.delete_listeners: list[Callable[[str], None]] = []
+        self.on_version: list[Callable[[], None]] = []
+        """Called after each change."""
+        self.replicated: Callable[[], Awaitable[None]] | None = None
+        """Returns when slaves have the changes made until now, if that is waited for."""
+        self._is_masters = False
+        """Whether this is the state of a slave's master with ``data_version``, and nothing else has changed since."""
         path = configuration.section(MessageStoreConfig).config_path / "topics.json"
         self._file = StateFile(disk, str(path), self._pieces)
         self.get = self.table.get
@@ -124,15 +130,31 @@ class TopicConfigManager(PersistentTable):
 
     # a slave's topics
 
-    def follow(self, state: dict[str, Any], keep: Container[str] = ()) -> None:
+    async def persisted(self) -> None:
+        """Return when all changes are on disk, and on the slaves that may become the master.
+
+        Raises StateFileError, and RemotingError if this broker stops first.
+        """
+        await super().persisted()
+        if self.replicated is not None:
+            await self.replicated()
+
+    def begin_epoch(self, epoch: int) -> None:
+        """This broker is the master of an epoch now."""
+        if self.data_version.state_version != epoch:
+            self.data_version = self.data_version.led(epoch, self._clock.wall_ms())
+            self._file.changed()
+
+    def follow(self, state: dict[str, Any], keep: Container[str] = ()) -> bool:
         """Take the topics of a slave's master. Those that it lacks go, except the system's. Raises StateFileError.
 
-        ``keep``: topics that may be newer than the state. They go with the next one that still lacks them.
+        ``keep``: topics that may be newer than the state. They go with the next one that still lacks them. Returns
+        whether there are none: these are the master's topics then.
         """
         where = "the master's topics"
         version = load_data_version(state.get("dataVersion"), where)
-        if version == self.data_version:
-            return
+        if self._is_masters and version == self.data_version:
+            return True
         theirs = EntryTable(TopicConfig)
         theirs.load(state.get("topicConfigTable") or {}, where, "topicName")
         gone = [name for name in self.table if name not in theirs.entries and not self.is_system(name)]
@@ -143,8 +165,11 @@ class TopicConfigManager(PersistentTable):
             self._put(changed)
         self._followed = True
         self._file.changed()
-        if not any(topic in keep for topic in gone):  # else this state counts as another one than the master's
-            self.data_version = version
+        if any(topic in keep for topic in gone):
+            return False  # this state counts as another one than the master's
+        self.data_version = version
+        self._is_masters = True
+        return True
 
     def follow_queue(self, topic: str, queue_id: int) -> bool:
         """Make sure that a queue whose messages came with the master's log belongs to its topic. False if it does."""
@@ -295,6 +320,9 @@ class TopicConfigManager(PersistentTable):
 
     def _next_version(self) -> None:
         self.data_version = self.data_version.next(self._clock.wall_ms())
+        self._is_masters = False  # a master's next version may have the same numbers
+        for listener in self.on_version:
+            listener()
         self._file.changed()
 
     def _reconfigured(self, keys: frozenset[str]) -> None:

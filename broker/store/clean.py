@@ -73,6 +73,8 @@ class CleanService:
         """Whether the log is that of a master."""
         self.on_anew: list[Callable[[str], None]] = []
         """Called with the topic of a queue that ``forget_queue`` has deleted."""
+        self.on_log_min: Callable[[int], Awaitable[None]] | None = None
+        """Called with the start of the log after files of it were deleted. Raises OSError."""
         self.on_overdue: list[Callable[[MappedFile], None]] = []
         """Called with a deleted file that has been read for longer than destroyMapedFileIntervalForcibly."""
 
@@ -188,6 +190,8 @@ class CleanService:
         index_files = await self._index.delete_expired(log_min) if self._index is not None else 0
         queue_files = await self._cleaner.follow(log_min, pause)
         _log.info("log_cleaned", log_min=log_min, queue_files=queue_files, index_files=index_files)
+        if self.on_log_min is not None:
+            await self.on_log_min(log_min)
         await self._save_checkpoint()
 
     async def _look_at_hanging(self) -> None:

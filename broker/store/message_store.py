@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import structlog
 import trio
 
-from trimq.broker.config import FlushDiskType, MessageStoreConfig, ReplicationConfig
+from trimq.broker.config import ControllerModeConfig, FlushDiskType, MessageStoreConfig, ReplicationConfig
 from trimq.broker.store.clean import CleanService
 from trimq.broker.store.disk.disk import Disk
 from trimq.broker.store.disk.durable_files import make_durable_directory
@@ -40,9 +40,12 @@ from trimq.broker.store.read.query import MessageFinder
 from trimq.broker.store.recovery.checkpoint import CheckpointService, StoreCheckpoint
 from trimq.broker.store.recovery.failed_sync_marker import FailedSyncMarker
 from trimq.broker.store.recovery.recovery import RecoveryReport, StoreRecovery
+from trimq.broker.store.replication.auto_switch_service import AutoSwitchHAService
+from trimq.broker.store.replication.epochs import EpochFileCache
 from trimq.broker.store.replication.follower import StoreFollower
 from trimq.broker.store.replication.ha_client import Begin, HAClient, MasterView
 from trimq.broker.store.replication.ha_connection import SlaveState
+from trimq.broker.store.replication.leadership import Leadership
 from trimq.broker.store.replication.store_replication import StoreReplication
 from trimq.broker.store.running_flags import Flag, RunningFlags
 from trimq.broker.store.stats import StoreStats
@@ -60,6 +63,7 @@ __all__ = [
     "DueTimers",
     "Flag",
     "HAClient",
+    "Leadership",
     "MappedFile",
     "MessageStore",
     "NewTimer",
@@ -103,7 +107,7 @@ class MessageStore(QueueCalls):
     Puts, gets and queries are those of InMemoryCalls, topics and queues those of QueueCalls.
     """
 
-    def __init__(  # noqa: PLR0915 - it makes all parts of a store
+    def __init__(  # noqa: PLR0913, PLR0915 - it makes all parts of a store
         self,
         config: MessageStoreConfig,
         *,
@@ -113,18 +117,30 @@ class MessageStore(QueueCalls):
         accept_missing_log: bool = False,
         timer_slots: int = SLOTS,
         replication: ReplicationConfig | None = None,
+        leadership: Leadership | None = None,
+        controller_mode: ControllerModeConfig | None = None,
+        truncate_at: int | None = None,
     ) -> None:
         """``accept_missing_log``: start with an empty log even if the checkpoint knows one whose files are missing.
 
         ``timer_slots``: slots of the timer's wheel, for tests; with another number RocketMQ refuses the file.
+        ``leadership``: controllers have assigned the role, ``controller_mode`` has the options of that.
+        ``truncate_at``: on a slave, the log is its master's up to here. What follows is erased before anything else.
         """
         self.config = config
         syncs = config.flush_disk_type is FlushDiskType.SYNC_FLUSH
-        self.replication = StoreReplication(replication or ReplicationConfig(), syncs=syncs)
-        """What the role adds."""
         self.disk = disk or RealDisk()
         self.clock = clock or SystemClock()
         self.root = str(config.root)
+        mode = controller_mode or ControllerModeConfig()
+        epochs = None
+        if leadership is not None:
+            epochs = EpochFileCache(self.disk, mode.store_path_epoch_file or f"{self.root}/epochFileCheckpoint")
+        self.replication = StoreReplication(
+            replication or ReplicationConfig(), syncs=syncs, leadership=leadership, epochs=epochs, mode=mode
+        )
+        """What the role adds."""
+        self._truncate_at = truncate_at
         self.flags = RunningFlags()
         self.stats = StoreStats(self.clock.wall_ms())
         self.recovered: RecoveryReport | None = None
@@ -141,6 +157,8 @@ class MessageStore(QueueCalls):
         """Called with a topic whose queue was replaced: the master of the log has deleted it and created it again."""
         self.log_holds = LogHolds()
         """The services whose pending messages the cleaner keeps."""
+        self._follower: StoreFollower | None = None
+        self._confirmed_at_start: int | None = None
         self._sync_place = sync_place
         self._accept_missing_log = accept_missing_log
         self._abort = AbortFile(self.disk, self.root)
@@ -237,6 +255,8 @@ class MessageStore(QueueCalls):
         clean_exit = not abort.exists()
         self.files.load()
         self.checkpoint.load()
+        if self.replication.epochs is not None:
+            self.replication.epochs.load()
         if not self.files.files:
             self.checkpoint.check_missing_log(self.files.directory, accept=self._accept_missing_log)
         make_durable_directory(disk, self.files.directory)
@@ -252,8 +272,9 @@ class MessageStore(QueueCalls):
             self.dispatcher,
             clean_exit=clean_exit,
             check_crc=self.config.check_crc_on_recover,
-            holds=self.replication.waits_for_slaves,
-            cuts=self.replication.is_slave or self.replication.config.ha_listen_port is not None,
+            holds=self.replication.holds_back,
+            cuts=self.replication.cuts,
+            truncate_at=self._truncate_at,
         )
         self.recovering = recovery.report
         self.recovered = await recovery.run()
@@ -265,6 +286,10 @@ class MessageStore(QueueCalls):
         for (topic, queue_id), following in recovery.held.items():
             self.commit_log.queue(topic, queue_id).next_offset = following
         self._held_places = recovery.held_places
+        log_min = self.commit_log.min_offset
+        await self.replication.settle_epochs(log_min, self.recovered.position, self._truncate_at)
+        knows = recovery.held_back or not self.recovered.position
+        self._confirmed_at_start = self.dispatcher.position if knows else None
         ha = self.replication.make_service(
             self.commit_log, self.flags, self._transferable_offset, replicated_offset=self.dispatcher.position
         )
@@ -278,7 +303,7 @@ class MessageStore(QueueCalls):
             delay_ms=self.dispatcher.delay_ms,
             sync_place=self._sync_place,
             replicas=ha if self.replication.waits_for_slaves else None,
-            slave_timeout=self.replication.config.slave_timeout / 1000,
+            slave_timeout=self.replication.slave_timeout,
         )
         self.write_path = path
         if self.replication.is_slave:
@@ -299,6 +324,12 @@ class MessageStore(QueueCalls):
             self.timer_data = self._make_timers(self.timer_data.wheel.slots)
         return path
 
+    def step_down(self) -> None:
+        """Before a close for another role: refuse puts, and answer those that wait for slaves."""
+        self.flags.set(Flag.SLAVE, "this broker is not the master any more: send to the new one")
+        if isinstance(self.write_path.durability, GroupTransferService):
+            self.write_path.durability.abandon()
+
     async def finish_replication(self, seconds: float) -> list[str]:
         """Before a stop: see HAService.finish. Under SYNC_FLUSH slaves get only what is on disk."""
         ha = self.replication.ha
@@ -316,10 +347,25 @@ class MessageStore(QueueCalls):
     ) -> HAClient:
         """A slave's side of replication, to be run while the store is open."""
         path = self.write_path
-        follower = StoreFollower(
-            path, self.dispatcher, self._reput.wake, self._finder.look_cold, syncs=self.replication.syncs
+        self._follower = follower = StoreFollower(
+            path,
+            self.dispatcher,
+            self._reput.wake,
+            self._finder.look_cold,
+            syncs=self.replication.syncs,
+            confirmed_offset=self._confirmed_at_start,
         )
         return self.replication.make_client(path, follower, master, open_stream)
+
+    def _dispatchable_offset(self) -> int:
+        """What may be dispatched: on a slave in controller mode only what the master has said to be confirmed.
+
+        So a truncation never cuts what is in a queue.
+        """
+        readable = self.write_path.durability.readable_offset
+        if not self.replication.is_slave or self.replication.leadership is None:
+            return readable
+        return min(readable, self._follower.confirmed_offset) if self._follower is not None else 0
 
     async def _recover_timers(self, timers: TimerStore) -> None:
         """After the queues: the timer's data follows the timer's queue. Raises StoreLoadError, OSError."""
@@ -344,11 +390,10 @@ class MessageStore(QueueCalls):
             path.sync.flush,
         )
         self._checkpoints = checkpoints
-        self._reput = ReputMessageService(
-            self.commit_log, self.dispatcher, self.stats, lambda: path.durability.readable_offset
-        )
+        self._reput = ReputMessageService(self.commit_log, self.dispatcher, self.stats, self._dispatchable_offset)
         if isinstance(path.durability, GroupTransferService):
             path.durability.on_readable = self._reput.wake
+            self._reput.wake()  # what was held may be confirmed already: by a master that is the only member
         self._clean = CleanService(
             self.files,
             QueueCleaner(self.queues, self.flush_queues),
@@ -364,6 +409,10 @@ class MessageStore(QueueCalls):
         self._clean.on_overdue = self.on_overdue
         self._clean.follows_master = self.replication.is_slave
         self._clean.on_anew = self.on_anew
+        if self.replication.epochs is not None:
+            self._clean.on_log_min = self.replication.epochs.truncate_prefix
+        if isinstance(self.replication.ha, AutoSwitchHAService):
+            nursery.start_soon(self.replication.ha.watch)
         # Not slaves only: a slave that has become a SYNC_MASTER has such records among those that wait for its slaves.
         self._reput.starts_anew = self.queues.starts_anew
         self._reput.forget_queue = self._clean.forget_queue
@@ -394,7 +443,15 @@ class MessageStore(QueueCalls):
                 _log.warning("abort_file_not_removed", error=str(error))
             _log.info("store_closed", log_end=self.commit_log.max_offset)
         else:
-            _log.warning("store_closed_unfinished", reason=self.flags.reason, behind=self.dispatch_behind_bytes)
+            if durable and self.replication.leadership is not None:
+                await self._checkpoints.save()  # the next role begins soon, and reads the log from the mark on
+            unconfirmed = self.commit_log.max_offset - self.dispatcher.position
+            behind = self.dispatch_behind_bytes
+            if durable and not self.flags.is_broken and not behind and unconfirmed and self.replication.holds_back:
+                # All is well: what the slaves do not have yet is dispatched, or cut off, by the next start.
+                _log.info("store_closed", log_end=self.commit_log.max_offset, unconfirmed=unconfirmed)
+            else:
+                _log.warning("store_closed_unfinished", reason=self.flags.reason, behind=behind)
         self._clean.close()
         if self.index is not None:
             await self.index.close()
@@ -477,6 +534,11 @@ class MessageStore(QueueCalls):
         return self.commit_log.max_offset
 
     @property
+    def readable_offset(self) -> int:
+        """Records below this offset of the log may be read."""
+        return self.write_path.durability.readable_offset
+
+    @property
     def flushed_offset(self) -> int:
         """Everything below is on the device."""
         return self.write_path.sync.flushed_offset
@@ -520,7 +582,7 @@ class MessageStore(QueueCalls):
         With slaves, what is dispatched: they acknowledge bytes, so what is replicated may end inside a record.
         """
         readable = self.write_path.durability.readable_offset
-        return min(readable, self.dispatcher.position) if self.replication.waits_for_slaves else readable
+        return min(readable, self.dispatcher.position) if self.replication.holds_back else readable
 
     def look_message(self, offset: int) -> Any | None:
         """The record at a log offset: bytes, or a view valid until the next await; b"" for none, None if it is cold.
@@ -566,7 +628,7 @@ class MessageStore(QueueCalls):
         info = self.stats.runtime_info(self.clock.wall_ms())
         info["commitLogMinOffset"] = str(self.min_phy_offset)
         info["commitLogMaxOffset"] = str(self.max_phy_offset)
-        info["commitLogReadableOffset"] = str(self.write_path.durability.readable_offset)
+        info["commitLogReadableOffset"] = str(self._dispatchable_offset())
         info["dispatchBehindBytes"] = str(self.dispatch_behind_bytes)
         info["pageCacheLockTimeMills"] = str(self.write_path.lock.held_ms())
         info["runningFlags"] = str(self.flags.bits)

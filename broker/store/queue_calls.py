@@ -19,7 +19,7 @@ class QueueCalls(InMemoryCalls):
     _finder: MessageFinder
     _clean: CleanService
     _held_places: dict[str, int]
-    """Topics of records that wait for slaves since before the start, with the highest queue id of each."""
+    """Topics of records that wait since before the start, or to which such records go, with the highest queue id."""
 
     def topics(self) -> dict[str, list[int]]:
         """All topics that have queues, with their queue ids."""

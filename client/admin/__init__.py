@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from trimq.client.admin.brokers import BrokerAdmin
 from trimq.client.admin.clients import ClientAdmin
+from trimq.client.admin.controllers import ControllerAdmin
 from trimq.client.admin.name_servers import NameServerAdmin
 from trimq.client.admin.timers import TimerAdmin
 from trimq.client.admin.topics import TopicAdmin
@@ -14,8 +15,17 @@ from trimq.client.core import Client, ClientOptions
 __all__ = ["Admin"]
 
 
-class Admin(TopicAdmin, ClientAdmin, BrokerAdmin, TraceAdmin, TransactionAdmin, TimerAdmin, NameServerAdmin):
-    """Queries and changes topics, groups, offsets, messages, clients, brokers and name servers.
+class Admin(
+    TopicAdmin,
+    ClientAdmin,
+    BrokerAdmin,
+    TraceAdmin,
+    TransactionAdmin,
+    TimerAdmin,
+    NameServerAdmin,
+    ControllerAdmin,
+):
+    """Queries and changes topics, groups, offsets, messages, clients, brokers, name servers and controllers.
 
     An ``address`` argument is a broker's ``ip:port``; ``addresses`` finds the addresses by broker name or cluster.
     Calls that need only a broker's address work without a name server. ``options`` defaults to a ``request_timeout`` of

@@ -147,8 +147,12 @@ async def consume_stats(
 @commands.add("haStatus")
 @_broker
 @_cluster
-async def ha_status(admin: Admin, out: Output, *, broker: str | None, cluster: str | None) -> None:
+@click.option("-i", "--interval", type=int, help="Accepted; prints once all the same. For a loop use watch(1).")
+async def ha_status(
+    admin: Admin, out: Output, *, broker: str | None, cluster: str | None, interval: int | None
+) -> None:
     """Show a broker's replication state."""
+    _ = interval
     one_of(broker, cluster)
     for address in await admin.addresses(broker=broker, cluster=cluster):
         out.record({"brokerAddr": address, **await admin.ha_status(address)})

@@ -124,3 +124,11 @@ class VersionResponseHeader(Header):
     """Reply to GET_BROKER_CONFIG (26): DataVersion as JSON text."""
 
     version: str
+
+
+class ExchangeHAInfoResponseHeader(Header):
+    """EXCHANGE_BROKER_HA_INFO (906), reply of a master."""
+
+    master_ha_address: str | None = None
+    master_flush_offset: I64 | None = None
+    master_address: str | None = None

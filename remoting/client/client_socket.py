@@ -153,6 +153,8 @@ async def _connected(address: _Address) -> socket.socket:
             error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if error:
                 raise OSError(error, os.strerror(error)) from None
+        except (TypeError, ValueError) as error:  # a zone of IPv6 may have any character
+            raise OSError(f"{address.socket_address[0]!r} is no address: {error}") from error
     except BaseException:
         sock.close()
         raise

@@ -8,6 +8,8 @@ from typing import Final, Protocol
 import anyio
 import anyio.lowlevel
 
+_BOOT_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
 
 class Clock(Protocol):
     """Wall time for values that are stored or shown, monotonic time for durations and timeouts."""
@@ -18,6 +20,10 @@ class Clock(Protocol):
 
     def monotonic(self) -> float:
         """Seconds from an arbitrary start; never goes back."""
+        ...
+
+    def boot_seconds(self) -> float:
+        """Seconds from an arbitrary start, which go on while the process is stopped, or the machine sleeps."""
         ...
 
     async def sleep(self, seconds: float) -> None:
@@ -39,6 +45,10 @@ class SystemClock:
     def monotonic(self) -> float:
         """Seconds from an arbitrary start."""
         return time.monotonic()
+
+    def boot_seconds(self) -> float:
+        """See Clock: CLOCK_BOOTTIME where the system has it."""
+        return time.clock_gettime(_BOOT_CLOCK)
 
     async def sleep(self, seconds: float) -> None:
         """Sleep, at least for one checkpoint."""
@@ -88,6 +98,10 @@ class ManualClock:
     def monotonic(self) -> float:
         """Seconds; starts at 1000."""
         return self._now_ns / _NANOS
+
+    def boot_seconds(self) -> float:
+        """The same as ``monotonic``."""
+        return self.monotonic()
 
     def advance(self, seconds: float) -> None:
         """Advance both times and wake the sleepers that are due. They run once the caller yields to the loop."""

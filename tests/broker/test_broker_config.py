@@ -69,7 +69,8 @@ def test_defaults() -> None:
     ("line", "expected"),
     [
         ("brokerName=a@b", "a name of letters, digits"),
-        ("brokerId=-1", "a whole number from 0 to 2147483647"),
+        ("brokerId=-1", "0 or more, unless enableControllerMode=true"),
+        ("brokerId=-2", "a whole number from -1 to 2147483647"),
         ("namesrvAddr=localhost", "HOST:PORT, several separated by ;"),
         ("namesrvAddr=localhost:0", "HOST:PORT, several separated by ;"),
         ("listenPort=65536", "a whole number from 0 to 65535"),

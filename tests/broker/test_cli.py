@@ -81,6 +81,15 @@ def test_starts_says_what_it_is_and_stops(tmp_path: Path, number: int) -> None:
     assert "store_closed " in errors
 
 
+def test_a_process_of_its_own_settles_its_memory(tmp_path: Path) -> None:
+    code = (
+        "import os, sys, trimq.remoting.config.command_line as process; process.settle_memory = lambda: os._exit(7);"
+        "from trimq.broker.cli import main; main(sys.argv[1:])"
+    )
+    command = [sys.executable, "-c", code, "-c", str(write_config(tmp_path))]
+    assert subprocess.run(command, check=False, capture_output=True, timeout=60).returncode == 7
+
+
 @pytest.mark.parametrize("value", ["on", "off"])
 def test_says_whether_the_native_extension_runs(tmp_path: Path, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if value == "on" and not NATIVE.is_on:

@@ -29,6 +29,7 @@ def test_every_code_is_served_or_in_the_table() -> None:
     texts = [
         *ROOT.glob("broker/processors/**/*.py"),
         ROOT / "namesrv/processor.py",
+        ROOT / "controller/processor.py",
         ROOT / "client/consumer_requests.py",
     ]
     source = "\n".join(path.read_text() for path in texts)

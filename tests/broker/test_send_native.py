@@ -668,7 +668,8 @@ async def pulls_held(side: Side, subscription: str = "*") -> AsyncIterator[list[
         while side.broker.reactor.stats.held < QUEUES:  # noqa: ASYNC110 - a counter has no event
             await trio.sleep(0.001)
         yield found
-        found += [await waiting.reply(opaque) for opaque in asked]
+        with trio.fail_after(10):  # after 15 s they look again without being woken
+            found += [await waiting.reply(opaque) for opaque in asked]
 
 
 @pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])

@@ -320,7 +320,7 @@ async def test_a_slave_learns_the_topics_of_messages_that_wait(tmp_path: Path) -
         async with WireClient.connect(master.endpoint) as client:
             life.broker, life.client = master, client
             # From here on the master's answers are of before.
-            synchronize._topics.follow = lambda state, keep=(): None  # type: ignore[method-assign]
+            synchronize._topics.follow = lambda state, keep=(): False  # type: ignore[method-assign]
             await timed(client, b"timed", 60_000, "Timed")
             assert (await client.send("Delayed", b"delayed", {"DELAY": "5"}, queue_id=2)).code == 0
             half = await life.prepare(b"half", "Half")
@@ -423,7 +423,7 @@ async def test_topics_of_waiting_messages_that_come_together(tmp_path: Path) -> 
         theirs, mine = slave.context.store, master.context.store
         async with WireClient.connect(master.endpoint) as client:
             life.broker, life.client = master, client
-            synchronize._topics.follow = lambda state, keep=(): None  # type: ignore[method-assign]
+            synchronize._topics.follow = lambda state, keep=(): False  # type: ignore[method-assign]
             theirs._reput.behind = lambda: 0  # type: ignore[method-assign]
             for number in range(3):
                 await timed(client, b"timed", 60_000, f"Timed{number}")
@@ -454,7 +454,7 @@ async def test_a_sync_master_that_was_a_slave_knows_the_topics_of_what_waits_for
             await slave.context.offsets.persist()
             assert await theirs._checkpoints.save()
             theirs._reput._goes_on = lambda: False  # type: ignore[method-assign]
-            synchronize._topics.follow = lambda state, keep=(): None  # type: ignore[method-assign]
+            synchronize._topics.follow = lambda state, keep=(): False  # type: ignore[method-assign]
             assert (await client.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "Again"})).code == 0
             await client.send("Again", b"new")
             await client.send("New", b"y", queue_id=3)

@@ -14,7 +14,19 @@ SEEN = {"config", "clock", "disk", "root", "stats", "recovered", "recovering", "
 PARTS_OF_THE_TIER = {("tier.py", name) for name in ("uploads", "fetcher", "flat_files", "tier_index")}
 """What the metrics of the tier (broker/metrics/tier.py) show, of a TieredMessageStore."""
 CALLS = {*vars(MessageStore), *vars(QueueCalls), *InMemoryCalls.__annotations__}
-OF_REPLICATION = {"config", "ha", "ha_config", "client", "is_slave", "master_settings", "slaves_serve_pulls"}
+OF_REPLICATION = {
+    "config",
+    "ha",
+    "ha_config",
+    "client",
+    "epochs",
+    "is_slave",
+    "leadership",
+    "master_settings",
+    "slave_ids",
+    "slave_timeout",
+    "slaves_serve_pulls",
+}
 """What others may use of the store's side of replication."""
 DOOR = {name for name in CALLS if not name.startswith("_")} | SEEN | {"replication"}
 DOOR |= {f"replication.{name}" for name in OF_REPLICATION}

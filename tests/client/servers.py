@@ -28,6 +28,10 @@ PROPERTIES = {
 NOT_YET = frozenset({"pop"})
 
 
+async def _in_queues(admin: Admin, topic: str) -> int:
+    return sum(bounds.max_offset for bounds in (await admin.topic_stats(topic)).values())
+
+
 @dataclass(frozen=True)
 class Servers:
     """A running name server and a running broker."""
@@ -43,6 +47,16 @@ class Servers:
     def create_topic(self, topic: str, queues: int = 4) -> str:
         probe.create_topic(self.broker.address, topic, queues)
         return topic
+
+    async def dispatched(self, topic: str, count: int) -> None:
+        """Wait until ``count`` messages of a topic are in its queues: Apache's broker dispatches after its answer.
+
+        Before, a poll may return the first of them alone, and the end of a queue be lower than what was sent.
+        """
+        async with Admin(self.namesrv) as admin:
+            with anyio.fail_after(30):
+                while await _in_queues(admin, topic) < count:  # noqa: ASYNC110 - another process
+                    await anyio.sleep(POLL_INTERVAL)
 
     async def indexed(self, topic: str, *keys: str, count: int = 1) -> None:
         """Wait until a query finds ``count`` messages of each key: the index is built after a send's reply."""

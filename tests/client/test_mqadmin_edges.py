@@ -25,6 +25,7 @@ def filled(servers: Servers, name: str) -> str:
         async with Producer(f"p_{name}", namesrv=servers.namesrv) as producer:
             for number in range(3):
                 await producer.send(Message(name, b"body %d" % number, tags="odd" if number == 1 else None))
+        await servers.dispatched(name, 3)
 
     anyio.run(fill)
     return name

@@ -11,6 +11,7 @@ from anyio.abc import SocketStream
 from tests.client.scripted import ScriptedBroker, pull_header, records, route_reply, scripted_broker
 from trimq.client import Client, ClientOptions, MessageQueue, ReceivedMessage
 from trimq.client.core import Push
+from trimq.client.errors import UnreachableError, error_for
 from trimq.client.process_queue import Prefetch, ProcessQueue
 from trimq.client.pulling import Pulled
 from trimq.client.subscription import Subscription
@@ -295,3 +296,32 @@ async def test_a_broker_that_does_not_know_the_subscription_yet_is_greeted() -> 
         await broker.answer(0, b"", 0, ResponseCode.SUBSCRIPTION_NOT_EXIST)
         assert await broker.asked(2) == 0
         assert broker.inner.counts[RequestCode.HEART_BEAT] > greeted
+
+
+async def test_a_pause_after_failures_ends_when_the_route_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new master is known: the consumer does not wait until the pause, which has grown to seconds, is over."""
+    monkeypatch.setattr("trimq.client.process_queue._FIRST_PAUSE", 1000.0)
+    monkeypatch.setattr("trimq.client.process_queue._LONGEST_PAUSE", 1000.0)
+    async with reading(Prefetch()) as (broker, process_queue):
+        await broker.asked(1)
+        await broker.pulls[0][0].aclose()
+        while not process_queue._pause:  # noqa: ASYNC110 - there is no event for it
+            await anyio.sleep(0.01)
+        routes = process_queue.client.routes
+        broker.inner.queues = 2
+        with anyio.fail_after(20):
+            await routes.refresh("T")
+            await broker.asked(2)
+
+
+async def test_a_broker_that_does_not_answer_a_pull_is_doubted_and_one_that_refuses_it_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with reading(Prefetch()) as (broker, process_queue):
+        await broker.asked(1)
+        doubted: list[str] = []
+        monkeypatch.setattr(process_queue.client.routes, "doubt", doubted.append)
+        await process_queue._recover(error_for(ResponseCode.NO_PERMISSION, "no", "b:1"))
+        assert doubted == []
+        await process_queue._recover(UnreachableError("no answer", address="b:1"))
+        assert doubted == ["b:1"]

@@ -17,6 +17,7 @@ async def fill(servers: Servers, topic: str, count: int, queues: int = 1) -> Non
     async with Producer(topic, namesrv=servers.namesrv) as producer:
         for number in range(count):
             await producer.send(Message(topic, b"%d" % number, tags="even" if number % 2 == 0 else "odd"))
+    await servers.dispatched(topic, count)
 
 
 async def test_seek_poll_commit(servers: Servers, name: str) -> None:
@@ -46,6 +47,7 @@ async def test_offsets_for_times(servers: Servers, name: str) -> None:
     middle = time.time()
     await anyio.sleep(0.01)
     await fill(servers, name, 2)
+    await servers.dispatched(name, 5)
     async with PullConsumer(name, namesrv=servers.namesrv) as consumer:
         [queue] = await consumer.queues(name)
         assert await consumer.offset_by_time(queue, middle) == 3

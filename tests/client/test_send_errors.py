@@ -56,9 +56,11 @@ CODES: dict[int, Any] = {
     USAGE, 16: USAGE, 17: NO_TOPIC, 18: USAGE, 19: NOT, 20: NOT, 21: NOT, 22: USAGE, 23: USAGE, 24: NOT, 25: NOT,
     26: USAGE, 27: NOT, 28: NOT, 29: USAGE, 200: PERHAPS, 201: PERHAPS, 202: PERHAPS, 203: USAGE, 204: USAGE, 205:
     USAGE, 206: USAGE, 207: PERHAPS, 208: USAGE, 209: NOT, 210: NOT, 211: NOT, 212: NOT, 213: USAGE, 215: NOT, 501:
-    NOT, 604: USAGE, 1500: NOT, 2003: PERHAPS, 3001: USAGE, 3002: USAGE, 9999: PERHAPS,
+    NOT, 604: USAGE, 1500: NOT, 3001: USAGE, 3002: USAGE, 9999: PERHAPS,
+    **dict.fromkeys(range(2000, 2015), PERHAPS), **dict.fromkeys((2004, 2007, 2011, 2012), NOT),
+    **dict.fromkeys((2005, 2008, 2009, 2010), USAGE),
 }  # fmt: skip
-"""RocketMQ's codes, one of its controller's, and an unknown one, after which the outcome is uncertain."""
+"""RocketMQ's codes, those of its controllers, and an unknown one, after which the outcome is uncertain."""
 
 FAILURES: dict[str, Any] = {
     "not connected": UNREACHABLE,
@@ -101,6 +103,9 @@ class Scripted:
         self.steps = list(steps)
         self.routes = self
         self._routes = list(routes)
+
+    def doubt(self, address: str) -> None:
+        """Do nothing."""
 
     def known(self, topic: str) -> TopicRoute | None:
         return None if self._routes else route(topic)

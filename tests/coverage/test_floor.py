@@ -134,7 +134,7 @@ def test_the_floors_of_the_project() -> None:
     floors = Floors.parse((ROOT / FILE).read_text(encoding="utf-8"))
     assert floors.general == Floor(95, 90)
     folders = {folder for leg in floors.folders.values() for folder in leg}
-    assert folders == {"protocol", "remoting", "namesrv", "client", "broker", "pipeline", "trimq"}
+    assert folders == {"protocol", "remoting", "namesrv", "controller", "client", "broker", "pipeline", "trimq"}
     for path, exception in floors.exceptions.items():
         assert (ROOT / path).exists(), path
         assert len(exception.reason) > 20, path

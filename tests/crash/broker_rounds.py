@@ -50,6 +50,9 @@ class LoopClock:
     def monotonic(self) -> float:
         return trio.current_time()
 
+    def boot_seconds(self) -> float:
+        return trio.current_time()
+
     async def sleep(self, seconds: float) -> None:
         await trio.sleep(max(seconds, 0))
 

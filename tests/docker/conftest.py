@@ -85,3 +85,10 @@ def pipeline_image(image: Docker, remarks: list[str]) -> Docker:
     """A daemon that also has the image of the jobs."""
     made(image, "trimq-pipeline", remarks, "docker/build", "pipeline")
     return image
+
+
+@pytest.fixture(scope="session")
+def etcd_image(image: Docker, remarks: list[str]) -> Docker:
+    """A daemon that also has the image of etcd."""
+    made(image, "trimq-etcd", remarks, "docker/build", "etcd")
+    return image

@@ -163,12 +163,17 @@ class Flood:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
         self.acknowledged: set[str] = set()
+        self._newest = 0.0
+        """Time of the last acknowledgement that was taken."""
         self.refused: list[str] = []
         """The codes of the others."""
 
     def send(self, count: int) -> None:
-        """Wait for ``count`` more acknowledgements."""
-        wanted = len(self.acknowledged) + count
+        """Wait for ``count`` more acknowledgements; those that only wait in the pipe since before do not count."""
+        began = time.time()
+        while self._newest < began:
+            self._take_one()
+        wanted = len(self.acknowledged) + count - 1
         while len(self.acknowledged) < wanted:
             self._take_one()
 
@@ -195,7 +200,9 @@ class Flood:
 
     def _take(self, line: str) -> None:
         if line.startswith(ACKNOWLEDGED):
-            self.acknowledged.add(line.removeprefix(ACKNOWLEDGED).strip())
+            body, at = line.removeprefix(ACKNOWLEDGED).split()
+            self.acknowledged.add(body)
+            self._newest = float(at)
         elif line.startswith(REFUSED):
             self.refused.append(line.removeprefix(REFUSED).strip())
 

@@ -4,8 +4,8 @@ sdk_job.py brokers NAMESRV prints the names of the brokers that a name server kn
 
 send: COUNT messages with the bodies 0, 1, ...; every third has the tag "third", the others "other".
 read: prints the bodies of all stored messages, each once.
-flood: sends until its input is closed and prints a line with the body of each acknowledged message (SEND_OK), or with
-the code of each other one.
+flood: sends until its input is closed and prints a line for each message: body and time of one that was acknowledged
+(SEND_OK), the code of each other one.
 """
 
 import sys
@@ -59,7 +59,10 @@ async def flood(namesrv: str, topic: str) -> None:
                 sent = await producer.send(Message(topic, b"%d" % number))
                 acknowledged = sent.status is SendStatus.SEND_OK
                 # with a prefix: the SDK logs to the same stream
-                print(f"{ACKNOWLEDGED}{number}" if acknowledged else f"{REFUSED}{sent.status.value}", flush=True)
+                print(
+                    f"{ACKNOWLEDGED}{number} {time.time()}" if acknowledged else f"{REFUSED}{sent.status.value}",
+                    flush=True,
+                )
             except RocketMQError as error:  # the broker is down, or takes no messages
                 print(f"{REFUSED}{error.code}", flush=True)
                 await anyio.sleep(0.1)

@@ -30,5 +30,6 @@ RUN_IN: dict[str, str] = {
     "operate upgrade": "tests/docker/test_cluster.py",
     "operate pipeline": "tests/docker/test_cluster.py",
     "operate replicated": "tests/docker/test_replicated.py",
+    "operate ha": "tests/docker/test_ha.py",
 }
 """Block to the tests that run it."""

@@ -26,7 +26,7 @@ from trimq.remoting.http import health as phases
 MANUAL = PAGES["operate"].read_text()
 TOOLS = str(Path(sys.executable).parent)
 LEVELS = {"debug", "info", "warning", "error", "exception", "critical"}
-PACKAGES = ("broker", "namesrv", "remoting")
+PACKAGES = ("broker", "controller", "namesrv", "remoting")
 PASSED_ON = {"client_log.py", "log_setup.py"}
 """Modules that pass on events named by their callers."""
 
@@ -105,6 +105,13 @@ ELSEWHERE = {
     "mqadmin queryCq": "tests/client/test_mqadmin.py",
     "mqadmin brokerStatus": "tests/client/test_mqadmin.py",
     "mqadmin haStatus": "tests/client/test_mqadmin.py",
+    "mqadmin getSyncStateSet": "tests/client/test_controllers.py",
+    "mqadmin getBrokerEpoch": "tests/client/test_controllers.py",
+    "mqadmin electMaster": "tests/client/test_controllers.py",
+    "mqadmin cleanBrokerMetadata": "tests/client/test_controllers.py",
+    "mqadmin getControllerMetaData": "tests/client/test_controllers.py",
+    "mqadmin getControllerConfig": "tests/client/test_controllers.py",
+    "mqadmin updateControllerConfig": "tests/client/test_controllers.py",
     "mqadmin updateTopic": "tests/client/test_mqadmin.py",
     "mqadmin updateSubGroup": "tests/client/test_mqadmin.py",
     "mqadmin queryMsgTraceById": "tests/client/test_trace_reading.py",

@@ -14,7 +14,6 @@ from tests.interop.harness.waiting import wait_until
 TURNS: list[Peer] = ["trimq", "apache", "trimq"]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300, func_only=True)
 def test_brokers_take_turns(tmp_path: Path, latest_java: JavaClient) -> None:
     """Each broker finds the others' messages by queue, key, id and offset, and appends behind them."""

@@ -58,3 +58,30 @@ def test_the_base_is_where_the_branch_began(repository: Path) -> None:
     for commit, changed in (("HEAD^", False), ("HEAD~2", True), ("HEAD", True)):
         subprocess.run(["git", "update-ref", "refs/remotes/origin/main", commit], cwd=repository, check=True)
         assert spark_changed(repository) is changed
+
+
+def test_what_has_passed_with_the_oldest_pyspark_is_not_tested_with_it_again(repository: Path) -> None:
+    def digest() -> str:
+        paths = ["pipeline", "pyspark_rocketmq.py", "tests/spark", "requirements/spark-oldest.txt"]
+        listed = subprocess.run(
+            ["git", "ls-tree", "-r", "HEAD", "--", *paths], cwd=repository, check=True, capture_output=True
+        )
+        hashed = subprocess.run(
+            ["git", "hash-object", "--stdin"], cwd=repository, check=True, capture_output=True, input=listed.stdout
+        )
+        return hashed.stdout.decode()
+
+    (repository / ".ci").mkdir()
+    noted = repository / ".ci" / "oldest-pyspark-tested"
+    noted.write_text(digest())
+    assert not spark_changed(repository)
+    assert spark_changed(repository, "HEAD~2")  # a known base counts first
+    (repository / "pipeline" / "a.py").write_text("changed")
+    subprocess.run(
+        ["git", "-c", "user.name=t", "-c", "user.email=t@t", "commit", "-qam", "changed"], cwd=repository, check=True
+    )
+    assert spark_changed(repository)
+
+
+def test_the_digest_that_is_noted_is_one() -> None:
+    assert re.fullmatch(r"[0-9a-f]{40}\n", (ROOT / ".ci" / "oldest-pyspark-tested").read_text(encoding="ascii"))

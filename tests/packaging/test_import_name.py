@@ -94,7 +94,7 @@ def test_a_wheel_works_beside_packages_of_the_user_with_the_same_names(
     code = """
 import client, protocol, broker
 from trimq import Consumer, Message, Producer
-import trimq.broker.cli, trimq.namesrv.cli, trimq.client.mqadmin, trimq.broker.tools.cli
+import trimq.broker.cli, trimq.controller.cli, trimq.namesrv.cli, trimq.client.mqadmin, trimq.broker.tools.cli
 print(client.mine and protocol.mine and broker.mine, Producer.__module__, trimq.broker.cli.__file__)
 """
     printed = run(code, tmp_path / "program", tmp_path / "installed")

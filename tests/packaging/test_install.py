@@ -97,17 +97,18 @@ print(len(modules) > 20)
 
 
 @pytest.mark.parametrize(
-    ("module", "what"),
+    ("module", "what", "extra"),
     [
-        ("trimq.broker.cli", "the broker needs"),
-        ("trimq.broker.tools.cli", "the broker needs"),
-        ("trimq.namesrv.cli", "the name server needs"),
-        ("trimq.client.mqadmin", "mqadmin needs"),
+        ("trimq.broker.cli", "the broker needs", "broker"),
+        ("trimq.broker.tools.cli", "the broker needs", "broker"),
+        ("trimq.controller.cli", "a controller needs", "controller"),
+        ("trimq.namesrv.cli", "the name server needs", "broker"),
+        ("trimq.client.mqadmin", "mqadmin needs", "broker"),
     ],
 )
-def test_a_program_says_what_to_install(installed: Path, module: str, what: str) -> None:
+def test_a_program_says_what_to_install(installed: Path, module: str, what: str, extra: str) -> None:
     done = run(f"import {module}", installed)
-    assert done.stderr.splitlines()[-1] == f"ImportError: {what} more than the SDK: pip install 'trimq[broker]'"
+    assert done.stderr.splitlines()[-1] == f"ImportError: {what} more than the SDK: pip install 'trimq[{extra}]'"
 
 
 def test_headers_in_msgpack_say_what_to_install(installed: Path) -> None:

@@ -5,7 +5,10 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Final
 from unittest import mock
 
+import msgspec
+
 from tests.store.simdisk import SimDisk
+from trimq.broker.replicas.replica import Replica
 from trimq.broker.services.schedule import ScheduleMessageService
 from trimq.broker.store.durability.flush import GroupCommitService
 from trimq.broker.store.durability.group_transfer import GroupTransferService
@@ -13,10 +16,15 @@ from trimq.broker.store.durability.pending_puts import PendingPuts
 from trimq.broker.store.log.commit_log import CommitLog
 from trimq.broker.store.log.log_scan import RecordReader
 from trimq.broker.store.log.topic_queue import TopicQueue
+from trimq.broker.store.replication.auto_switch_client import AutoSwitchHAClient
+from trimq.broker.store.replication.auto_switch_service import AutoSwitchHAService
 from trimq.broker.store.replication.follower import StoreFollower
 from trimq.broker.store.replication.ha_connection import HAConnection
+from trimq.broker.store.replication.leadership import Leadership
 from trimq.broker.store.replication.slave_log import SlaveLog
 from trimq.broker.store.timer.timer_store import TimerStore
+from trimq.controller.group_state import GroupState
+from trimq.controller.replicas_info import ReplicasInfoManager
 from trimq.protocol.topic_rules import SCHEDULE_TOPIC
 
 _complete: Final = GroupTransferService._complete
@@ -26,6 +34,8 @@ _reported: Final = HAConnection._reported
 _slave_log: Final = SlaveLog.__init__
 _queue: Final = CommitLog.queue
 _follow: Final = TimerStore.follow
+_want: Final = Leadership.want
+_candidates: Final = ReplicasInfoManager._candidates
 _follow_delays: Final = ScheduleMessageService.follow
 
 
@@ -92,6 +102,30 @@ def _nothing_is_delayed(schedule: Any, state: Any) -> None:
     _follow_delays(schedule, state | {"offsetTable": ends})
 
 
+def _covered_without_lease(service: Any) -> int:
+    service.replicated_offset = max(service.replicated_offset, service._covered())
+    return int(service.replicated_offset)
+
+
+def _members_alone(service: Any) -> frozenset[int]:
+    return frozenset(service.leadership.members)
+
+
+def _change_the_set_at_once(leadership: Any, members: frozenset[int]) -> None:
+    _want(leadership, members)
+    leadership.members = members
+
+
+async def _no_comparison(*_: Any) -> None:
+    pass
+
+
+def _all_are_members(manager: Any, state: GroupState, broker_id: int, **options: Any) -> set[int]:
+    if state.set is not None:
+        state.set = msgspec.structs.replace(state.set, ids=sorted(state.ids))
+    return _candidates(manager, state, broker_id, **options)
+
+
 @contextmanager
 def _both(*patches: Any) -> Iterator[None]:
     with ExitStack() as stack:
@@ -118,6 +152,12 @@ BREAKS: Final[dict[str, Callable[[], AbstractContextManager[object]]]] = {
     "resumes-at-the-last-file": _patched(HAConnection, "_reported", _resume_at_the_last_file),
     "slave-forgets-pending-timers": _patched(TimerStore, "follow", _follow_from_the_checkpoint),
     "slave-takes-delay-offsets-of-all": _patched(ScheduleMessageService, "follow", _nothing_is_delayed),
+    "acknowledged-without-lease": _patched(AutoSwitchHAService, "confirmed_offset", property(_covered_without_lease)),
+    "joining-slave-is-not-waited-for": _patched(AutoSwitchHAService, "_awaited", _members_alone),
+    "set-changes-before-the-controllers-know": _patched(Leadership, "want", _change_the_set_at_once),
+    "slave-does-not-truncate": _patched(Replica, "_truncate", lambda *_: None),
+    "slave-compares-no-epochs": _patched(AutoSwitchHAClient, "_compare", _no_comparison),
+    "elects-any-broker": _patched(ReplicasInfoManager, "_candidates", _all_are_members),
     "queues-start-at-zero": _patched(CommitLog, "queue", _queue_from_zero),
 }
 """Patches by name."""

@@ -28,6 +28,8 @@ LATER_TOPIC: Final = "L"
 GROUP: Final = "G"
 QUEUES: Final = 2
 _PAUSE: Final = 0.1
+_LAST: Final = 3
+"""Messages of each producer when all faults are over."""
 
 
 class Caller:
@@ -70,8 +72,17 @@ class Producer:
     """
 
     def __init__(
-        self, name: str, ledger: Ledger, namesrv_hosts: list[str], rng: Random, count: int, *, later: bool = False
+        self,
+        name: str,
+        ledger: Ledger,
+        namesrv_hosts: list[str],
+        rng: Random,
+        count: int,
+        *,
+        later: bool = False,
+        seeks: bool = False,
     ) -> None:
+        """``seeks``: ask for the route after each failure, since there may be another master."""
         self.name = name
         self.sent = 0
         self._ledger = ledger
@@ -79,6 +90,11 @@ class Producer:
         self._rng = rng
         self._count = count
         self._later = later
+        self._seeks = seeks
+
+    def finish(self) -> None:
+        """Send only a few more: nothing disturbs the cluster any longer."""
+        self._count = min(self._count, self.sent + _LAST)
 
     async def __call__(self, life: Life) -> None:
         """Send until all are sent."""
@@ -90,7 +106,12 @@ class Producer:
                 if not caller.masters:
                     await trio.sleep(_PAUSE)
                     continue
+                failures = self._ledger.refused + self._ledger.unknown
                 await self._send(caller)
+                if self._seeks:
+                    await trio.sleep(self._rng.random() * 0.5)
+                    if self._ledger.refused + self._ledger.unknown != failures:
+                        await caller.find_masters()
                 await trio.sleep(self._rng.random() * 0.2)
 
     async def _send(self, caller: Caller) -> None:
@@ -121,7 +142,7 @@ class Producer:
             (
                 ("DELAY", 1, 1.0),
                 ("DELAY", 2, 5.0),
-                ("TIMER_DELAY_MS", ms := self._rng.randrange(1000, 20_000), ms / 1000),
+                ("TIMER_DELAY_MS", ms := self._rng.randrange(1000, 8_000 if self._seeks else 20_000), ms / 1000),
             )
         )
         ext = send_ext(LATER_TOPIC, {"UNIQ_KEY": body.decode(), kind: str(value)}, queue_id=self._rng.randrange(QUEUES))

@@ -40,6 +40,10 @@ class Ledger:
     """Whether the cluster has promised to lose nothing."""
     refused: int = 0
     unknown: int = 0
+    masters: dict[int, str] = field(default_factory=dict)
+    """By epoch: the machine that has acknowledged messages as its master."""
+    broken: list[str] = field(default_factory=list)
+    """Promises that were broken inside the cluster, where an exception would only disturb it."""
     _moments: int = 0
 
     def moment(self) -> int:
@@ -50,6 +54,13 @@ class Ledger:
     def add_acked(self, queue: QueueKey, body: bytes, offset: int, began: int) -> None:
         """The cluster has acknowledged a message."""
         self.acked.setdefault(queue, []).append(Acked(body, offset, began, self.moment()))
+
+    def add_master(self, machine: str, epoch: int) -> None:
+        """``machine`` acknowledges a message as the master of ``epoch``. No other one may, and no older one later."""
+        if (other := self.masters.setdefault(epoch, machine)) != machine:
+            self.broken.append(f"{other} and {machine} have both acknowledged in epoch {epoch}")
+        if (newest := max(self.masters)) > epoch:
+            self.broken.append(f"{machine} acknowledges in epoch {epoch}, after {self.masters[newest]} in {newest}")
 
     def add_later(self, broker: str, body: bytes, due: float) -> None:
         """The cluster has acknowledged a message that is to come later: at the time ``due``."""

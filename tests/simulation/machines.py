@@ -12,16 +12,19 @@ from unittest import mock
 import trio
 
 from tests.simulation.disk import NodeDisk
+from tests.simulation.etcd import EtcdService, SimKv
 from tests.simulation.network import NodeNetwork, SimNetwork
 from tests.simulation.nodes import NODE, Node
 from tests.simulation.times import NodeClock
 from tests.store.simdisk import Loss, PowerCut, SimDisk
-from trimq.broker import controller as broker_controller
 from trimq.broker import open_store
 from trimq.broker.controller import BrokerController
+from trimq.broker.replicated_broker import ReplicatedBroker
 from trimq.broker.store import message_store
 from trimq.broker.store.message_store import MessageStore, SyncPlace
 from trimq.broker.testing import configuration
+from trimq.controller.config import load_controller
+from trimq.controller.server import ControllerManager
 from trimq.namesrv.config import load_namesrv
 from trimq.namesrv.controller import NamesrvController
 from trimq.protocol import frame_buffer
@@ -32,6 +35,7 @@ from trimq.remoting.server import big_frame, intake
 
 NAMESRV_PORT: Final = 9876
 BROKER_PORT: Final = 10911
+CONTROLLER_PORT: Final = 9878
 ROOT: Final = "/store"
 
 BROKER: Final[dict[str, object]] = {
@@ -49,6 +53,16 @@ BROKER: Final[dict[str, object]] = {
     "shutdownWaitTimeSeconds": 6,
 }
 """Settings with which files roll within a short simulation."""
+REPLICA: Final[dict[str, object]] = {
+    "enableControllerMode": True,
+    "brokerHeartbeatInterval": 200,
+    "controllerHeartBeatTimeoutMills": 1000,
+    "syncBrokerMetadataPeriod": 1000,
+    "checkSyncStateSetPeriod": 100,
+    "haSendHeartbeatInterval": 200,
+    "haHousekeepingInterval": 3000,
+}
+"""Settings of controller mode with which several failovers happen within a short simulation."""
 
 
 class _Traced(list[str]):
@@ -123,7 +137,7 @@ class Machine:
         self._nursery = nursery
         self.network.dark.discard(self.host)
         self.life = Life(self)
-        if isinstance(self._program, (NamesrvProgram, BrokerProgram)):
+        if isinstance(self._program, _SERVERS):
             self._program.controller = None
         self.trace(f"{self.name} starts")
         nursery.start_soon(self._run, self.life)
@@ -145,7 +159,7 @@ class Machine:
     def shut_down(self) -> bool:
         """Ask the server on it for an orderly stop. False: there is none that runs."""
         program = self._program
-        if self.life is None or not isinstance(program, (NamesrvProgram, BrokerProgram)) or program.controller is None:
+        if self.life is None or not isinstance(program, _SERVERS) or program.controller is None:
             return False
         self.trace(f"{self.name} shuts down")
         program.controller.shutdown()
@@ -224,10 +238,81 @@ class BrokerProgram:
         return self.controller is not None and self.controller.health.phase is None
 
 
+class ReplicaProgram:
+    """A broker in controller mode. ``controller`` is that of the present life: it has one more for each role."""
+
+    def __init__(self, **settings: object) -> None:
+        self.settings = BROKER | REPLICA | settings
+        self.controller: ReplicatedBroker | None = None
+
+    async def __call__(self, life: Life) -> None:
+        """Run it."""
+        self.controller = None
+        settings = _own(_broker_configuration(**self.settings | {"brokerIP1": life.host}))
+        self.controller = ReplicatedBroker(
+            settings, clock=life.clock, disk=life.disk, network=life.network, sync_place=SyncPlace.THREAD
+        )
+        await self.controller.run()
+
+    @property
+    def serves(self) -> bool:
+        """Whether it has started."""
+        return self.controller is not None and self.controller.health.phase is None
+
+    @property
+    def store(self) -> MessageStore | None:
+        """The store of the present role, if it is open."""
+        inner = getattr(self.controller, "controller", None)
+        return inner.context.store if inner is not None and inner.health.phase is None else None
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the present role; 0 before there is one."""
+        inner = getattr(self.controller, "controller", None)
+        return inner._replica.leadership.epoch if inner is not None else 0
+
+    @property
+    def leads(self) -> bool:
+        """Whether it serves as a master."""
+        store = self.store
+        return store is not None and not store.replication.is_slave
+
+
+class ControllerProgram:
+    """A controller, whose etcd is at ``etcd``. ``controller`` is that of the present life."""
+
+    def __init__(self, etcd: str) -> None:
+        self.controller: ControllerManager | None = None
+        self._etcd = etcd
+
+    async def __call__(self, life: Life) -> None:
+        """Run it."""
+        kv = SimKv(life.network, self._etcd)
+        self.controller = ControllerManager(_own(_controller_configuration()), life.clock, life.network, kv)
+        await self.controller.run()
+
+
+class EtcdProgram:
+    """What stands for a quorum of etcd."""
+
+    async def __call__(self, life: Life) -> None:
+        """Run it."""
+        await EtcdService(life.clock, life.network).run()
+
+
+_SERVERS: Final = (NamesrvProgram, BrokerProgram, ReplicaProgram, ControllerProgram)
+
+
 @functools.cache
 def _namesrv_configuration() -> Configuration:
     settings = {"listenPort": str(NAMESRV_PORT), "bindAddress": "0.0.0.0", "kvConfigPath": "/none/kvConfig.json"}
     return load_namesrv(flags={key: (value, "simulation") for key, value in settings.items()})
+
+
+@functools.cache
+def _controller_configuration() -> Configuration:
+    settings = {"listenPort": str(CONTROLLER_PORT), "bindAddress": "0.0.0.0", "scanInactiveMasterInterval": "1000"}
+    return load_controller(flags={key: (value, "simulation") for key, value in settings.items()})
 
 
 @functools.cache
@@ -247,12 +332,11 @@ def _own(configuration: Configuration) -> Configuration:
 def quick_starts() -> ExitStack:
     """Starts leave out what takes long, as a process has hundreds of them, and what depends on the machine.
 
-    They neither settle the garbage collector, nor look up the options again, nor ask how much memory there is. Their
-    buffers are small, as the messages are.
+    They neither look up the options again, nor ask how much memory there is. Their buffers are small, as the messages
+    are.
     """
     stack = ExitStack()
     for module, name, instead in (
-        (broker_controller, "_settle_memory", _nothing),
         (configuration_module, "options_of", _options_of),
         (open_store, "MessageStore", _SMALL_WHEEL),
         (message_store, "memory_limit", _memory),
@@ -264,10 +348,6 @@ def quick_starts() -> ExitStack:
     ):
         stack.enter_context(mock.patch.object(module, name, instead))
     return stack
-
-
-def _nothing() -> None:
-    pass
 
 
 def _memory() -> int:

@@ -44,6 +44,8 @@ class SimNetwork:
         """Hosts without power: there is no answer from them."""
         self.cuts: set[tuple[str, str]] = set()
         """Directions (from host, to host) in which nothing arrives."""
+        self.refused: set[tuple[str, str]] = set()
+        """Directions in which connections are refused, though the other machine listens."""
         self.arrivals: dict[str, trio.Event] = {}
         """Set when the next bytes arrive at a host, and removed then."""
         self.damaged: set[str] = set()
@@ -94,6 +96,13 @@ class SimNetwork:
         sock.fail(errno.ECONNRESET)
         if sock.other is not None:
             sock.other.fail(errno.ECONNRESET)
+
+    def refuse(self, source: str, target: str) -> None:
+        """Reset the connections from one machine to another, as a firewall may, in both directions; refuse new ones."""
+        self.refused.add((source, target))
+        for sock in list(self.sockets):
+            if (sock.node.host, sock.peer_host) == (source, target):
+                self.reset(sock)
 
     def node_ended(self, node: Node, *, silently: bool) -> None:
         """The process of ``node`` has ended: its kernel closes its connections, unless the power failed too."""
@@ -242,15 +251,18 @@ class NodeNetwork:
         await trio.sleep(network.draw_delay())
         while (here, host) in network.cuts or (host, here) in network.cuts:
             await network.healed.wait()
-        listener = network.listeners.get((host, port))
+        before = network.listeners.get((host, port))
         await trio.sleep(network.draw_delay())
-        if listener is None or listener.node.is_dead:
-            if host in network.dark:
+        listener = network.listeners.get((host, port))
+        refused = (here, host) in network.refused
+        if refused or listener is None or listener is not before or listener.node.is_dead:
+            if host in network.dark and not refused:
                 await trio.sleep_forever()
             raise ConnectionRefusedError(errno.ECONNREFUSED, f"nothing listens at {host}:{port}")
         mine = SimSocket(network, self._node, host)
         theirs = SimSocket(network, listener.node, here)
         mine.other, theirs.other = theirs, mine
+        theirs.address = listener.address
         listener.waiting.append((theirs, (here, network.next_port())))
         listener.changed()
         return mine

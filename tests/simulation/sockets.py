@@ -5,7 +5,7 @@ import select
 import socket
 import zlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -30,10 +30,14 @@ class SimSocket:
         self.node = node
         self.peer_host = peer_host
         self.other: SimSocket | None = None
+        self.address = (node.host, 0)
+        """Its own address; the port is that of the listener that has accepted it."""
         self.error = 0
         self.gone = False
         self.closed = False
         self.selector: SimSelector | None = None
+        self.listener: Callable[[], None] | None = None
+        """Called with each change; it stands for a program that has no task for a connection."""
         self._fd = network.next_fd()
         self._arrived = bytearray()
         self._eof = False
@@ -52,6 +56,9 @@ class SimSocket:
 
     def setblocking(self, flag: bool) -> None:
         assert not flag
+
+    def getsockname(self) -> tuple[str, int]:
+        return self.address
 
     def setsockopt(self, *_: object) -> None:
         pass
@@ -175,18 +182,36 @@ class SimSocket:
         if self.closed:
             self._forget()
 
+    def drop(self) -> None:
+        """This end is gone, and its peer finds that out."""
+        self.gone = True
+        self._forget()
+        if self.other is not None:
+            network = self.network
+            network.at(trio.current_time() + network.draw_delay(), partial(self.other.fail, errno.ECONNRESET))
+
     def _forget(self) -> None:
         if self in self.network.sockets:
             self.network.sockets.remove(self)
 
     def changed(self) -> None:
         """Wake those who wait for this end."""
-        if self.is_readable or self.closed:
+        if self._readers and (self.is_readable or self.closed):
             self._readers.unpark_all()
-        if self.is_writable or self.closed:
+        if self._writers and (self.is_writable or self.closed):
             self._writers.unpark_all()
         if self.selector is not None:
             self.selector.changed()
+        if self.listener is not None:
+            self.listener()
+
+    def wake(self) -> None:
+        """Wake those who wait to read, though there may be nothing."""
+        self._readers.unpark_all()
+
+    async def woken(self) -> None:
+        """Return after the next change, or ``wake``."""
+        await self._readers.park()
 
     async def wait_readable(self) -> None:
         """Return when there is something to read, or the end."""
@@ -237,6 +262,9 @@ class SimListener:
     def close(self) -> None:
         if self.network.listeners.get(self.address) is self:
             del self.network.listeners[self.address]
+        # As the kernel does: connections that were not accepted are reset.
+        while self.waiting:
+            self.waiting.popleft()[0].drop()
 
     def __enter__(self) -> Self:
         return self

@@ -4,6 +4,7 @@ import errno
 import select
 import subprocess
 import sys
+import threading
 from collections.abc import Awaitable, Callable
 from random import Random
 from typing import Any
@@ -12,12 +13,14 @@ import pytest
 import trio
 
 from tests.simulation.disk import NodeDisk
+from tests.simulation.etcd import EtcdService, SimKv
 from tests.simulation.ledger import BrokenPromiseError, Ledger, check_queue
 from tests.simulation.machines import Life, Machine
-from tests.simulation.network import SimNetwork, SimStream
+from tests.simulation.network import NodeNetwork, SimNetwork, SimStream
 from tests.simulation.nodes import NODE, Node, stoppable
-from tests.simulation.times import VirtualClock, seeded
+from tests.simulation.times import NodeClock, VirtualClock, seeded
 from tests.store.simdisk import Loss, PowerCut
+from trimq.controller.kv import Compare, Delete, KvError, Put
 
 QUEUE = ("broker-a", "T", 0)
 
@@ -177,17 +180,49 @@ def test_tasks_of_the_same_time_run_in_an_order_that_the_seed_decides() -> None:
 # -- the command
 
 
-def test_a_child_process_returns_its_result() -> None:
-    """In a fresh process: a copy of this one would have its threads, which Python warns of."""
-    text = (
-        "from tests.simulation.__main__ import in_child\n"
-        "assert in_child(lambda: (7, 2)) == (7, 2)\n"
-        "try:\n    in_child(lambda: {}['lost'])\n"
-        "except RuntimeError as error:\n    print(error)\n"
+def _in_fresh_process(text: str) -> subprocess.CompletedProcess[str]:
+    """A copy of this process would have its threads, which Python warns of."""
+    text = "import os, time\nfrom tests.simulation.__main__ import Result, in_children\n" + text
+    return subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True, timeout=30)
+
+
+def test_child_processes_return_their_results() -> None:
+    done = _in_fresh_process(
+        "long = 'x' * 1_000_000\n"
+        "calls = [lambda: Result(7, 2, long), lambda: {}['lost'], lambda: Result(1, 0, '')]\n"
+        "for number, found in sorted(in_children(calls, 2)):\n"
+        "    print(number, found and (found.run, found.failed, found.text == long))\n"
     )
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
-    assert done.stdout == "a child process ended with 1\n"
+    assert done.stdout.splitlines() == ["0 (7, 2, True)", "1 None", "2 (1, 0, False)"]
     assert "KeyError: 'lost'" in done.stderr
+
+
+def test_no_more_children_run_than_workers() -> None:
+    done = _in_fresh_process(
+        "import tempfile\n"
+        "from pathlib import Path\n"
+        "with tempfile.TemporaryDirectory() as name:\n"
+        "    def call():\n"
+        "        mine = Path(name, str(os.getpid()))\n"
+        "        mine.touch()\n"
+        "        time.sleep(0.02)\n"
+        "        found = len(list(Path(name).iterdir()))\n"
+        "        mine.unlink()\n"
+        "        return Result(found, 0, '')\n"
+        "    print(max(found.run for _, found in in_children([call] * 8, 3)))\n"
+    )
+    assert int(done.stdout) <= 3
+
+
+def test_children_end_when_no_more_results_are_wanted() -> None:
+    done = _in_fresh_process(
+        "results = in_children([lambda: Result(1, 1, ''), lambda: time.sleep(60)], 2)\n"
+        "print(next(results)[0])\n"
+        "results.close()\n"
+        "try:\n    os.waitpid(-1, 0)\n"
+        "except ChildProcessError:\n    print('none is left')\n"
+    )
+    assert done.stdout.splitlines() == ["0", "none is left"]
 
 
 # -- the network
@@ -476,3 +511,126 @@ def test_what_was_not_promised_may_be_lost() -> None:
     ledger.add_seen(QUEUE, 0, b"a")
     ledger.add_seen(QUEUE, 0, b"b")
     check_queue(ledger, QUEUE, {3: b"b"})
+
+
+def test_two_masters_of_one_epoch_are_noticed() -> None:
+    ledger = Ledger()
+    ledger.add_master("a", 1)
+    ledger.add_master("a", 1)
+    ledger.add_master("b", 2)
+    assert not ledger.broken
+    ledger.add_master("a", 2)
+    assert "both" in ledger.broken[-1]
+
+
+def test_an_acknowledgement_in_an_older_epoch_is_noticed() -> None:
+    ledger = Ledger()
+    ledger.add_master("a", 1)
+    ledger.add_master("b", 3)
+    assert not ledger.broken
+    ledger.add_master("a", 1)
+    assert "after b in 3" in ledger.broken[-1]
+
+
+# -- etcd
+
+
+def with_etcd(work: Callable[[SimKv, SimNetwork, EtcdService], Awaitable[None]]) -> None:
+    """Run ``work`` on a machine that reaches an etcd on another one."""
+
+    async def main(clock: VirtualClock) -> None:
+        network = SimNetwork(Random(1), clock, lambda _text: None)
+        here, there = Node("controller", "10.0.5.1"), Node("etcd", "10.0.6.1")
+        service = EtcdService(NodeClock(), NodeNetwork(network, there))
+        async with trio.open_nursery() as nursery:
+            NODE.set(there)
+            nursery.start_soon(service.run)
+            NODE.set(here)
+            await trio.sleep(0.1)
+            await work(SimKv(NodeNetwork(network, here), there.host), network, service)
+            nursery.cancel_scope.cancel()
+
+    simulated(main)
+
+
+def test_etcd_does_what_it_is_asked_for_by_the_network() -> None:
+    async def work(kv: SimKv, _network: SimNetwork, _service: EtcdService) -> None:
+        lease = await kv.grant(1000)
+        assert await kv.txn([Compare("/a", 0)], [Put("/a", "1", lease.number), Put("/b", "2")])
+        assert not await kv.txn([Compare("/a", 0)], [Delete("/b")])
+        found = await kv.range("/")
+        assert {key: entry.value for key, entry in found.entries.items()} == {"/a": "1", "/b": "2"}
+        assert found.entries["/a"].lease == lease.number
+        assert await kv.keep(lease.number) == 1000
+        await trio.sleep(1.1)
+        assert await kv.keep(lease.number) == 0
+        assert list((await kv.range("/")).entries) == ["/b"]
+
+    with_etcd(work)
+
+
+def test_a_watch_shows_what_was_deleted_since_a_revision() -> None:
+    async def work(kv: SimKv, _network: SimNetwork, _service: EtcdService) -> None:
+        await kv.txn([], [Put("/x/1", ""), Put("/x/2", ""), Put("/y", ""), Put("/x/0", "")])
+        await kv.txn([], [Delete("/x/0")])
+        before = await kv.range("/x/")
+        await kv.txn([], [Delete("/x/1"), Delete("/y")])
+        deleted: list[str] = []
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(kv.watch, "/x/", before.revision, deleted.append)
+            await trio.sleep(0.5)
+            assert deleted == ["/x/1"]
+            await kv.txn([], [Delete("/x/2")])
+            await trio.sleep(0.5)
+            nursery.cancel_scope.cancel()
+        assert deleted == ["/x/1", "/x/2"]
+
+    with_etcd(work)
+
+
+def test_an_operation_whose_reply_is_cut_off_may_have_been_done() -> None:
+    async def work(kv: SimKv, network: SimNetwork, service: EtcdService) -> None:
+        await kv.range("/")  # a connection is there
+        network.cut("10.0.6.1", "10.0.5.1")
+        with pytest.raises(KvError) as caught:
+            await kv.txn([], [Put("/a", "1")])
+        assert caught.value.sent
+        assert "/a" in (await service.kv.range("/")).entries
+        with pytest.raises(KvError) as caught:  # there is no connection any more
+            await kv.range("/")
+        assert not caught.value.sent
+
+    with_etcd(work)
+
+
+def test_connections_that_a_closed_listener_has_not_accepted_are_reset() -> None:
+    async def main(clock: VirtualClock) -> None:
+        network = SimNetwork(Random(1), clock, lambda _text: None)
+        here, there = NodeNetwork(network, Node("a", "10.0.0.1")), NodeNetwork(network, Node("b", "10.0.0.2"))
+        sock = there.bind("0.0.0.0", 80)
+        there.open_port(sock)
+        NODE.set(here._node)
+        stream = await here.open_stream("10.0.0.2", 80)
+        sock.close()
+        with pytest.raises(trio.BrokenResourceError):
+            await stream.receive_some()
+
+    simulated(main)
+
+
+def test_other_threads_keep_their_time() -> None:
+    """A broker of the whole test session may run in one: its sleeps would never end."""
+    begun, slept = threading.Event(), threading.Event()
+
+    async def sleeps() -> None:
+        begun.wait(10)
+        await trio.sleep(0.01)
+        slept.set()
+
+    thread = threading.Thread(target=trio.run, args=(sleeps,))
+    thread.start()
+    with seeded(1):
+        begun.set()
+        assert slept.wait(10)
+    thread.join(10)
+    assert not thread.is_alive()

@@ -29,6 +29,15 @@ def test_a_few_seeds() -> None:
     assert sum(len(outcome.ledger.seen) for outcome in outcomes) > 20
 
 
+def test_masters_change_when_controllers_elect_them() -> None:
+    with many():
+        outcomes = [simulate(seed) for seed in (5, 7, 19)]
+    for outcome in outcomes:
+        assert outcome.scenario.controllers
+        assert len(outcome.ledger.masters) > 1
+        assert outcome.ledger.acknowledged > 5
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_500_seeds_keep_every_promise() -> None:
@@ -80,6 +89,8 @@ def test_every_kind_of_fault_happens() -> None:
         " and back": "both directions",
         "is reset": "reset",
         "ms off": "clock",
+        "is isolated": "isolation",
+        "is refused to": "refusal",
     }
     happened: Counter[str] = Counter()
     acknowledged = refused_or_unknown = 0

@@ -10,6 +10,7 @@ import math
 import os
 import random
 import secrets
+import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
@@ -45,6 +46,9 @@ class NodeClock:
 
     def monotonic(self) -> float:
         return 1000.0 + trio.current_time()
+
+    def boot_seconds(self) -> float:
+        return 2000.0 + trio.current_time()
 
     # These two are no coroutines themselves: a task has fewer frames to pass whenever it wakes.
 
@@ -146,6 +150,24 @@ def _wall_ms() -> int:
     return clock.wall_ms() if clock is not None else START_MS + int(trio.current_time() * 1000)
 
 
+_get_events: Final = _SCHEDULER.TheIOManager.get_events
+
+
+def _events(manager: Any, timeout: float) -> Any:
+    """No files are waited for, so the system is asked only when trio waits for its own wake-up, at the end."""
+    return _get_events(manager, timeout) if timeout else ()
+
+
+def _in_this_thread(own: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    """``own``, and in other threads ``original``: a broker of the session may run there, and goes by its own clock."""
+    thread = threading.get_ident()
+
+    def call(*arguments: Any) -> Any:
+        return own(*arguments) if threading.get_ident() == thread else original(*arguments)
+
+    return call
+
+
 @contextmanager
 def seeded(seed: int) -> Iterator[VirtualClock]:
     """Make the scheduler, random numbers and times follow from ``seed``. Yields the clock for ``trio.run``."""
@@ -170,28 +192,32 @@ def seeded(seed: int) -> Iterator[VirtualClock]:
     state = random.getstate()
     random.seed(f"program {seed}")
     bits = Random(f"bytes {seed}")
-    patches: list[Any] = [
-        mock.patch.object(_SCHEDULER, "_ALLOW_DETERMINISTIC_SCHEDULING", True),
-        mock.patch.object(_SCHEDULER, "_r", Random(f"scheduler {seed}")),
-        mock.patch.object(trio, "current_time", clock.current_time),
-        mock.patch.object(_run, "current_time", clock.current_time),
-        mock.patch.object(trio, "sleep", clock.wait),
-        mock.patch.object(trio, "sleep_until", clock.wait_until),
-        mock.patch.object(time, "perf_counter", slice_time),
-        *(mock.patch.object(module, "perf_counter", slice_time) for module in (intake, reactor, large_reply)),
-        mock.patch.object(allocate, "thread_time", slice_time),
-        mock.patch.object(page_cache, "monotonic", monotonic),
-        mock.patch.object(time, "monotonic", monotonic),
-        mock.patch.object(time, "time_ns", time_ns),
-        mock.patch.object(time, "time", seconds),
-        mock.patch.object(os, "urandom", bits.randbytes),
-        mock.patch.object(os, "getpid", return_value=4242),  # it is in the file that locks a store, and in unique ids
-        mock.patch.object(secrets, "token_hex", token_hex),
+    getpid = mock.Mock(return_value=4242)  # it is in the file that locks a store, and in unique ids
+    patches: list[tuple[Any, str, Any]] = [
+        (_SCHEDULER, "_ALLOW_DETERMINISTIC_SCHEDULING", True),
+        (_SCHEDULER.TheIOManager, "get_events", _events),
+        (_SCHEDULER, "_r", Random(f"scheduler {seed}")),
+        (trio, "current_time", clock.current_time),
+        (_run, "current_time", clock.current_time),
+        (trio, "sleep", clock.wait),
+        (trio, "sleep_until", clock.wait_until),
+        (time, "perf_counter", slice_time),
+        *((module, "perf_counter", slice_time) for module in (intake, reactor, large_reply)),
+        (allocate, "thread_time", slice_time),
+        (page_cache, "monotonic", monotonic),
+        (time, "monotonic", monotonic),
+        (time, "time_ns", time_ns),
+        (time, "time", seconds),
+        (os, "urandom", bits.randbytes),
+        (os, "getpid", getpid),
+        (secrets, "token_hex", token_hex),
     ]
+    shared = threading.active_count() > 1
     try:
         with ExitStack() as stack:
-            for patch in patches:
-                stack.enter_context(patch)
+            for target, name, own in patches:
+                found = _in_this_thread(own, getattr(target, name)) if shared and callable(own) else own
+                stack.enter_context(mock.patch.object(target, name, found))
             yield clock
     finally:
         random.setstate(state)

@@ -8,9 +8,10 @@ import hashlib
 import importlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, Final
+from unittest import mock
 
 import structlog
 import trio
@@ -26,13 +27,25 @@ from tests.simulation.clients import (
     offset_bounds,
     read_all,
 )
-from tests.simulation.faults import Faults
+from tests.simulation.faults import STEPS, Faults
 from tests.simulation.ledger import BrokenPromiseError, Ledger, QueueKey, check_queue
-from tests.simulation.machines import BrokerProgram, Life, Machine, NamesrvProgram, quick_starts
+from tests.simulation.machines import (
+    CONTROLLER_PORT,
+    BrokerProgram,
+    ControllerProgram,
+    EtcdProgram,
+    Life,
+    Machine,
+    NamesrvProgram,
+    ReplicaProgram,
+    quick_starts,
+)
 from tests.simulation.network import SimNetwork
-from tests.simulation.nodes import stoppable
+from tests.simulation.nodes import NODE, stoppable
 from tests.simulation.times import VirtualClock, seeded
 from tests.store.simdisk import Loss, SimDisk
+from trimq.broker.store.durability import pending_puts
+from trimq.broker.store.types import PutMessageResult, PutMessageStatus
 from trimq.remoting.errors import RemotingTransportError
 
 _SETTLE: Final = 200.0
@@ -40,7 +53,12 @@ _SETTLE: Final = 200.0
 _LATER: Final = 60.0
 """Seconds in which all delayed and timed messages have to come once they are due."""
 _MESSAGES: Final = 8
-"""Messages of each producer."""
+"""Messages of each producer; with controllers ``_MANY``, so that they send through several failovers."""
+_MANY: Final = 24
+_AFTERMATH: Final = 2.0
+"""Seconds in which what the last faults did goes on: two leases."""
+_GROUP: Final = "broker-a"
+_answer: Final = pending_puts._answer
 
 
 class NotSettledError(AssertionError):
@@ -76,7 +94,9 @@ class Scenario:
 
     ``replicated``: there is one master, SYNC_MASTER, with a slave. ``takes_over``: the master is gone in the end, and
     an operator has made the slave the master. ``power_fails``: machines may lose their power, and what is not synced.
-    ``later``: half of the messages are delayed or timed.
+    ``later``: half of the messages are delayed or timed. ``controllers``: their number; with them there is one group of
+    three brokers, whose master they elect, and which wait ``slave_timeout`` milliseconds for each other. A master
+    lets members be taken out of the set after ``patience`` milliseconds.
     """
 
     name_servers: int
@@ -87,12 +107,15 @@ class Scenario:
     power_fails: bool
     faults: int
     later: bool
+    controllers: int = 0
+    slave_timeout: int = 0
+    patience: int = 0
 
     @classmethod
     def drawn(cls, rng: Random) -> "Scenario":
         """One by chance."""
         replicated, sync_flush = rng.random() < 0.5, rng.random() < 0.7
-        return cls(
+        found = cls(
             name_servers=rng.choice((1, 1, 2)),
             brokers=1 if replicated else rng.choice((1, 1, 1, 1, 2)),
             replicated=replicated,
@@ -102,6 +125,21 @@ class Scenario:
             power_fails=rng.random() < 0.7 and (sync_flush or not replicated),
             faults=rng.randrange(1, 5),
             later=rng.random() < 0.3,
+        )
+        if rng.random() >= 1 / 3:
+            return found
+        return replace(
+            found,
+            brokers=0,
+            replicated=False,
+            takes_over=False,
+            power_fails=found.power_fails and sync_flush,
+            faults=rng.randrange(3, 9),
+            controllers=rng.choice((2, 2, 3)),
+            # Less than a lease too: then a master that is cut off would go on without the others.
+            patience=rng.choice((150, 600)),
+            slave_timeout=rng.choice((700, 2500, 2500)),
+            later=found.later and rng.random() < 0.5,  # they take three times as long
         )
 
     @property
@@ -149,11 +187,20 @@ class World:
             role = {"brokerRole": "SYNC_MASTER", "haListenPort": 10912}
         for number in range(scenario.brokers):
             self._add_broker(f"broker-{'ab'[number]}", f"10.0.1.{number + 1}", **role)
+        self.names = list(self.brokers) or [_GROUP]
+        """Of the brokers."""
+        self.etcd: Machine | None = None
+        self.controllers: list[Machine] = []
+        self.replicas: list[tuple[Machine, ReplicaProgram]] = []
+        if scenario.controllers:
+            self._add_group()
         self.slave: Machine | None = None
         if scenario.replicated:
             self.slave = self._machine("slave", "10.0.1.9", self._broker("broker-a", brokerId=1, brokerRole="SLAVE"))
+        self._producers = [self._producer(f"p{number}") for number in range(2)]
         self.producers = [
-            self._machine(f"p{number}", f"10.0.2.{number + 1}", self._producer(f"p{number}")) for number in range(2)
+            self._machine(program.name, f"10.0.2.{number + 1}", program)
+            for number, program in enumerate(self._producers)
         ]
         self.consumer = self._machine("consumer", "10.0.3.1", Consumer(self.ledger, self._hosts))
         self.checker = self._machine("checker", "10.0.4.1", self._check)
@@ -161,20 +208,41 @@ class World:
     def _add_broker(self, name: str, host: str, **settings: object) -> None:
         self.brokers[name] = self._machine(name, host, self._broker(name, **settings))
 
+    def _add_group(self) -> None:
+        """Controllers, their etcd, and the brokers whose master they elect."""
+        self.etcd = self._machine("etcd", "10.0.6.1", EtcdProgram())
+        hosts = [f"10.0.5.{number + 1}" for number in range(self.scenario.controllers)]
+        for number, host in enumerate(hosts):
+            program = ControllerProgram(self.etcd.host)
+            self.controllers.append(self._machine(f"controller-{number + 1}", host, program))
+        addresses = ";".join(f"{host}:{CONTROLLER_PORT}" for host in hosts)
+        for number in range(3):
+            replica = ReplicaProgram(
+                **self._settings(_GROUP),
+                controllerAddr=addresses,
+                slaveTimeout=self.scenario.slave_timeout,
+                haMaxTimeSlaveNotCatchup=self.scenario.patience,
+            )
+            self.replicas.append((self._machine(f"replica-{'abc'[number]}", f"10.0.1.{number + 1}", replica), replica))
+
+    def _settings(self, name: str) -> dict[str, object]:
+        return {
+            "brokerName": name,
+            "namesrvAddr": ";".join(f"{host}:9876" for host in self._hosts),
+            "flushDiskType": "SYNC_FLUSH" if self.scenario.sync_flush else "ASYNC_FLUSH",
+            "timerWheelEnable": self.scenario.later,
+        }
+
     def _broker(self, name: str, **settings: object) -> BrokerProgram:
-        program = BrokerProgram(
-            brokerName=name,
-            namesrvAddr=";".join(f"{host}:9876" for host in self._hosts),
-            flushDiskType="SYNC_FLUSH" if self.scenario.sync_flush else "ASYNC_FLUSH",
-            timerWheelEnable=self.scenario.later,
-            **settings,
-        )
+        program = BrokerProgram(**self._settings(name), **settings)
         self._programs.append(program)
         return program
 
     def _producer(self, name: str) -> Producer:
         rng = Random(f"{name} {self._seed}")
-        return Producer(name, self.ledger, self._hosts, rng, _MESSAGES, later=self.scenario.later)
+        seeks = self.scenario.controllers > 0
+        count = _MANY if seeks else _MESSAGES
+        return Producer(name, self.ledger, self._hosts, rng, count, later=self.scenario.later, seeks=seeks)
 
     def _machine(self, name: str, host: str, program: Any) -> Machine:
         return Machine(name, host, self.network, program, self.trace, self._seed)
@@ -182,11 +250,38 @@ class World:
     @property
     def servers(self) -> list[Machine]:
         """The machines of the cluster."""
-        return [*self.name_servers, *self._stores]
+        return [*self.name_servers, *self._stores, *self.controllers]
 
     @property
     def _stores(self) -> list[Machine]:
-        return [*self.brokers.values(), *([self.slave] if self.slave is not None else [])]
+        return [*self.brokers.values(), *([self.slave] if self.slave is not None else []), *self._replicas]
+
+    @property
+    def _replicas(self) -> list[Machine]:
+        return [machine for machine, _ in self.replicas]
+
+    @property
+    def _steady(self) -> list[Machine]:
+        """Machines that are never lost."""
+        return [self.etcd] if self.etcd is not None else []
+
+    def _master(self) -> Machine | None:
+        """The replica that serves as a master: of the newest epoch, if there are two."""
+        found = [(program.epoch, machine.name, machine) for machine, program in self.replicas if program.leads]
+        return max(found)[2] if found else None
+
+    def _joining(self) -> Machine | None:
+        """The replica that the present master, which is alone in the set, has just asked the controllers to add."""
+        ids: dict[int, Machine] = {}
+        added: frozenset[int] = frozenset()
+        for machine, program in self.replicas:
+            leadership = program.store.replication.leadership if program.store is not None else None
+            if leadership is None:
+                continue
+            ids[leadership.broker_id] = machine
+            if machine is self._master() and leadership.proposed and len(leadership.members) == 1:
+                added = leadership.proposed - leadership.members
+        return next((ids[found] for found in sorted(added) if found in ids), None)
 
     @property
     def clients(self) -> list[Machine]:
@@ -200,30 +295,55 @@ class World:
                 await self._run(nursery)
             finally:
                 # Stopped tasks would never end by themselves.
-                for machine in (*self.servers, *self.clients, self.checker):
+                for machine in (*self.servers, *self._steady, *self.clients, self.checker):
                     machine.end_all()
                 nursery.cancel_scope.cancel()
 
     async def _run(self, nursery: trio.Nursery) -> None:
-        for machine in self.servers:
+        for machine in (*self._steady, *self.servers):
             machine.start(nursery)
         await self._until(lambda: all(program.serves for program in self._programs), "a broker does not start")
+        if self.replicas:
+            await self._until(self._is_whole, "the replicas do not join the set")
         for machine in self.clients:
             machine.start(nursery)
         # Brokers twice: their faults are the ones that count.
         servers = [*self.servers, *self._stores]
-        faults = Faults(self._rng, self.network, servers, self.clients, self.trace, power=self.scenario.power_fails)
+        faults = Faults(
+            self._rng,
+            self.network,
+            servers,
+            self.clients,
+            self.trace,
+            power=self.scenario.power_fails,
+            elects=bool(self.replicas),
+            pause=2.0 if self.replicas else 0.6,
+            # A timed message is due by the clock of the master that took it, and another one has a clock of its own.
+            steps=STEPS[:3] if (self.replicas or self.scenario.takes_over) and self.scenario.later else STEPS,
+            master=self._master,
+            joining=self._joining,
+            steady=self._steady,
+            controllers=[machine.host for machine in self.controllers],
+        )
         await faults.run(self.scenario.faults, nursery)
         self.trace("the faults are over")
         for machine in self.servers:
             if machine.life is None:
                 machine.start(nursery)
+        if self.replicas:
+            # What a fault begins, as an election, goes on for a while. What comes later shows nothing more.
+            await trio.sleep(_AFTERMATH)
+            for producer in self._producers:
+                producer.finish()
         await self._until(lambda: all(one.life is None for one in self.producers), "a producer does not end")
         if self.slave is not None:
             await self._end_replication(self.slave, nursery)
+        if self.replicas:
+            await self._end_failovers()
         self.checker.start(nursery)
         with trio.move_on_after(_SETTLE):
             await self.checked.wait()
+            self._check_masters()
             return
         raise NotSettledError(f"the cluster cannot be read within {_SETTLE:g} s")
 
@@ -248,6 +368,40 @@ class World:
         slave.start(nursery)
         await self._until(lambda: follower.serves, "the new master does not start")
 
+    def _is_whole(self) -> bool:
+        """Whether one replica leads, and both others are in its set and have all of its log."""
+        leaders = [program for _, program in self.replicas if program.leads]
+        if len(leaders) != 1 or (leader := leaders[0].store) is None or leader.replication.leadership is None:
+            return False
+        stores = [store for _, program in self.replicas if (store := program.store) is not None]
+        leadership = leader.replication.leadership
+        ends = {(store.appended_offset, store.dispatched_offset) for store in stores}
+        return (
+            len(stores) == len(self.replicas)
+            and len(leadership.awaited) == len(leadership.members) == len(stores)
+            and ends == {(leader.appended_offset, leader.appended_offset)}
+        )
+
+    async def _end_failovers(self) -> None:
+        """Wait until all replicas have the same log. None may need an operator: nothing that counts was lost."""
+        await self._until(self._is_whole, "the replicas do not join the set")
+        master = self._master()
+        assert master is not None
+        for machine in self._replicas:
+            self._compare(master, machine)
+        self.trace(f"masters by epoch: {self.ledger.masters}")
+
+    def _check_masters(self) -> None:
+        if self.ledger.broken:
+            raise BrokenPromiseError("; ".join(self.ledger.broken))
+
+    def acknowledged(self, status: PutMessageStatus) -> None:
+        """A broker answers a message, now. If that is an acknowledgement, note who gives it."""
+        node = NODE.get()
+        program = next((found for machine, found in self.replicas if machine.life is node), None)
+        if program is not None and status is PutMessageStatus.PUT_OK:
+            self.ledger.add_master(node.name if node is not None else "", program.epoch)
+
     def _compare(self, master: Machine, slave: Machine) -> None:
         assert master.life is not None
         assert slave.life is not None
@@ -266,7 +420,7 @@ class World:
         """Read all queues, once the cluster serves them, and hold them against the ledger."""
         caller = Caller(life, self._hosts)
         async with caller.remoting:
-            for name in self.brokers:
+            for name in self.names:
                 for number in range(QUEUES):
                     await self._check_queue(caller, (name, TOPIC, number))
                 if wanted := self.ledger.later.get(name):
@@ -343,7 +497,13 @@ def simulate(seed: int, *, keeps: bool = False) -> Outcome:
     async def main(clock: VirtualClock) -> None:
         world = World(seed, scenario, clock, trace)
         outcome.ledger = world.ledger
-        await world.run()
+
+        def answered(on_done: Any, result: PutMessageResult) -> None:
+            world.acknowledged(result.status)
+            _answer(on_done, result)
+
+        with mock.patch.object(pending_puts, "_answer", answered):
+            await world.run()
         outcome.seconds = clock.now
 
     try:

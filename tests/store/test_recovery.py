@@ -11,7 +11,9 @@ from tests.store.stores import TOPIC, by_key, check_all, drain, fill, killed, op
 from trimq.broker.store.message_store import MessageStore, StoreLoadError
 from trimq.broker.store.recovery.recovery import RecoveryReport
 from trimq.protocol import checkpoint_layout
+from trimq.protocol.property_text import join_properties
 from trimq.protocol.queue_unit import UNIT
+from trimq.protocol.topic_rules import TIMER_TOPIC
 
 ONE = {(TOPIC, 0): 40}
 
@@ -71,6 +73,17 @@ async def test_a_kill_loses_nothing() -> None:
     async with opened(disk) as store:
         assert _report(store).units_rebuilt == 40
         await check_all(store, ONE)
+
+
+async def test_a_start_after_a_kill_knows_where_messages_go_that_wait() -> None:
+    """The creation of their topic may be lost, and its queues do not exist yet: they would be dropped when due."""
+    disk = SimDisk()
+    waits = join_properties({"REAL_TOPIC": "Later", "REAL_QID": "2"})
+    async with killed(disk) as store:
+        await put(store, topic=TIMER_TOPIC, more=waits)
+        await put(store, topic=TIMER_TOPIC)
+    async with opened(disk.power_cut()) as store:
+        assert store.needed_queues() == {TIMER_TOPIC: 1, "Later": 3}
 
 
 async def test_a_start_after_a_kill_reads_from_the_checkpoint_on() -> None:

@@ -13,6 +13,7 @@ from trimq.broker.services.offsets import ConsumerOffsetManager
 from trimq.broker.services.registration import BrokerOuterAPI
 from trimq.broker.services.stats import BrokerStats
 from trimq.broker.services.topic_attributes import alter, parse_changes
+from trimq.broker.services.topic_followers import KNOWN_TOPICS, TopicFollowers
 from trimq.broker.services.topics import TopicConfigManager
 from trimq.broker.store.message_store import MessageStore
 from trimq.protocol.body import DELETED_TOPICS, WITH_DELETED_TOPICS, Body, TopicConfig, decode_json, encode_json
@@ -40,7 +41,7 @@ class TopicConfigList(Body):
 class TopicAdminProcessor:
     """Creates, changes, shows and deletes topics."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a topic is known to many
         self,
         *,
         configuration: Configuration,
@@ -51,6 +52,7 @@ class TopicAdminProcessor:
         registration: BrokerOuterAPI,
         stats: BrokerStats,
         store: MessageStore,
+        followers: TopicFollowers,
     ) -> None:
         self._configuration = configuration
         self._topics = topics
@@ -60,6 +62,7 @@ class TopicAdminProcessor:
         self._registration = registration
         self._stats = stats
         self._store = store
+        self._followers = followers
 
     def register(self, table: HandlerTable) -> None:
         """Register the handlers of this family."""
@@ -150,7 +153,13 @@ class TopicAdminProcessor:
             raise invalid(f"the topic {topic} belongs to the broker itself (validateSystemTopicWhenUpdateTopic)")
 
     async def all_configs(self, connection: Connection, command: RemotingCommand) -> Outcome:
-        """GET_ALL_TOPIC_CONFIG (21). A slave of TriMQ also asks where in the log topics were deleted."""
+        """GET_ALL_TOPIC_CONFIG (21).
+
+        A slave of TriMQ also asks where in the log topics were deleted, and waits for changes: see TopicFollowers.
+        """
+        known = command.ext_fields().get(KNOWN_TOPICS)
+        if known is not None:
+            return await self._followers.hold(connection, command, known)
         wrapper = self._topics.serialize_wrapper()
         names = structs.fields(wrapper)
         members = [(each.encode_name, getattr(wrapper, each.name)) for each in names]

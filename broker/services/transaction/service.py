@@ -14,6 +14,7 @@ import trio
 
 from trimq.broker.config import BrokerConfig, MessageStoreConfig
 from trimq.broker.services.offsets import NOT_FOUND, ConsumerOffsetManager
+from trimq.broker.services.stored_again import put_again
 from trimq.broker.services.transaction.half_queue import HalfQueue, State
 from trimq.broker.services.transaction.messages import HalfMessages
 from trimq.broker.services.transaction.ops import End, OpQueue
@@ -358,21 +359,7 @@ class TransactionalMessageService:
         return await self._put(self.messages.resumed(half), _ignore)
 
     async def _put(self, message: MessageInner, stored: PutCallback) -> PutMessageResult:
-        done = trio.Event()
-        outcome: list[PutMessageResult] = []
-
-        def on_done(result: PutMessageResult) -> None:
-            stored(result)
-            outcome.append(result)
-            done.set()
-
-        result = self._store.put_message(message, on_done)
-        if result is not None:
-            stored(result)
-            return result
-        with trio.CancelScope(shield=True):  # the record may be in the log already
-            await done.wait()
-        return outcome[0]
+        return await put_again(self._store, message, stored)
 
     def lose(self, offset: int) -> bool:
         """A record cannot be read any more: its log file was deleted, or it is damaged. False if no half is lost."""

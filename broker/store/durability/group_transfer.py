@@ -161,6 +161,11 @@ class GroupTransferService:
         if self._pending.complete(self.readable_offset) or self._stopping:
             self._wake.set()
 
+    def abandon(self) -> None:
+        """Answer the puts that wait now: the slaves do not follow this master any more."""
+        self._pending.complete(self.readable_offset)
+        self._pending.leave()
+
     def _wake_task(self) -> None:
         self._wake.set()
 

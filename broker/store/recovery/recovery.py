@@ -17,7 +17,7 @@ from msgspec import Struct, field
 from trimq.broker.store.disk.mapped_file_queue import MappedFileQueue
 from trimq.broker.store.dispatch.dispatcher import StoreDispatcher
 from trimq.broker.store.index.index_service import IndexService
-from trimq.broker.store.log.log_scan import Damage, LogRecord, LogWalk, NoRecordError, RecordReader, erase_behind
+from trimq.broker.store.log.log_scan import Blank, Damage, LogRecord, LogWalk, NoRecordError, RecordReader, erase_behind
 from trimq.broker.store.queue.consume_queue_flush import FlushConsumeQueueService
 from trimq.broker.store.queue.consume_queue_store import ConsumeQueueStore
 from trimq.broker.store.queue.queue_files import delete_queue_files
@@ -27,7 +27,7 @@ from trimq.broker.store.recovery.index_recovery import IndexRecovery
 from trimq.broker.store.recovery.queue_recovery import QueueRecovery
 from trimq.protocol.checkpoint_layout import CheckpointMark
 from trimq.protocol.dispatch_rules import IN_INDEX, IN_QUEUE, KIND, unit_tags_code
-from trimq.protocol.real_place import waiting_for
+from trimq.protocol.real_place import WAITING_TOPICS, waiting_for
 
 _log = structlog.get_logger(__name__)
 
@@ -79,6 +79,7 @@ class StoreRecovery:
         check_crc: bool = True,
         holds: bool = False,
         cuts: bool = False,
+        truncate_at: int | None = None,
     ) -> None:
         """``clean_exit``: the abort file did not exist.
 
@@ -86,6 +87,7 @@ class StoreRecovery:
         only when slaves have them: it cannot know whether they have these. Without a checkpoint it does not know either
         what was readable before, and all of the log is dispatched.
         ``cuts``: the log ends at its first damage, even if records follow. Slaves take whole records only.
+        ``truncate_at``: records that end behind this offset are erased, even those that were dispatched.
         """
         self._files = files
         self._disk = files.disk
@@ -106,12 +108,20 @@ class StoreRecovery:
         self._limit = sys.maxsize
         """Records from this log offset on are not dispatched."""
         self._last_timestamp = 0
+        self._end_timestamp = 0
+        """The store time of the last record, dispatched or not."""
+        self._truncate_at = sys.maxsize if truncate_at is None else truncate_at
         self.held: dict[tuple[str, int], int] = {}
         """The next offset of each queue that has records which are not dispatched."""
         self.held_places: dict[str, int] = {}
-        """The topics that these records are of, or wait for, with the highest queue id."""
+        """Topics of these records, and topics that records wait for, with the highest queue id."""
         self.report = RecoveryReport(clean_exit=clean_exit)
         """Updated while ``run`` is going on, for a progress bar."""
+
+    @property
+    def held_back(self) -> bool:
+        """Whether nothing was dispatched that the queues did not know before (``holds``)."""
+        return self._limit != sys.maxsize
 
     async def run(self) -> RecoveryReport:
         """Recover. Raises OSError, StoreLoadError."""
@@ -170,6 +180,9 @@ class StoreRecovery:
         if not self._files.min_offset <= mark.position <= end:
             self._note(f"the checkpoint is of a log that ended at {mark.position}, this is another log")
             return None
+        if mark.position > self._truncate_at:
+            self._note(f"the checkpoint is of a log up to {mark.position}, which has to end at {self._truncate_at}")
+            return None
         if mark.last_record >= self._files.min_offset and not self._is_last_record(mark):
             self._note(f"the record at {mark.last_record} is not the one the checkpoint knows")
             return None
@@ -211,7 +224,7 @@ class StoreRecovery:
         last_timestamp = 0
         if mark is not None and start == mark.position:
             self._last_record = mark.last_record
-            last_timestamp = self._last_timestamp = mark.store_timestamp
+            last_timestamp = self._last_timestamp = self._end_timestamp = mark.store_timestamp
         walk = LogWalk(self._disk, self._files.files, start, self._reader, last_timestamp)
         written_at = start
         while await self._slice(walk, queues_from, index_from):
@@ -226,10 +239,18 @@ class StoreRecovery:
         """Note a record that is dispatched only when slaves have it."""
         if IN_QUEUE[found.sys_flag & KIND]:
             self.held[found.topic, found.queue_id] = found.queue_offset + 1
-        places = [(found.topic, found.queue_id), waiting_for(found.topic, found.properties)]
-        for topic, queue_id in filter(None, places):
-            if not self._queues.deleted_topics.has(topic, found.phy, found.store_timestamp):
-                self.held_places[topic] = max(self.held_places.get(topic, 0), queue_id)
+        self._need(found, found.topic, found.queue_id)
+        self._need_where_it_goes(found)
+
+    def _need_where_it_goes(self, found: LogRecord) -> None:
+        """Note where a record that waits goes in the end. The creation of that topic may be lost."""
+        place = waiting_for(found.topic, found.properties)
+        if place is not None:
+            self._need(found, *place)
+
+    def _need(self, found: LogRecord, topic: str, queue_id: int) -> None:
+        if not self._queues.deleted_topics.has(topic, found.phy, found.store_timestamp):
+            self.held_places[topic] = max(self.held_places.get(topic, 0), queue_id)
 
     async def _slice(self, walk: LogWalk, queues_from: int, index_from: int) -> bool:
         """Work for about a millisecond. False at the end of the log."""
@@ -239,11 +260,17 @@ class StoreRecovery:
         while True:
             for _ in range(_CLOCK_EVERY):
                 found = walk.step()
+                if isinstance(found, LogRecord | Blank) and walk.position > self._truncate_at:
+                    self._end_at = found.phy
+                    return False
                 if isinstance(found, LogRecord):
                     self.report.records += 1
+                    self._end_timestamp = max(self._end_timestamp, found.store_timestamp)
                     if found.phy >= self._limit:
                         self._hold(found)
                         continue
+                    if found.topic in WAITING_TOPICS:
+                        self._need_where_it_goes(found)
                     self._last_record = found.phy
                     self._last_timestamp = found.store_timestamp
                     kind = found.sys_flag & KIND
@@ -293,7 +320,7 @@ class StoreRecovery:
             self._index_recovery.finish(position)
         await self._write()
         report.position = position
-        report.last_store_timestamp = walk.last_timestamp if position == walk.position else self._last_timestamp
+        report.last_store_timestamp = walk.last_timestamp if position == walk.position else self._end_timestamp
         report.bytes_done = report.bytes_total = position - report.scanned_from
         report.units_rebuilt = self._queue_recovery.rebuilt
         report.keys_rebuilt = self._index_recovery.rebuilt if self._index_recovery is not None else 0

@@ -8,7 +8,7 @@ from trimq.broker.store.durability.write_path import WritePath
 
 
 class StoreFollower:
-    """Implements ha_client.Follower."""
+    """Implements ha_client.Follower, and EpochFollower of auto_switch_client."""
 
     def __init__(
         self,
@@ -18,13 +18,31 @@ class StoreFollower:
         look: Callable[[int], Awaitable[Any]],
         *,
         syncs: bool,
+        confirmed_offset: int | None,
     ) -> None:
-        """``look`` returns the record at a log offset. ``syncs``: acknowledge only what is on disk (SYNC_FLUSH)."""
+        """``look`` returns the record at a log offset. ``syncs``: acknowledge only what is on disk (SYNC_FLUSH).
+
+        ``confirmed_offset``: what is known to be acknowledged; None if it is not known.
+        """
         self._path = path
         self._dispatcher = dispatcher
         self._wake_reput = wake_reput
         self._look = look
         self._syncs = syncs
+        self.confirmed_offset = confirmed_offset or 0
+        """See EpochFollower."""
+        self._knows = confirmed_offset is not None
+
+    @property
+    def nothing_confirmed(self) -> bool:
+        """See EpochFollower."""
+        return self._knows and not self.confirmed_offset
+
+    def confirm(self, offset: int) -> None:
+        """See EpochFollower."""
+        if offset > self.confirmed_offset:
+            self.confirmed_offset = offset
+            self._wake_reput()
 
     @property
     def acknowledged_offset(self) -> int:

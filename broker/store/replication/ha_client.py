@@ -5,7 +5,7 @@ Source: RocketMQ's DefaultHAClient. There what comes is appended unchecked, and 
 
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import structlog
 import trio
@@ -26,6 +26,10 @@ class DivergedError(Exception):
     """The log of this slave is not the beginning of its master's; the text says where."""
 
 
+class TruncationNeededError(Exception):
+    """The log of this slave has to be cut first; the text says where."""
+
+
 class Begin(NamedTuple):
     """Where an empty slave begins: the first offset of the master's log, and its first record, if that can be read."""
 
@@ -34,7 +38,12 @@ class Begin(NamedTuple):
 
 
 class MasterView(Protocol):
-    """What a slave asks its master for, besides the log."""
+    """What a slave asks its master for, besides the log.
+
+    ``is_rocketmq``: the master is RocketMQ's broker. Known only if controllers assign the roles.
+    """
+
+    is_rocketmq: bool
 
     @property
     def address(self) -> str:
@@ -141,7 +150,10 @@ class HAClient:
         self._bytes_per_second = 0
         self._bad = 0
         self._error = ""
+        self._is_lost = False
+        """Whether the master has sent nothing since it was lost."""
         self._times = OffsetTimes()
+        self._decoder = TransferDecoder()
 
     def master_ends_at(self, offset: int) -> None:
         """The master has said where its log ends: its transfers show only what they bring."""
@@ -183,12 +195,15 @@ class HAClient:
             if address is None:
                 await self._master.changed()
                 continue
-            received = self._received
+            received, stays = self._received, False
             try:
                 await self._follow(*address)
+            except TruncationNeededError as error:
+                self._failed("slave_truncates", address, str(error))
+                pause, stays = _LONGEST_PAUSE, True
             except DivergedError as error:
                 self._failed("slave_diverged", address, str(error))
-                pause = _LONGEST_PAUSE
+                pause, stays = _LONGEST_PAUSE, True
             except (BadTransferError, HAFrameError) as error:
                 self._bad += 1
                 self._failed("bad_transfer", address, str(error))
@@ -199,15 +214,18 @@ class HAClient:
                 _log.exception("replication_failed", master=f"{address[0]}:{address[1]}")
                 self._error, self._failed_at = repr(error), trio.current_time()
                 pause = _LONGEST_PAUSE
-            if self._received > received:
+            if self._received > received and not stays:
                 pause = _FIRST_PAUSE
             with trio.move_on_after(pause):
                 await self._master.changed()
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _failed(self, event: str, address: tuple[str, int], reason: str) -> None:
-        if reason != self._error:  # once for each reason: it is tried again and again
-            log = _log.warning if event == "master_lost" else _log.error
+        is_lost, was_lost = event == "master_lost", self._is_lost
+        self._is_lost = is_lost
+        # Once for each reason: it is tried again and again. A master that is lost is so for one reason after another.
+        if not was_lost if is_lost else reason != self._error:
+            log = _log.warning if event in {"master_lost", "slave_truncates"} else _log.error
             log(event, master=f"{address[0]}:{address[1]}", reason=reason, log_end=self._log.end_offset)
         self._error, self._failed_at = reason, trio.current_time()
 
@@ -233,6 +251,7 @@ class HAClient:
         if opening.cancelled_caught:
             raise OSError(f"no connection in {self._config.silence:g} s")
         self._log.forget_rest()
+        self._decoder = TransferDecoder()
         failures: list[Exception] = []
 
         async def side(work: Callable[[trio.abc.Stream], Awaitable[None]]) -> None:
@@ -244,6 +263,7 @@ class HAClient:
             nursery.cancel_scope.cancel()
 
         try:
+            await self._handshake(stream)
             self._connected_to = f"{host}:{port}"
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(side, self._report)
@@ -288,26 +308,46 @@ class HAClient:
 
     async def _receive(self, stream: trio.abc.Stream) -> None:
         """Take what comes until the master disconnects. Raises as ``take`` and the decoder do, and OSError."""
-        decoder = TransferDecoder()
         while True:
-            data: bytes | bytearray = b""
-            with trio.move_on_after(self._config.silence) as silence:
-                data = await stream.receive_some(_RECEIVE)
-            if silence.cancelled_caught:
-                raise OSError(f"the master was silent for {self._config.silence:g} s")
+            data = await self._receive_some(stream)
             if not data:
                 return
+            await self._take(data)
+            self._is_lost = False
+            self._followed_at = trio.current_time()
+
+    async def _receive_some(self, stream: trio.abc.Stream) -> bytes:
+        """Some bytes of the master; none if it has disconnected. Raises OSError if it is silent for too long."""
+        data: bytes | bytearray = b""
+        with trio.move_on_after(self._config.silence) as silence:
+            data = await stream.receive_some(_RECEIVE)
+        if silence.cancelled_caught:
+            raise OSError(f"the master was silent for {self._config.silence:g} s")
+        if data:
             self._last_read_at = trio.current_time()
             self._received += len(data)
-            for piece in decoder.feed(bytes(data)):
-                if piece.offset != self._log.next_offset:
-                    raise BadTransferError(f"the master sends {piece.offset}, this log ends at {self._log.next_offset}")
-                # A sign of life, without data, is sent when there is nothing left to send.
-                sent = piece.offset + len(piece.data)
-                self._master_offset = max(self._master_offset, sent) if len(piece.data) else sent
-                if len(piece.data) and await self._log.take(piece.data):
-                    self._appended.set()
-            self._followed_at = trio.current_time()
+        return bytes(data)
+
+    async def _take(self, data: bytes) -> None:
+        """Take what the master has sent."""
+        for piece in self._decoder.feed(data):
+            await self._append(piece.offset, piece.data)
+
+    async def _append(self, offset: int, data: Any) -> None:
+        """Append bytes of the master's log from ``offset`` on; without any it is a sign of life."""
+        if offset != self._log.next_offset:
+            raise BadTransferError(f"the master sends {offset}, this log ends at {self._log.next_offset}")
+        # A sign of life, without data, is sent when there is nothing left to send.
+        sent = offset + len(data)
+        self._master_offset = max(self._master_offset, sent) if len(data) else sent
+        if len(data) and await self._log.take(data):
+            self._appended.set()
+
+    async def _handshake(self, _stream: trio.abc.Stream) -> None:
+        """What precedes the first report."""
+
+    def _encode_report(self, offset: int) -> bytes:
+        return encode_report(offset)
 
     async def _report(self, stream: trio.abc.Stream) -> None:
         """Tell the master what this slave has: at once, after each append, and as a sign of life."""
@@ -316,7 +356,7 @@ class HAClient:
             if not await self._follower.make_acknowledgeable():
                 raise OSError("the log could not be synced")
             offset = self._follower.acknowledged_offset
-            await stream.send_all(encode_report(offset))
+            await stream.send_all(self._encode_report(offset))
             self._last_write_at = trio.current_time()
             self._follower.dispatch_soon()
             with trio.move_on_after(self._config.heartbeat):

@@ -39,7 +39,7 @@ class SlaveState(NamedTuple):
     """What a master knows of a slave: its address, the offset it has acknowledged, and the one behind what was sent.
 
     ``behind`` is in bytes. ``behind_seconds``: how long the master has had the oldest of them, to within a second.
-    ``bytes_per_second``: what was sent in the last second.
+    ``bytes_per_second``: what was sent in the last second. ``broker_id`` is known in controller mode only, else -1.
     """
 
     address: str
@@ -49,6 +49,7 @@ class SlaveState(NamedTuple):
     behind_seconds: float
     in_sync: bool
     bytes_per_second: int
+    broker_id: int = -1
 
 
 class Master(Protocol):
@@ -85,6 +86,7 @@ class HAConnection:
         self._grown = trio.Event()
         self._bytes_per_second = 0
         self._sampled_bytes = 0
+        self._decoder = ReportDecoder()
 
     @property
     def behind(self) -> int:
@@ -145,7 +147,6 @@ class HAConnection:
             self.close(f"the connection was lost: {str(error) or type(error).__name__}")
 
     async def _read(self) -> None:
-        decoder = ReportDecoder()
         while True:
             data: bytes | bytearray = b""
             with trio.move_on_after(self._master.config.silence) as silence:
@@ -156,8 +157,29 @@ class HAConnection:
             if not data:
                 self.close("the slave has disconnected")
                 return
-            for offset in decoder.feed(bytes(data)):
-                self._reported(offset)
+            self._received(bytes(data))
+
+    def _received(self, data: bytes) -> None:
+        """Take what the slave sends. Raises HAFrameError."""
+        for offset in self._decoder.feed(data):
+            self._reported(offset)
+
+    def _start_of(self, offset: int) -> int:
+        """Where to begin for a slave whose first report is ``offset``."""
+        # RocketMQ's rule for a slave without a log: it begins with the last file.
+        return offset or self._master.log.files.last_start
+
+    def _header(self, size: int) -> bytes:
+        """The header of a transfer of ``size`` bytes from ``sent_offset`` on; 0 for a sign of life."""
+        return encode_header(self.sent_offset, size)
+
+    def _most(self, count: int) -> int:
+        """How many of the ``count`` bytes from ``sent_offset`` on may be in one transfer."""
+        return count
+
+    def _sign_due(self) -> bool:
+        """Whether a sign of life is due before its time."""
+        return False
 
     def _reported(self, offset: int) -> None:
         master = self._master
@@ -168,8 +190,7 @@ class HAConnection:
             _log.error("slave_ahead_of_master", slave=self.address, reported=offset, limit=limit)
             raise HAFrameError(f"the slave reports {offset}, above {why} ({limit})")
         if not self._first.is_set():
-            # RocketMQ's rule for a slave without a log: it begins with the last file.
-            self.sent_offset = offset or master.log.files.last_start
+            self.sent_offset = self._start_of(offset)
             self._first.set()
         self.ack_offset = max(self.ack_offset, offset)
         master.acknowledged()
@@ -191,8 +212,8 @@ class HAConnection:
             # Not all that appends notifies at once: an ASYNC_MASTER's own services do not.
             with trio.move_on_after(min(_LOOK, heartbeat)):
                 await self._grown.wait()
-            if trio.current_time() >= due:
-                await stream.send_all(encode_header(self.sent_offset, 0))
+            if trio.current_time() >= due or self._sign_due():
+                await stream.send_all(self._header(0))
                 due = trio.current_time() + heartbeat
 
     async def _send(self, left: int) -> None:
@@ -201,14 +222,14 @@ class HAConnection:
         file = log.files.find(at)
         if file is None:
             raise HAFrameError(f"the log has no file for the offset {at}")
-        count = min(left, self._master.config.batch, file.end - at)
+        count = self._most(min(left, self._master.config.batch, file.end - at))
         file.hold()
         try:
             data: memoryview | bytes | None = log.read(at, count)
             if data is None:
                 data = await log.read_cold(at, count)
-            header = encode_header(at, len(data))
             count = len(data)
+            header = self._header(count)
             # Before the wait: the slave may acknowledge what this call is still sending.
             self.sent_offset = at + count
             if count <= _JOINED:

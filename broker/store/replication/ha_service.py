@@ -178,12 +178,8 @@ class HAService:
                 )
             await trio.aclose_forcefully(stream)
             return
-        connection = HAConnection(self, stream, address)
-        same = [found for found in self.connections if found.address == address]
-        # One that reconnects before the end of its old connection was noticed must not count twice.
-        for old in same[: max(0, len(same) + 1 - slaves)]:
-            old.close("another connection of this slave has come")
-            self._forget(old)
+        connection = self._connection(stream, address)
+        self._make_room(address, slaves)
         self.connections.append(connection)
         _log.info("slave_connected", address=address)
         try:
@@ -194,6 +190,20 @@ class HAService:
             self._reported.set()
             self._update()
             _log.info("slave_disconnected", address=address, reason=connection.closed)
+
+    def _connection(self, stream: trio.abc.Stream, address: str) -> HAConnection:
+        return HAConnection(self, stream, address)
+
+    def _make_room(self, address: str, slaves: int, /) -> None:
+        """End connections of an address from which ``slaves`` may connect, since another one has come."""
+        same = [found for found in self.connections if found.address == address]
+        # One that reconnects before the end of its old connection was noticed must not count twice.
+        for old in same[: max(0, len(same) + 1 - slaves)]:
+            self._replace(old)
+
+    def _replace(self, old: HAConnection) -> None:
+        old.close("another connection of this slave has come")
+        self._forget(old)
 
     async def _admitted(self, address: str, admission: Admission) -> int:
         """How many slaves may connect from ``address``. 0 too if too many wait for that, or if it takes too long."""

@@ -38,6 +38,16 @@ class SlaveLog:
         return self._log.max_offset
 
     @property
+    def begin_offset(self) -> int:
+        """The start of the log."""
+        return self._log.min_offset
+
+    @property
+    def file_size(self) -> int:
+        """The size of each file of the log."""
+        return self._log.files.size
+
+    @property
     def next_offset(self) -> int:
         """Where the next bytes belong: behind those of an incomplete record."""
         return self._log.max_offset + len(self._rest)

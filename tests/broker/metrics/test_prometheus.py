@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 import trio
 
+from tests.broker.replicas.group import running_group
 from tests.broker.test_replication import pair
 from tests.broker.wire_client import WireClient, consumer
+from tests.controller.server import running as controller
 from tests.ports import free_port
 from tests.web_client import get
 from trimq.broker.controller import BrokerController
@@ -65,6 +67,13 @@ async def test_promtool_finds_no_fault_with_the_page(tmp_path: Path) -> None:
     promtool("check", "metrics", text=page.replace(name, "rocketmq_tiered_store_read_ahead_cache"))
 
 
+async def test_promtool_finds_no_fault_with_the_page_of_a_controller(tmp_path: Path) -> None:
+    async with controller(tmp_path, metricsExporterType="PROM", metricsPromExporterPort="0") as server:
+        page = (await get(server.controller.web_endpoints[0], "/metrics")).body
+    assert "\ntrimq_controller_elections_total 0.0\n" in page
+    promtool("check", "metrics", text=page)
+
+
 def test_promtool_finds_no_fault_with_alerts_and_configuration() -> None:
     promtool("check", "config", str(MONITORING / "prometheus.yml"))
 
@@ -89,6 +98,10 @@ async def test_alerts_and_dashboard_speak_of_metrics_that_exist(tmp_path: Path) 
     async with pair(tmp_path, leader=ON, **ON) as brokers:
         for broker in brokers:
             pages += (await get(broker.web_endpoints[0], "/metrics")).body
+    async with running_group(tmp_path / "group", **ON) as group:
+        for replica in group.replicas:
+            pages += (await get(replica.broker.web_endpoints[0], "/metrics")).body
+        pages += (await get(group.manager.web_endpoints[0], "/metrics")).body
     known = set(re.findall(r"^# TYPE (\S+)", pages, re.MULTILINE))
     wanted = re.findall(
         r"\b(?:trimq|rocketmq|process)_\w+", "\n".join(expressions()) + (MONITORING / "alerts.yml").read_text()
@@ -119,6 +132,19 @@ SERIES: dict[str, tuple[int, dict[str, str]]] = {
     "TrimqSlaveLags": (8, {'trimq_replication_slave_lag_seconds{instance="a",slave="10.0.0.2"}': "1 31x8"}),
     "TrimqMasterSilent": (1, {'trimq_replication_master_silent_seconds{instance="a"}': "1 61"}),
     "TrimqBadTransfers": (2, {'trimq_replication_bad_transfers_total{instance="a"}': "7 7 8"}),
+    "TrimqNoLease": (2, {'trimq_replica_lease{instance="a"}': "1 0 0 0"}),
+    "TrimqNoMaster": (
+        2,
+        {
+            'trimq_replica_id{broker="g",instance="a",job="trimq"}': "1x3",
+            'trimq_replica_id{broker="g",instance="b",job="trimq"}': "2x3",
+            'trimq_replica_lease{broker="g",instance="a",job="trimq"}': "1 stale",
+            # The master of another group is none of this one.
+            'trimq_replica_id{broker="h",instance="c",job="trimq"}': "1x3",
+            'trimq_replica_lease{broker="h",instance="c",job="trimq"}': "1x3",
+        },
+    ),
+    "TrimqFewReplicas": (7, {'trimq_replica_sync_state_set_members{instance="a"}': "3 1x8"}),
     "TrimqSlavesRefused": (2, {'trimq_replication_slaves_refused_total{instance="a"}': "0 0 1"}),
 }
 """By alert: the minute in which it fires, as it does not in the first, and the samples of each minute."""
@@ -126,7 +152,7 @@ SERIES: dict[str, tuple[int, dict[str, str]]] = {
 
 def test_alerts_about_replication_fire_for_what_they_are_about(tmp_path: Path) -> None:
     rules = re.findall(r"alert: (\w+)\n\s+expr: (.+)", (MONITORING / "alerts.yml").read_text())
-    assert {name for name, expression in rules if "trimq_replication" in expression} == SERIES.keys()
+    assert {name for name, expression in rules if "trimq_repli" in expression} == SERIES.keys()
     tests = []
     for name, (minutes, series) in SERIES.items():
         firing = f'count(ALERTS{{alertname="{name}",alertstate="firing"}}) or vector(0)'

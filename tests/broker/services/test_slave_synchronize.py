@@ -46,6 +46,8 @@ class Rig:
         self.deleted: list[Any] = []
         self.removed: list[str] = []
         self.keep: Any = None
+        self.keeps = False
+        """Whether a topic stays that the master does not have."""
         self.store = SimpleNamespace(
             appended_offset=0,
             flush=self._flush,
@@ -53,7 +55,9 @@ class Rig:
             follow_deletions=self._follow_deletions,
         )
         self.queues: list[tuple[str, int]] = []
-        topics = SimpleNamespace(follow=self._topics, follow_queue=self._follow_queue, table={})
+        topics = SimpleNamespace(
+            follow=self._topics, follow_queue=self._follow_queue, persisted=self._persisted, table={}
+        )
         quiet = SimpleNamespace(follow=lambda _state: None)
         self.offsets = SimpleNamespace(
             follow=self._offsets,
@@ -66,7 +70,7 @@ class Rig:
             "groups": quiet,
             "offsets": self.offsets,
             "modes": quiet,
-            "schedule": SimpleNamespace(follow=lambda state: self.taken.append(("delays", state["n"]))),
+            "schedule": SimpleNamespace(follow=lambda state: self.taken.append(("delays", state.get("n", state)))),
             "timers": SimpleNamespace(follow=self._timers),
         }
         master: Any = SimpleNamespace(address="master", ask=self._ask, log_end=self._end)
@@ -84,7 +88,8 @@ class Rig:
             return request.reply(self.codes[code], "no")
         if code == TIMERS:
             return request.reply(header=self.handover.ext(), body=self.handover.body())
-        return request.reply(body=json.dumps(self.bodies.get(code, {})).encode())
+        body = self.bodies.get(code, {})
+        return request.reply(body=body if isinstance(body, bytes) else json.dumps(body).encode())
 
     async def _end(self) -> int:
         if self.fails:
@@ -94,6 +99,9 @@ class Rig:
     async def _flush(self) -> bool:
         self.flushes += 1
         return True
+
+    async def _persisted(self) -> None:
+        self.taken.append("topics on disk")
 
     async def _clean(self, _known: Any) -> list[str]:
         return self.deleted
@@ -106,15 +114,17 @@ class Rig:
         self.taken.append(("timers", found.checkpoint.read_time))
 
     def _offsets(self, state: dict[str, Any]) -> Any:
-        self.taken.append(("offsets", state["n"]))
-        return {"own": state["n"]}
+        found = state.get("n", state)
+        self.taken.append(("offsets", found))
+        return {"own": found}
 
     def _follow_queue(self, topic: str, queue_id: int) -> bool:
         self.queues.append((topic, queue_id))
         return topic == "new"
 
-    def _topics(self, _state: dict[str, Any], keep: Any) -> None:
+    def _topics(self, _state: dict[str, Any], keep: Any) -> bool:
         self.keep = set(keep)
+        return not self.keeps
 
     async def rounds(self, count: int = 1) -> list[Any]:
         """Let rounds pass; returns what was taken in them."""
@@ -153,6 +163,20 @@ async def test_what_the_master_has_done_is_taken_when_the_log_has_it(rig: Rig) -
     flushes = rig.flushes
     assert await rig.rounds(2) == [("offsets", 2)] * 2
     assert rig.flushes == flushes
+
+
+async def test_numbers_as_keys_without_quotes_as_rocketmq_writes_them(rig: Rig) -> None:
+    version = b'"dataVersion":{"counter":12,"stateVersion":0,"timestamp":1763561105277}'
+    rig.bodies[DELAYS] = b"{" + version + b',"offsetTable":{1:40,3:7}}'
+    rig.bodies[OFFSETS] = b"{" + version + b',"offsetTable":{"TopicA@groupA":{0:10,1:11}}}'
+    with capture_logs() as logs:
+        taken = {name: state["offsetTable"] for name, state in await rig.rounds() if name in {"offsets", "delays"}}
+    assert taken == {"offsets": {"TopicA@groupA": {"0": 10, "1": 11}}, "delays": {"1": 40, "3": 7}}
+    assert logs == []
+    rig.bodies[DELAYS] = b'{"offsetTable":{1:40'
+    with capture_logs() as logs:
+        await rig.rounds()
+    assert [(log["event"], log["request"]) for log in logs] == [("not_synchronized", "GET_ALL_DELAY_OFFSET")]
 
 
 async def test_nothing_is_taken_of_a_master_with_another_log(rig: Rig) -> None:
@@ -249,6 +273,51 @@ async def test_topics_that_the_master_has_deleted_go_with_queues_and_offsets(rig
     rig.synchronize.message_waits("new", 3)
     rig.synchronize.message_waits("new", 1 << 30)
     assert rig.queues[-2:] == [("new", 3), ("new", 15)]
+
+
+async def test_topics_are_taken_at_once_when_the_master_says_that_there_are_new_ones(rig: Rig) -> None:
+    rig.bodies[TOPICS] = {"topicConfigTable": {}, "dataVersion": {"counter": 7, "stateVersion": 3, "timestamp": 1}}
+    rig.taken.clear()
+    assert await rig.synchronize.take_topics()
+    assert rig.taken == [("deleted", {}), "topics on disk"]
+    assert rig.synchronize.topics_version == "3-7-1"
+    rig.codes[TOPICS] = ResponseCode.SYSTEM_BUSY
+    with capture_logs() as logs:
+        assert not await rig.synchronize.take_topics()
+    assert [log["event"] for log in logs] == ["not_synchronized"]
+
+
+async def test_topics_are_not_confirmed_while_one_is_kept_that_the_master_has_deleted(rig: Rig) -> None:
+    rig.bodies[TOPICS] = {"topicConfigTable": {}, "dataVersion": {"counter": 7, "stateVersion": 3, "timestamp": 1}}
+    rig.keeps = True
+    assert await rig.synchronize.take_topics()
+    assert rig.synchronize.topics_version == ""
+    rig.keeps = False
+    assert await rig.synchronize.take_topics()
+    assert rig.synchronize.topics_version == "3-7-1"
+
+
+async def test_topics_wait_for_the_round_that_is_under_way(rig: Rig) -> None:
+    """Otherwise an older answer could replace a newer one."""
+    ask, goes_on = rig._ask, trio.Event()
+
+    async def slow(code: int, ext: dict[str, str] | None = None) -> RemotingCommand:
+        if code == OFFSETS:
+            await goes_on.wait()
+        return await ask(code, ext)
+
+    rig.synchronize._master.ask = slow  # type: ignore[method-assign]
+    rig.bodies[TOPICS] = {"topicConfigTable": {}}
+    rig.clock.advance(1)
+    await trio.testing.wait_all_tasks_blocked()
+    rig.taken.clear()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(rig.synchronize.take_topics)
+        await trio.testing.wait_all_tasks_blocked()
+        assert rig.taken == []
+        goes_on.set()
+    assert rig.taken[0] == ("offsets", 0)
+    assert rig.taken[-1] == "topics on disk"
 
 
 async def test_a_topic_whose_messages_have_come_since_the_question_stays(rig: Rig) -> None:

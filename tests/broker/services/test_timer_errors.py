@@ -13,7 +13,7 @@ from tests.store.builders import message
 from trimq.broker.health import timer_notes
 from trimq.broker.services import timer_put
 from trimq.broker.services.stats import BrokerStats
-from trimq.broker.store.message_store import TimerStore
+from trimq.broker.store.message_store import MessageStore, TimerStore
 from trimq.broker.store.types import PutMessageResult, PutMessageStatus
 from trimq.protocol.topic_rules import TIMER_TOPIC
 
@@ -318,3 +318,43 @@ async def test_a_slot_ends_at_once_where_the_broker_fails(monkeypatch: pytest.Mo
             await puts.deliver(due)
         assert scope.cancelled_caught
         monkeypatch.undo()
+
+
+@pytest.mark.parametrize("recalled", [False, True])
+async def test_a_record_that_may_not_be_read_yet_is_waited_for(recalled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the start of a SYNC_MASTER whose wheel knows it already, until its slaves are there."""
+    rig = Rig()
+    async with rig.running():
+        await rig.send(b"one", 2_000)
+        await rig.settled()
+        if recalled:
+            await rig.recall(b"one", NOW + 1_000)
+            await rig.settled()
+        with monkeypatch.context() as patched:
+            patched.setattr(MessageStore, "readable_offset", 0)
+            patched.setattr(MessageStore, "look_own_message", lambda _store, _offset: None)
+            patched.setattr(MessageStore, "look_message", lambda _store, _offset: b"")
+            for _ in range(30):
+                await rig.advance(1)
+            assert (rig.service.puts.deleted, rig.put) == (0, [])
+        for _ in range(20):
+            await rig.advance(1)
+        assert await rig.bodies() == ([] if recalled else [b"one"])
+        assert rig.service.puts.cancelled == recalled
+
+
+async def test_a_mark_that_may_not_be_read_yet_delays_no_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig()
+    async with rig.running():
+        await rig.send(b"one", 2_000)
+        await rig.recall(b"one", NOW + 1_000)
+        await rig.settled()
+        monkeypatch.setattr(MessageStore, "readable_offset", 0)
+        monkeypatch.setattr(MessageStore, "look_own_message", lambda _store, _offset: None)
+        monkeypatch.setattr(MessageStore, "look_message", lambda _store, _offset: b"")
+        await rig.advance(5)
+    assert rig.put == []
+    monkeypatch.undo()
+    async with rig.running():
+        await rig.advance(5)
+        assert (await rig.bodies(), rig.service.puts.cancelled) == ([], 1)

@@ -262,8 +262,23 @@ async def test_a_topic_that_may_be_newer_than_the_masters_answer_stays_until_the
     slave = await loaded(SimDisk())
     state = json.loads(slave.encode()) | {"dataVersion": {"stateVersion": 0, "timestamp": 5, "counter": 9}}
     slave.follow_queue("New", 1)
-    slave.follow(state, keep={"New"})
+    assert not slave.follow(state, keep={"New"})
     assert slave.table["New"].read_queue_nums == 2
-    slave.follow(state)  # the version alone must not hide it
+    assert slave.follow(state)  # the version alone must not hide it
+    assert slave.follow(state)
     assert "New" not in slave.table
     assert slave.data_version.counter == 9
+
+
+async def test_a_slaves_own_change_does_not_count_as_its_masters() -> None:
+    """Both may make the next version in the same millisecond."""
+    slave, master = await loaded(SimDisk()), await loaded(SimDisk())
+    slave.follow(json.loads(master.encode()))
+    slave.follow_queue("New", 0)
+    master.put(TopicConfig("New", read_queue_nums=4, write_queue_nums=4))
+    assert slave.data_version == master.data_version
+    slave.follow(json.loads(master.encode()))
+    assert slave.table["New"].write_queue_nums == 4
+    before = slave.table["New"]
+    slave.follow(json.loads(master.encode()))
+    assert slave.table["New"] is before

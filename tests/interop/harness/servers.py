@@ -63,7 +63,8 @@ def supports(peer: Peer, feature: str) -> bool:
     return peer == "apache" or feature not in NOT_YET
 
 
-def _write_properties(path: Path, properties: Mapping[str, str]) -> None:
+def write_properties(path: Path, properties: Mapping[str, str]) -> None:
+    """Write a configuration file."""
     path.write_text("".join(f"{key}={value}\n" for key, value in properties.items()), encoding="utf-8")
 
 
@@ -72,6 +73,11 @@ def _command(
 ) -> list[str]:
     if peer == "trimq":
         return [str(Path(sys.executable).parent / script)]
+    return apache_command(apache_class, memory, directory, version)
+
+
+def apache_command(apache_class: str, memory: tuple[str, ...], directory: Path, version: str = "5.5.0") -> list[str]:
+    """The command line of one of Apache's servers; its log files are below ``directory``."""
     jars = partners.apache_servers(version)
     java = partners.tool("java")
     return [java, *memory, f"-Duser.home={directory}", *APACHE_OPENINGS, "-cp", f"{jars}/*", apache_class]
@@ -89,7 +95,7 @@ class NameServer:
     def __post_init__(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
         self.configuration = self.directory / "namesrv.conf"
-        _write_properties(
+        write_properties(
             self.configuration,
             {
                 "listenPort": str(self.port),
@@ -126,7 +132,7 @@ class NameServer:
 class Broker:
     """One broker process on a store directory, which another broker may have used before.
 
-    ``version`` is the one of Apache's.
+    ``version`` and ``memory``, options of the JVM, are for Apache's.
     """
 
     peer: Peer
@@ -138,11 +144,12 @@ class Broker:
     properties: Mapping[str, str] = field(default_factory=dict)
     small: bool = True
     version: str = "5.5.0"
+    memory: tuple[str, ...] = APACHE_BROKER_MEMORY
 
     def __post_init__(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
         self.configuration = self.directory / "broker.conf"
-        _write_properties(
+        write_properties(
             self.configuration,
             {
                 **IDENTITY,
@@ -160,7 +167,7 @@ class Broker:
             self.peer,
             "mqbroker",
             "org.apache.rocketmq.broker.BrokerStartup",
-            APACHE_BROKER_MEMORY,
+            self.memory,
             self.directory,
             self.version,
         )

@@ -15,12 +15,31 @@ from trimq.broker.store.durability.log_sync import SyncPlace
 from trimq.broker.store.message_store import Begin, MessageStore
 from trimq.broker.store.replication.ha_client import HAClient
 from trimq.broker.store.replication.ha_service import Admission
+from trimq.broker.store.replication.leadership import Leadership
+from trimq.protocol.epoch_file import Epoch
 from trimq.remoting.runtime.clock import ManualClock
 
 PORT = 10912
 SYNC_MASTER = ReplicationConfig(broker_role=BrokerRole.SYNC_MASTER, ha_listen_port=PORT)
 ASYNC_MASTER = ReplicationConfig(ha_listen_port=PORT)
 SLAVE = ReplicationConfig(broker_role=BrokerRole.SLAVE)
+
+
+@dataclass
+class Lease:
+    """A clock that tests move by hand."""
+
+    now: float = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def led(
+    broker_id: int, epoch: int = 1, members: tuple[int, ...] = (), clock: Lease | None = None, *, learner: bool = False
+) -> Leadership:
+    """One broker's part. Without ``members`` it is the only one."""
+    return Leadership(broker_id, epoch, members or (broker_id,), 1, clock or Lease(), learner=learner)
 
 
 @asynccontextmanager
@@ -31,14 +50,18 @@ async def store_of(
     sync: bool = False,
     file_size: int = 8192,
     place: SyncPlace = SyncPlace.THREAD,
+    leadership: Leadership | None = None,
+    truncate_at: int | None = None,
 ) -> AsyncIterator[MessageStore]:
-    """A running store with a role."""
+    """A running store with a role; with ``leadership`` controllers have assigned it."""
     store = MessageStore(
         settings(sync=sync, mapped_file_size_commit_log=file_size),
         disk=disk,
         clock=ManualClock(),
         sync_place=place,
         replication=replication,
+        leadership=leadership,
+        truncate_at=truncate_at,
     )
     async with store.opened():
         yield store
@@ -69,6 +92,7 @@ class FakeMaster:
 
     store: MessageStore | None = None
     asked: list[int] = field(default_factory=list)
+    is_rocketmq: bool = False
 
     address = "10.0.0.1:10911"
 
@@ -130,3 +154,8 @@ def log_bytes(disk: SimDisk) -> bytes:
     """The bytes of the log, up to where nothing was written."""
     paths = [f"/store/commitlog/{name}" for name in disk.list("/store/commitlog")]
     return b"".join(map(disk.content, paths)).rstrip(b"\0")
+
+
+def epochs_of(store: MessageStore) -> list[Epoch]:
+    assert store.replication.epochs is not None
+    return store.replication.epochs.entries

@@ -1,0 +1,1 @@
+"""Controller mode: controllers assign the roles of the brokers of one name."""

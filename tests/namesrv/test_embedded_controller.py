@@ -1,0 +1,103 @@
+"""A controller in the name server's process."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import trio
+
+from tests.namesrv.server import Wire, running
+from trimq.controller.config import load_controller
+from trimq.controller.server import ControllerManager
+from trimq.controller.server import StartError as ControllerStartError
+from trimq.namesrv.config import load_namesrv
+from trimq.namesrv.controller import NamesrvController, StartError
+from trimq.protocol.codes import RequestCode
+from trimq.remoting.http.health import STOPPING
+
+
+def controller_file(folder: Path) -> str:
+    path = folder / "controller.conf"
+    path.write_text(f"listenPort=0\nbindAddress=127.0.0.1\ncontrollerStorePath={folder / 'controller.db'}\n")
+    return str(path)
+
+
+async def test_it_serves_and_stops_with_the_name_server(tmp_path: Path) -> None:
+    config = {"enableControllerInNamesrv": "true", "controllerConfigFile": controller_file(tmp_path)}
+    async with running(tmp_path, **config) as server:
+        embedded = server.controller.embedded
+        assert embedded is not None
+        assert embedded.address is not None
+        async with await trio.open_tcp_stream(*embedded.address) as stream:
+            reply = await Wire(stream).ask(RequestCode.CONTROLLER_GET_METADATA_INFO)
+            assert reply.ext_fields()["controllerLeaderAddress"] == f"127.0.0.1:{embedded.address[1]}"
+        async with server.connect() as wire:
+            assert (await wire.ask(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)).code == 0
+        embedded._failure = "the disk is full"
+        reasons = server.controller.health.readiness().reasons
+        assert [reason.text for reason in reasons] == ["the disk is full"]
+    assert embedded.stopped.is_set()
+    assert [reason.code for reason in embedded.health.readiness().reasons][:1] == [STOPPING]  # it was not cancelled
+    assert server.controller.stopped.is_set()
+
+
+def test_the_command_says_where_it_is(tmp_path: Path) -> None:
+    config = tmp_path / "namesrv.conf"
+    config.write_text(
+        "listenPort=0\nbindAddress=127.0.0.1\nenableControllerInNamesrv=true\n"
+        f"kvConfigPath={tmp_path / 'kv.json'}\ncontrollerConfigFile={controller_file(tmp_path)}\n"
+    )
+    command = [sys.executable, "-m", "trimq.namesrv", "-c", str(config)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            line = next(line for line in process.stdout if "controllerAddr=HOST:" in line)
+            assert line.rstrip().endswith(", in this process")
+            process.terminate()
+            assert process.wait(20) == 0
+        finally:
+            process.kill()
+
+
+async def test_there_is_none_by_default(tmp_path: Path) -> None:
+    async with running(tmp_path) as server:
+        assert server.controller.embedded is None
+
+
+async def test_a_database_that_another_controller_has_open(tmp_path: Path) -> None:
+    configuration = load_controller(controller_file(tmp_path))
+    first = ControllerManager(configuration)
+    sock = first.bind()
+    assert first._kv is not None
+    try:
+        with pytest.raises(ControllerStartError, match="database is locked: set controllerStorePath"):
+            ControllerManager(configuration).bind()
+        keys = {
+            "bindAddress": "127.0.0.1",
+            "listenPort": "0",
+            "enableControllerInNamesrv": "true",
+            "controllerConfigFile": controller_file(tmp_path),
+            "kvConfigPath": str(tmp_path / "kvConfig.json"),
+        }
+        namesrv = NamesrvController(load_namesrv(flags={key: (value, "test") for key, value in keys.items()}))
+        with pytest.raises(StartError, match=r"the controller in this process: the database .* is locked"):
+            namesrv.bind()
+    finally:
+        sock.close()
+        await first._kv.close()
+
+
+def test_a_controller_file_that_cannot_be_used(tmp_path: Path) -> None:
+    path = tmp_path / "controller.conf"
+    path.write_text("listenPort=99999\n")
+    keys = {
+        "bindAddress": "127.0.0.1",
+        "listenPort": "0",
+        "enableControllerInNamesrv": "true",
+        "controllerConfigFile": str(path),
+        "kvConfigPath": str(tmp_path / "kvConfig.json"),
+    }
+    namesrv = NamesrvController(load_namesrv(flags={key: (value, "test") for key, value in keys.items()}))
+    with pytest.raises(StartError, match=r"the controller in this process: .*listenPort"):
+        namesrv.bind()
