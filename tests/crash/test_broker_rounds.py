@@ -12,7 +12,7 @@ PARTS = 8
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2400)
 def test_a_broker_keeps_what_it_has_acknowledged(capsys: pytest.CaptureFixture[str]) -> None:
     each = ROUNDS // PARTS
     found = list(in_processes(rounds, [(1 + each * part, each) for part in range(PARTS)]))

@@ -53,7 +53,7 @@ def test_a_cut_at_any_call_breaks_no_promise(capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(2400)
 def test_an_error_at_any_call_breaks_no_promise(capsys: pytest.CaptureFixture[str]) -> None:
     """Every third of the errors: two of three calls fail, with EIO and ENOSPC in turn."""
     whole = faults.FaultTally()

@@ -14,7 +14,7 @@ PARTS = 8
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(2400)
 def test_a_cut_at_any_call_of_the_tier_breaks_no_promise(capsys: pytest.CaptureFixture[str]) -> None:
     whole = TierTally()
     for tally in in_processes(check_part, [(part, PARTS) for part in range(PARTS)]):

@@ -1,4 +1,4 @@
-"""The function of .ci/run that decides whether a change affects Spark."""
+"""Functions of .ci/run: how it runs commands and records their results, and whether a change affects Spark."""
 
 import os
 import re
@@ -6,6 +6,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
+from tests.interop.harness.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -85,3 +87,70 @@ def test_what_has_passed_with_the_oldest_pyspark_is_not_tested_with_it_again(rep
 
 def test_the_digest_that_is_noted_is_one() -> None:
     assert re.fullmatch(r"[0-9a-f]{40}\n", (ROOT / ".ci" / "oldest-pyspark-tested").read_text(encoding="ascii"))
+
+
+def steps(directory: Path, script: str) -> subprocess.CompletedProcess[str]:
+    """Run a script with .ci/run's functions that run and record commands; they use ``directory`` for files."""
+    text = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    [functions] = re.findall(r"^failed=\(\)\n.*?(?=^# The Spark parts)", text, re.MULTILINE | re.DOTALL)
+    return subprocess.run(
+        ["bash", "-c", f"set -uo pipefail\n{functions}\n{script}"],
+        cwd=directory,
+        env={**os.environ, "TMPDIR": str(directory)},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+
+
+def test_a_command_runs_beside_the_steps_at_the_lowest_priority(tmp_path: Path) -> None:
+    done = steps(
+        tmp_path,
+        """
+        mkfifo go
+        begin_beside long sh -c 'read line <go; nice; exit 3'
+        step short sh -c 'echo now >go'
+        end_beside
+        printf '%s\\n' "${timings[@]}" "${failed[@]}"
+        """,
+    )
+    lines = [line for line in done.stdout.splitlines() if line]
+    assert lines[:4] == ["==> long (begins, beside the steps that follow)", "==> short", "==> long (ends)", "19"]
+    assert [line.split()[2:] for line in lines[4:6]] == [["short", "passed"], ["long", "FAILED"]]
+    assert lines[6:] == ["long"]
+    assert {path.name for path in tmp_path.iterdir()} == {"go"}
+
+
+def test_a_command_that_passes_beside_the_steps_is_no_failure(tmp_path: Path) -> None:
+    done = steps(tmp_path, 'begin_beside long true\nend_beside\nexit "${#failed[@]}"')
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_runs_beside_the_steps_ends_with_them(tmp_path: Path) -> None:
+    script = """
+        mkfifo pid
+        begin_beside long sh -c 'echo $$ >pid; sleep 60'
+        read line <pid
+        echo $line
+        exit 1
+        """
+    done = steps(tmp_path, script)
+    assert done.returncode == 1
+    pid = Path("/proc", done.stdout.split()[-1])
+    wait_until(lambda: not pid.exists(), "end of the command")
+    assert {path.name for path in tmp_path.iterdir()} == {"pid"}
+
+
+def test_a_step_that_hangs_is_ended_and_named_and_none_begins_after_it(tmp_path: Path) -> None:
+    done = steps(tmp_path, "limit=1\nstep one sleep 60\nstep two touch began\nprintf '%s\\n' \"${failed[@]}\"")
+    said = "there is no time left, 1 s are over"
+    assert [line for line in done.stdout.splitlines() if line] == [
+        "==> one",
+        f"one: {said}",
+        "==> two",
+        f"two: {said}",
+        "one",
+        "two",
+    ]
+    assert not list(tmp_path.iterdir())

@@ -116,11 +116,13 @@ class Faults:
             life.resume()
 
     async def _freeze(self, _nursery: trio.Nursery) -> None:
-        """Pause the master when another server has got something, perhaps from it, for as long as an election takes.
+        """Pause the master when another broker has got something, perhaps from it, for as long as an election takes.
 
         What the other one answers waits for the master, which may be an old one when it goes on.
         """
-        other = self.rng.choice(self.servers)
+        first = self.master()
+        brokers = [found for found in self.servers if found.host.startswith(BROKER_HOSTS)]
+        other = self.rng.choice([found for found in brokers if found is not first])
         for _ in range(self.rng.randrange(1, 6)):
             with trio.move_on_after(0.3):
                 await self.network.arrival(other.host)
@@ -130,7 +132,7 @@ class Faults:
         life = machine.life
         self.trace(f"{machine} is paused")
         life.stop()
-        await trio.sleep(self.rng.uniform(1.0, 3.0))
+        await trio.sleep(self.rng.uniform(1.5, 4.0))
         if not life.is_dead:
             self.trace(f"{machine} goes on")
             life.resume()

@@ -24,6 +24,7 @@ from trimq.broker.store import message_store
 from trimq.broker.store.message_store import MessageStore, SyncPlace
 from trimq.broker.testing import configuration
 from trimq.controller.config import load_controller
+from trimq.controller.local_kv import LocalKv
 from trimq.controller.server import ControllerManager
 from trimq.namesrv.config import load_namesrv
 from trimq.namesrv.controller import NamesrvController
@@ -272,6 +273,12 @@ class ReplicaProgram:
         return inner._replica.leadership.epoch if inner is not None else 0
 
     @property
+    def broker_id(self) -> int:
+        """The id in the present role; -1 before there is one."""
+        inner = getattr(self.controller, "controller", None)
+        return inner._replica.leadership.broker_id if inner is not None else -1
+
+    @property
     def leads(self) -> bool:
         """Whether it serves as a master."""
         store = self.store
@@ -293,13 +300,26 @@ class ControllerProgram:
 
 
 class EtcdProgram:
-    """What stands for a quorum of etcd."""
+    """What stands for a quorum of etcd, for one broker name."""
+
+    def __init__(self) -> None:
+        self._kv: LocalKv | None = None
 
     async def __call__(self, life: Life) -> None:
         """Run it."""
-        await EtcdService(life.clock, life.network).run()
+        service = EtcdService(life.clock, life.network)
+        self._kv = service.kv
+        await service.run()
+
+    @property
+    def elected(self) -> tuple[int, int]:
+        """The newest epoch, and the id of its master. It is only looked at: no lease ends by that."""
+        entries = self._kv._entries if self._kv is not None else {}
+        found = {key.rpartition("/")[2]: int(entry.value) for key, entry in entries.items() if key.endswith(_ELECTED)}
+        return found.get("epoch", 0), found.get("master", -1)
 
 
+_ELECTED: Final = ("/epoch", "/master")
 _SERVERS: Final = (NamesrvProgram, BrokerProgram, ReplicaProgram, ControllerProgram)
 
 

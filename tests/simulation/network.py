@@ -46,6 +46,8 @@ class SimNetwork:
         """Directions (from host, to host) in which nothing arrives."""
         self.refused: set[tuple[str, str]] = set()
         """Directions in which connections are refused, though the other machine listens."""
+        self.was_refused = False
+        """Whether there has ever been one."""
         self.arrivals: dict[str, trio.Event] = {}
         """Set when the next bytes arrive at a host, and removed then."""
         self.damaged: set[str] = set()
@@ -100,6 +102,7 @@ class SimNetwork:
     def refuse(self, source: str, target: str) -> None:
         """Reset the connections from one machine to another, as a firewall may, in both directions; refuse new ones."""
         self.refused.add((source, target))
+        self.was_refused = True
         for sock in list(self.sockets):
             if (sock.node.host, sock.peer_host) == (source, target):
                 self.reset(sock)

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 def run(*options: str) -> tuple[int, str]:
     """Run the command; returns its exit code and what it printed."""
     command = [sys.executable, "-m", "tests.simulation", *options]
-    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=500)
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=2400)
     return found.returncode, found.stdout + found.stderr
 
 
@@ -39,14 +39,14 @@ def test_masters_change_when_controllers_elect_them() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(500)
+@pytest.mark.timeout(2400)
 def test_500_seeds_keep_every_promise() -> None:
     code, printed = run("--seeds", "0-499")
     assert code == 0, printed
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(500)
+@pytest.mark.timeout(2400)
 def test_the_same_seed_does_the_same_again() -> None:
     code, printed = run("--seeds", "0-49", "--twice")
     assert code == 0, printed
@@ -106,7 +106,7 @@ def test_every_kind_of_fault_happens() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(2400)
 @pytest.mark.parametrize("broken", sorted(BREAKS))
 def test_a_broken_broker_is_noticed_and_its_seed_shows_it_again(broken: str) -> None:
     code, printed = run("--seeds", "0-499", "--first", "--break", broken)

@@ -190,6 +190,7 @@ class World:
         self.names = list(self.brokers) or [_GROUP]
         """Of the brokers."""
         self.etcd: Machine | None = None
+        self._etcd_program = EtcdProgram()
         self.controllers: list[Machine] = []
         self.replicas: list[tuple[Machine, ReplicaProgram]] = []
         if scenario.controllers:
@@ -210,7 +211,7 @@ class World:
 
     def _add_group(self) -> None:
         """Controllers, their etcd, and the brokers whose master they elect."""
-        self.etcd = self._machine("etcd", "10.0.6.1", EtcdProgram())
+        self.etcd = self._machine("etcd", "10.0.6.1", self._etcd_program)
         hosts = [f"10.0.5.{number + 1}" for number in range(self.scenario.controllers)]
         for number, host in enumerate(hosts):
             program = ControllerProgram(self.etcd.host)
@@ -400,7 +401,21 @@ class World:
         node = NODE.get()
         program = next((found for machine, found in self.replicas if machine.life is node), None)
         if program is not None and status is PutMessageStatus.PUT_OK:
-            self.ledger.add_master(node.name if node is not None else "", program.epoch)
+            name = node.name if node is not None else ""
+            self.ledger.add_master(name, program.epoch)
+            self._check_elected(name, program)
+
+    def _check_elected(self, name: str, program: ReplicaProgram) -> None:
+        """The lease of the master that acknowledges has to end before controllers elect another one.
+
+        Not if they took it for dead, as connections to it were refused: then it has what it acknowledges in common with
+        that one, as always.
+        """
+        epoch, master = self._etcd_program.elected
+        if epoch > program.epoch and master != program.broker_id and not self.network.was_refused:
+            self.ledger.broken.append(
+                f"{name} acknowledges in epoch {program.epoch}, after broker id {master} was elected in {epoch}"
+            )
 
     def _compare(self, master: Machine, slave: Machine) -> None:
         assert master.life is not None
