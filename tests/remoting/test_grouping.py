@@ -121,7 +121,7 @@ class Fixture:
 
 @asynccontextmanager
 async def holding(limits: ReactorLimits | None = None) -> AsyncIterator[Fixture]:
-    """A server that serves requests of ECHO together."""
+    """A server that serves requests of ECHO together. Its turns have no end by default: a busy machine ends short ones."""
     together = Together()
     single: list[int] = []
 
@@ -133,7 +133,7 @@ async def holding(limits: ReactorLimits | None = None) -> AsyncIterator[Fixture]
     table = HandlerTable()
     table.register(OTHER, echo)
     table.register(ECHO, echo, header=Empty, fast=fast, grouped=together)
-    async with serving(table, limits) as server:
+    async with serving(table, limits or ReactorLimits(turn=60)) as server:
         fixture = Fixture(server, together, single)
         yield fixture
 
