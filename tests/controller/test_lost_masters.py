@@ -120,13 +120,10 @@ async def watched(addresses: tuple[str, ...] = (FIRST, SECOND, THIRD)) -> AsyncI
         nursery.cancel_scope.cancel()
 
 
-@pytest.fixture(autouse=True)
-def _virtual(autojump_clock: object) -> None:
-    """No test here waits."""
-
-
 @pytest.mark.parametrize("answers", [[REFUSED], [True, REFUSED], [REFUSED, True, REFUSED]])
-async def test_two_refusals_in_a_row_show_that_a_process_is_gone(answers: list[OSError | bool | None]) -> None:
+async def test_two_refusals_in_a_row_show_that_a_process_is_gone(
+    answers: list[OSError | bool | None], autojump_clock: trio.testing.MockClock
+) -> None:
     async with watched() as one:
         one.network.of[FIRST] = list(answers)
         began = trio.current_time()
@@ -141,7 +138,9 @@ async def test_two_refusals_in_a_row_show_that_a_process_is_gone(answers: list[O
     "answers",
     [[True], [REFUSED, True], [None], [REFUSED, None], [NO_WAY], [REFUSED, NO_WAY], [TimeoutError()]],
 )
-async def test_anything_else_is_left_to_the_lease(answers: list[OSError | bool | None]) -> None:
+async def test_anything_else_is_left_to_the_lease(
+    answers: list[OSError | bool | None], autojump_clock: trio.testing.MockClock
+) -> None:
     async with watched() as one:
         one.network.of[FIRST] = list(answers)
         began = trio.current_time()
@@ -152,7 +151,7 @@ async def test_anything_else_is_left_to_the_lease(answers: list[OSError | bool |
 
 
 @pytest.mark.parametrize("closes", [2, 3])
-async def test_a_slave_is_not_looked_at(closes: int) -> None:
+async def test_a_slave_is_not_looked_at(closes: int, autojump_clock: trio.testing.MockClock) -> None:
     async with watched() as one:
         one.network.of[SECOND] = one.network.of[THIRD] = [REFUSED]
         await one.loses(closes)
@@ -160,7 +159,7 @@ async def test_a_slave_is_not_looked_at(closes: int) -> None:
         assert one.group.manager.silent == {(NAME, closes)}, "what it has said does not count any more"
 
 
-async def test_a_heartbeat_on_another_connection_shows_that_it_lives() -> None:
+async def test_a_heartbeat_on_another_connection_shows_that_it_lives(autojump_clock: trio.testing.MockClock) -> None:
     async with watched() as one:
         one.network.of[FIRST] = [REFUSED]
         old = one.peers[1]
@@ -179,7 +178,9 @@ async def test_a_heartbeat_on_another_connection_shows_that_it_lives() -> None:
         assert SECOND in [address for address, _ in one.network.asked]
 
 
-async def test_one_that_has_died_together_with_the_master_does_not_follow_it() -> None:
+async def test_one_that_has_died_together_with_the_master_does_not_follow_it(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     async with watched() as one:
         one.network.of[FIRST] = one.network.of[SECOND] = [REFUSED]
         await one.loses(2, 1)
@@ -187,7 +188,7 @@ async def test_one_that_has_died_together_with_the_master_does_not_follow_it() -
         assert SECOND not in [address for address, _ in one.network.asked], "it has no connection"
 
 
-async def test_members_that_do_not_answer_do_not_follow_it() -> None:
+async def test_members_that_do_not_answer_do_not_follow_it(autojump_clock: trio.testing.MockClock) -> None:
     async with watched() as one:
         one.network.of[FIRST] = [REFUSED]
         one.network.answering.remove(SECOND)
@@ -195,7 +196,7 @@ async def test_members_that_do_not_answer_do_not_follow_it() -> None:
         assert one.replaced == [(1, {3})]
 
 
-async def test_a_master_without_others_keeps_its_role() -> None:
+async def test_a_master_without_others_keeps_its_role(autojump_clock: trio.testing.MockClock) -> None:
     async with watched() as one:
         one.network.of[FIRST] = [REFUSED]
         await one.loses(3, 2, 1)
@@ -215,7 +216,9 @@ async def test_a_master_without_others_keeps_its_role() -> None:
         ("[::1]:1001", "fd00::9", False),
     ],
 )
-async def test_the_own_machine_says_nothing_about_a_broker_elsewhere(address: str, host: str, looks: bool) -> None:
+async def test_the_own_machine_says_nothing_about_a_broker_elsewhere(
+    address: str, host: str, looks: bool, autojump_clock: trio.testing.MockClock
+) -> None:
     async with watched((address, SECOND, THIRD)) as one:
         one.network.of.update({found: [REFUSED] for found in (FIRST, "::1:1001", "10.0.0.1:1001", "master:1001")})
         one.heard(1, host)
@@ -223,13 +226,13 @@ async def test_the_own_machine_says_nothing_about_a_broker_elsewhere(address: st
         assert bool(one.replaced) is looks
 
 
-async def test_what_is_no_address_says_nothing() -> None:
+async def test_what_is_no_address_says_nothing(autojump_clock: trio.testing.MockClock) -> None:
     async with watched(("nowhere", SECOND, THIRD)) as one:
         await one.loses(1)
         assert one.replaced == []
 
 
-async def test_a_store_that_does_not_answer_leaves_it_to_the_lease() -> None:
+async def test_a_store_that_does_not_answer_leaves_it_to_the_lease(autojump_clock: trio.testing.MockClock) -> None:
     async with watched() as one:
         one.network.of[FIRST] = [REFUSED]
 
@@ -246,7 +249,7 @@ async def test_a_store_that_does_not_answer_leaves_it_to_the_lease() -> None:
         assert one.replaced == [(1, {2, 3})], "the next one is looked at"
 
 
-async def test_many_connections_that_close_are_few_looks_at_a_time() -> None:
+async def test_many_connections_that_close_are_few_looks_at_a_time(autojump_clock: trio.testing.MockClock) -> None:
     """And one at a time at each broker, however often it connects."""
     async with watched() as one:
         most = now = 0
@@ -270,7 +273,9 @@ async def test_many_connections_that_close_are_few_looks_at_a_time() -> None:
         assert one.lost._connections.keys() == {(NAME, 1), (NAME, 2), (NAME, 3)}
 
 
-async def test_a_heartbeat_that_is_done_after_its_connection_counts_no_more() -> None:
+async def test_a_heartbeat_that_is_done_after_its_connection_counts_no_more(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     async with watched() as one:
         one.peers[1].closed = True
         one.lost._connections.clear()
