@@ -25,7 +25,8 @@ from trimq.broker.tiered_config import TieredStoreConfig
 from trimq.broker.unsupported_config import HARMLESS, INERT, UNSUPPORTED
 from trimq.protocol import topic_rules
 from trimq.remoting.config.configuration import Configuration, LogConfig, NettyServerConfig, Schema, option
-from trimq.remoting.config.environment import apply_environment, variable_of
+from trimq.remoting.config.environment import variable_of
+from trimq.remoting.config.sources import Flags, load
 from trimq.remoting.http.web_config import WebConfig
 
 __all__ = [
@@ -393,7 +394,7 @@ def saved_changes_path(root: Path) -> Path:
 
 def load_broker(
     file: str | Path | None = None,
-    flags: Mapping[str, tuple[str, str]] | None = None,
+    flags: Flags | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Configuration:
     """Load the broker's configuration from a file, the environment, and flags (key -> (value, name of the flag)).
@@ -401,18 +402,10 @@ def load_broker(
     Later sources override earlier ones. Without a file, changes made at run time are read from the store (see
     `saved_changes_path`). Raises ConfigError for the first invalid value.
     """
-    configuration = Configuration(SCHEMA)
     if file is None:
         # The saved changes are in the store, whose directory the environment and the flags may set: look there first.
         default = (environment or {}).get(variable_of("storePathRootDir")) or MessageStoreConfig().store_path_root_dir
         root = (flags or {}).get("storePathRootDir", (default, ""))[0]
         saved = saved_changes_path(Path(root))
         file = saved if saved.exists() else None
-    if file is not None:
-        configuration.load_file(file)
-    apply_environment(configuration, environment or {})
-    for key, (value, flag) in (flags or {}).items():
-        configuration.apply(key, value, flag)
-    configuration.check()
-    configuration.protect(configuration.section(BrokerConfig).config_black_list)
-    return configuration
+    return load(SCHEMA, file, flags, environment)

@@ -8,7 +8,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from trimq.remoting.config.configuration import Configuration, LogConfig, NettyServerConfig, Schema, option
-from trimq.remoting.config.environment import apply_environment
+from trimq.remoting.config.sources import Flags, load
 from trimq.remoting.http.web_config import WebConfig
 
 
@@ -120,19 +120,11 @@ SCHEMA = Schema(
 
 def load_controller(
     file: str | Path | None = None,
-    flags: Mapping[str, tuple[str, str]] | None = None,
+    flags: Flags | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Configuration:
     """Load the configuration from a file, the environment, and flags (key -> (value, name of the flag)).
 
     Later sources override earlier ones. Raises ConfigError for the first invalid value.
     """
-    configuration = Configuration(SCHEMA)
-    if file is not None:
-        configuration.load_file(file)
-    apply_environment(configuration, environment or {})
-    for key, (value, flag) in (flags or {}).items():
-        configuration.apply(key, value, flag)
-    configuration.check()
-    configuration.protect(configuration.section(ControllerConfig).config_black_list)
-    return configuration
+    return load(SCHEMA, file, flags, environment)

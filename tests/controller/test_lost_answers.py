@@ -36,9 +36,21 @@ class FailingKv(LocalKv):
         self.fail(True)
         return made
 
+    def lose_answer(self, made: bool, *, sent: bool = True) -> None:
+        """Fail the next transaction, ``made`` or not. ``sent``: whether the caller has to take it for possible."""
 
-@pytest.mark.parametrize("made", [True, False])
-async def test_brokers_hear_of_an_election_whose_answer_got_lost(made: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        def lose(done: bool) -> None:
+            if done is made:
+                self.fail = lambda _done: None
+                raise KvError("the answer got lost", sent=sent)
+
+        self.fail = lose
+
+
+async def controlled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> tuple[Group, FailingKv, ControllerManager, list[GroupState]]:
+    """A group led by 1, its store, a controller that does not run yet, and what that one would say to the brokers."""
     group = Group()
     kv = group.kv = FailingKv(group.clock)
     group.managers = [group.through(kv)]
@@ -48,17 +60,17 @@ async def test_brokers_hear_of_an_election_whose_answer_got_lost(made: bool, mon
     controller = ControllerManager(configuration, group.clock, kv=kv)
     news: list[GroupState] = []
     monkeypatch.setattr(controller, "_notify_soon", news.append)
+    return group, kv, controller, news
 
-    def lose(done: bool) -> None:
-        if done is made:
-            kv.fail = lambda _done: None
-            raise KvError("the answer got lost", sent=True)
 
+@pytest.mark.parametrize("made", [True, False])
+async def test_brokers_hear_of_an_election_whose_answer_got_lost(made: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    group, kv, controller, news = await controlled(monkeypatch)
     async with trio.open_nursery() as nursery:
         await nursery.start(controller.run)
         await pass_time(group.clock, 2)
         await group.beat(2)
-        kv.fail = lose
+        kv.lose_answer(made)
         await pass_time(group.clock, 2.5)
         assert [(state.master, state.epoch) for state in news] == [(2, 2)]
         assert await group.facts() == (2, 2, [2], 3)
@@ -71,25 +83,11 @@ async def test_a_master_that_is_gone_while_the_store_does_not_answer(
     sent: bool, made: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its lease decides; if the election was made, the brokers hear of it."""
-    group = Group()
-    kv = group.kv = FailingKv(group.clock)
-    group.managers = [group.through(kv)]
-    await group.led_by(1, 2)
-    keys = {"bindAddress": "127.0.0.1", "listenPort": "0", "scanInactiveMasterInterval": "1000000"}
-    configuration = load_controller(flags={key: (value, "test") for key, value in keys.items()})
-    controller = ControllerManager(configuration, group.clock, kv=kv)
-    news: list[GroupState] = []
-    monkeypatch.setattr(controller, "_notify_soon", news.append)
-
-    def lose(done: bool) -> None:
-        if done is made:
-            kv.fail = lambda _done: None
-            raise KvError("the answer got lost", sent=sent)
-
+    group, kv, controller, news = await controlled(monkeypatch)
     async with trio.open_nursery() as nursery:
         await nursery.start(controller.run)
         await trio.testing.wait_all_tasks_blocked(0.005)
-        kv.fail = lose
+        kv.lose_answer(made, sent=sent)
         with pytest.raises(KvError):
             await controller._replace(await group.manager.state(NAME), 1, {2})
         await pass_time(group.clock, 0.5)

@@ -121,7 +121,10 @@ class Fixture:
 
 @asynccontextmanager
 async def holding(limits: ReactorLimits | None = None) -> AsyncIterator[Fixture]:
-    """A server that serves requests of ECHO together. Its turns have no end by default: a busy machine ends short ones."""
+    """A server that serves requests of ECHO together.
+
+    Its turns have no end by default: on a busy machine short ones end early.
+    """
     together = Together()
     single: list[int] = []
 
