@@ -23,6 +23,18 @@ def controller_file(folder: Path) -> str:
     return str(path)
 
 
+def with_controller(folder: Path, file: str) -> NamesrvController:
+    """A name server that has not begun, with a controller whose configuration is in ``file``."""
+    keys = {
+        "bindAddress": "127.0.0.1",
+        "listenPort": "0",
+        "enableControllerInNamesrv": "true",
+        "controllerConfigFile": file,
+        "kvConfigPath": str(folder / "kvConfig.json"),
+    }
+    return NamesrvController(load_namesrv(flags={key: (value, "test") for key, value in keys.items()}))
+
+
 async def test_it_serves_and_stops_with_the_name_server(tmp_path: Path) -> None:
     config = {"enableControllerInNamesrv": "true", "controllerConfigFile": controller_file(tmp_path)}
     async with running(tmp_path, **config) as server:
@@ -73,14 +85,7 @@ async def test_a_database_that_another_controller_has_open(tmp_path: Path) -> No
     try:
         with pytest.raises(ControllerStartError, match="database is locked: set controllerStorePath"):
             ControllerManager(configuration).bind()
-        keys = {
-            "bindAddress": "127.0.0.1",
-            "listenPort": "0",
-            "enableControllerInNamesrv": "true",
-            "controllerConfigFile": controller_file(tmp_path),
-            "kvConfigPath": str(tmp_path / "kvConfig.json"),
-        }
-        namesrv = NamesrvController(load_namesrv(flags={key: (value, "test") for key, value in keys.items()}))
+        namesrv = with_controller(tmp_path, controller_file(tmp_path))
         with pytest.raises(StartError, match=r"the controller in this process: the database .* is locked"):
             namesrv.bind()
     finally:
@@ -91,13 +96,6 @@ async def test_a_database_that_another_controller_has_open(tmp_path: Path) -> No
 def test_a_controller_file_that_cannot_be_used(tmp_path: Path) -> None:
     path = tmp_path / "controller.conf"
     path.write_text("listenPort=99999\n")
-    keys = {
-        "bindAddress": "127.0.0.1",
-        "listenPort": "0",
-        "enableControllerInNamesrv": "true",
-        "controllerConfigFile": str(path),
-        "kvConfigPath": str(tmp_path / "kvConfig.json"),
-    }
-    namesrv = NamesrvController(load_namesrv(flags={key: (value, "test") for key, value in keys.items()}))
+    namesrv = with_controller(tmp_path, str(path))
     with pytest.raises(StartError, match=r"the controller in this process: .*listenPort"):
         namesrv.bind()
