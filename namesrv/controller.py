@@ -67,25 +67,27 @@ class NamesrvController:
 
         Raises StartError if the file cannot be parsed or an address cannot be bound.
         """
-        config = self._configuration.section(NettyServerConfig)
-        port = self._config().listen_port
         try:
-            self.kv_config.load()
-            self._sock = self._listen(config.bind_address, port, config)
-            for name, named_port in named_ports(self._config().named_listen_ports).items():
-                self._named_sockets[name] = sock = self._listen(config.bind_address, int(named_port), config)
-                self.named_endpoints[name] = sock.getsockname()[:2]
-            self._bind_web()
-            self._bind_embedded(config.bind_address)
-        except ConfigError as error:
-            raise StartError(str(error)) from error
-        except OSError as error:
-            raise StartError(str(error.strerror)) from error
-        except StartError:
+            return self._bind()
+        except BaseException as error:
             for bound in [self._sock, *self._named_sockets.values(), *self._web_sockets]:
                 if bound is not None:
                     bound.close()
+            if isinstance(error, ConfigError):
+                raise StartError(str(error)) from error
+            if isinstance(error, OSError):
+                raise StartError(str(error.strerror)) from error
             raise
+
+    def _bind(self) -> socket.socket:
+        config = self._configuration.section(NettyServerConfig)
+        self.kv_config.load()
+        self._sock = self._listen(config.bind_address, self._config().listen_port, config)
+        for name, port in named_ports(self._config().named_listen_ports).items():
+            self._named_sockets[name] = sock = self._listen(config.bind_address, int(port), config)
+            self.named_endpoints[name] = sock.getsockname()[:2]
+        self._bind_web()
+        self._bind_embedded(config.bind_address)
         return self._sock
 
     def _listen(self, address: str, port: int, config: NettyServerConfig) -> socket.socket:

@@ -46,6 +46,16 @@ class TestController:
             with pytest.raises(StartError, match=f"cannot listen on 127.0.0.1:{port}"):
                 NamesrvController(load_namesrv(flags=flags)).bind()
 
+    async def test_a_named_port_that_is_taken_leaves_no_socket_open(self, tmp_path: Path) -> None:
+        with taken_port() as port:
+            keys = {"bindAddress": "127.0.0.1", "listenPort": "0", "kvConfigPath": str(tmp_path / "kvConfig.json")}
+            keys["namedListenPorts"] = f"inner={port}"
+            server = NamesrvController(load_namesrv(flags={key: (value, "test") for key, value in keys.items()}))
+            with pytest.raises(StartError, match=f"cannot listen on 127.0.0.1:{port}"):
+                server.bind()
+            assert server._sock is not None
+            assert server._sock.fileno() == -1
+
     @pytest.mark.parametrize("text", ["", "[]", "{}", '{"configTable":[]}', '{"configTable":{"n":1}}', "\xff"])
     async def test_a_kv_file_that_is_broken(self, tmp_path: Path, text: str) -> None:
         path = tmp_path / "kvConfig.json"
