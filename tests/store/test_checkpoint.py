@@ -127,8 +127,10 @@ async def test_a_checkpoint_that_would_say_nothing_new_is_not_written() -> None:
 
 
 @pytest.mark.parametrize("path", ["pwrite", "data_sync", "sync_directory", "rename", "create"])
-@pytest.mark.usefixtures("autojump_clock")  # otherwise a service that becomes due may get the failure
-async def test_a_checkpoint_is_not_written_where_something_failed(path: str) -> None:
+async def test_a_checkpoint_is_not_written_where_something_failed(
+    path: str, autojump_clock: trio.testing.MockClock
+) -> None:
+    # without virtual time a service that becomes due may get the failure
     disk = SimDisk()
     async with opened(disk) as store:
         await fill(store, 3)

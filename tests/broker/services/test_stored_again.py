@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import trio
+import trio.testing
 
 from tests.store.builders import message
 from trimq.broker.services.stored_again import put_again
 from trimq.broker.store.log.puts import MessageInner
 from trimq.broker.store.types import PutCallback, PutMessageResult, PutMessageStatus
 
-pytestmark = pytest.mark.usefixtures("autojump_clock")
 STORED = PutMessageResult(PutMessageStatus.PUT_OK)
 
 
@@ -26,14 +26,16 @@ class Puts:
         return self.result
 
 
-async def test_what_is_stored_at_once() -> None:
+async def test_what_is_stored_at_once(autojump_clock: trio.testing.MockClock) -> None:
     heard: list[PutMessageResult] = []
     assert await put_again(Puts(STORED), message(b"x", "T"), heard.append) is STORED
     assert heard == [STORED]
 
 
 @pytest.mark.parametrize("after", [0.0, 1.9])
-async def test_a_record_that_is_stored_soon_after_a_cancellation_counts(after: float) -> None:
+async def test_a_record_that_is_stored_soon_after_a_cancellation_counts(
+    after: float, autojump_clock: trio.testing.MockClock
+) -> None:
     store, found = Puts(), []
 
     async def put() -> None:
@@ -54,7 +56,7 @@ async def _answer(store: Puts, after: float) -> None:
     store.waiting[0](STORED)
 
 
-async def test_a_put_that_is_never_answered_ends_with_its_task() -> None:
+async def test_a_put_that_is_never_answered_ends_with_its_task(autojump_clock: trio.testing.MockClock) -> None:
     began = trio.current_time()
     with trio.move_on_after(1):
         await put_again(Puts(), message(b"x", "T"))

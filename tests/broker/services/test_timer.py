@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from tests.broker.services.timer_rig import NOW, Rig
 from tests.store.builders import message
@@ -24,10 +25,8 @@ AWAY = PutMessageResult(PutMessageStatus.SERVICE_NOT_AVAILABLE, remark="away")
 ILLEGAL = PutMessageResult(PutMessageStatus.MESSAGE_ILLEGAL, remark="illegal")
 UNKNOWN = PutMessageResult(PutMessageStatus.UNKNOWN_ERROR, remark="?")
 
-pytestmark = pytest.mark.usefixtures("autojump_clock")
 
-
-async def test_messages_of_a_slot_come_in_the_order_of_their_sends() -> None:
+async def test_messages_of_a_slot_come_in_the_order_of_their_sends(autojump_clock: trio.testing.MockClock) -> None:
     rig = Rig()
     async with rig.running():
         for number in range(300):
@@ -43,7 +42,7 @@ async def test_messages_of_a_slot_come_in_the_order_of_their_sends() -> None:
             assert one.store_host == ("10.9.9.9", 10911)
 
 
-async def test_a_message_that_is_due_when_the_timer_finds_it() -> None:
+async def test_a_message_that_is_due_when_the_timer_finds_it(autojump_clock: trio.testing.MockClock) -> None:
     """It never is in the wheel, and its TIMER_ENQUEUE_MS says so, as in RocketMQ."""
     rig = Rig(timerStopEnqueue="true")
     async with rig.running():
@@ -59,7 +58,9 @@ async def test_a_message_that_is_due_when_the_timer_finds_it() -> None:
 
 @pytest.mark.parametrize("delivered", [True, False])
 @pytest.mark.parametrize("ending", [None, Loss.ALL])
-async def test_no_message_comes_while_deliveries_are_stopped(*, delivered: bool, ending: Loss | None) -> None:
+async def test_no_message_comes_while_deliveries_are_stopped(
+    *, delivered: bool, ending: Loss | None, autojump_clock: trio.testing.MockClock
+) -> None:
     """Also none that is due when the timer finds it, whether its slot was ``delivered`` or not. Its recall counts."""
     rig = Rig(flushDiskType="SYNC_FLUSH")
     async with rig.running(ending=ending):
@@ -89,7 +90,7 @@ async def test_no_message_comes_while_deliveries_are_stopped(*, delivered: bool,
         assert rig.counts == {"Orders": 1}
 
 
-async def test_a_message_beyond_the_window_rolls() -> None:
+async def test_a_message_beyond_the_window_rolls(autojump_clock: trio.testing.MockClock) -> None:
     rig = Rig(timerRollWindowSlot="10")
     async with rig.running():
         await rig.send(b"far", 42_000)
@@ -110,7 +111,7 @@ async def test_a_message_beyond_the_window_rolls() -> None:
 
 
 @pytest.mark.parametrize("ending", [None, *Loss])
-async def test_a_start_after_slots_became_due(ending: Loss | None) -> None:
+async def test_a_start_after_slots_became_due(ending: Loss | None, autojump_clock: trio.testing.MockClock) -> None:
     rig = Rig(flushDiskType="SYNC_FLUSH")
     async with rig.running(ending=ending):
         for number in range(20):
@@ -132,7 +133,7 @@ async def test_a_start_after_slots_became_due(ending: Loss | None) -> None:
         assert all(one.store_timestamp >= int(one.properties["TIMER_OUT_MS"]) for one in await rig.delivered())
 
 
-async def test_a_stop_during_a_checkpoint() -> None:
+async def test_a_stop_during_a_checkpoint(autojump_clock: trio.testing.MockClock) -> None:
     """It waits for the commit log's sync, as it does in most stops of a broker that is busy."""
     rig = Rig()
     async with rig.running():
@@ -158,7 +159,9 @@ async def test_a_stop_during_a_checkpoint() -> None:
 
 @pytest.mark.parametrize(("precision", "outage"), [(1000, 8 * DAY), (100, 3 * DAY), (1000, 40 * DAY)])
 @pytest.mark.parametrize("ending", [None, Loss.ALL])
-async def test_an_outage_loses_nothing(precision: int, outage: int, ending: Loss | None) -> None:
+async def test_an_outage_loses_nothing(
+    precision: int, outage: int, ending: Loss | None, autojump_clock: trio.testing.MockClock
+) -> None:
     """The retention is a day: all log files are older than that when the broker comes back.
 
     Some messages are in the wheel, and some are only in the timer's queue.
@@ -199,7 +202,7 @@ async def test_an_outage_loses_nothing(precision: int, outage: int, ending: Loss
         assert rig.service.puts.deleted == 0
 
 
-async def test_a_pending_message_outlives_the_retention() -> None:
+async def test_a_pending_message_outlives_the_retention(autojump_clock: trio.testing.MockClock) -> None:
     """The cleaner deletes files of the log by age: not those from the first pending message on."""
     rig = Rig(slots=16_384, fileReservedTime=1, deleteWhen=";".join(map(str, range(24))))
     async with rig.running():
@@ -221,7 +224,9 @@ async def test_a_pending_message_outlives_the_retention() -> None:
 
 
 @pytest.mark.parametrize("in_wheel", [True, False])
-async def test_a_delivered_message_is_held_until_a_checkpoint_knows_that(*, in_wheel: bool) -> None:
+async def test_a_delivered_message_is_held_until_a_checkpoint_knows_that(
+    *, in_wheel: bool, autojump_clock: trio.testing.MockClock
+) -> None:
     """The copy may not be on disk yet: after a power cut the message is delivered from its old place."""
     hours = ";".join(map(str, range(24)))
     rig = Rig(slots=16_384, fileReservedTime=1, deleteWhen=hours, timerFlushIntervalMs=1_000_000_000)
@@ -247,7 +252,9 @@ async def test_a_delivered_message_is_held_until_a_checkpoint_knows_that(*, in_w
         assert b"pending" in await rig.bodies()
 
 
-async def test_overdue_slots_come_before_messages_that_need_their_places() -> None:
+async def test_overdue_slots_come_before_messages_that_need_their_places(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     """After 14 days the place of an overdue slot is that of a new message's slot."""
     rig = Rig(slots=256)
     async with rig.running(ending=Loss.ALL):
@@ -269,7 +276,9 @@ async def test_overdue_slots_come_before_messages_that_need_their_places() -> No
 
 
 @pytest.mark.parametrize("damage", [None, "gone", "unreadable", "older"])
-async def test_counts_that_may_not_fit_are_made_again(damage: str | None) -> None:
+async def test_counts_that_may_not_fit_are_made_again(
+    damage: str | None, autojump_clock: trio.testing.MockClock
+) -> None:
     """After a kill, and where the file is lost or does not fit the wheel."""
     rig = Rig()
     async with rig.running(ending=Loss.NOTHING if damage is None else None):
@@ -305,7 +314,7 @@ async def test_counts_that_may_not_fit_are_made_again(damage: str | None) -> Non
         assert rig.service.metrics.total == 0
 
 
-async def test_counts_whose_sum_fits_are_made_again_after_a_kill() -> None:
+async def test_counts_whose_sum_fits_are_made_again_after_a_kill(autojump_clock: trio.testing.MockClock) -> None:
     rig = Rig()
     async with rig.running():
         await rig.send(b"1", 60_000)
@@ -322,7 +331,9 @@ async def test_counts_whose_sum_fits_are_made_again_after_a_kill() -> None:
         assert rig.counts == {"Orders": 1}
 
 
-async def test_a_deleted_topic_counts_in_the_sum_as_long_as_its_messages_wait() -> None:
+async def test_a_deleted_topic_counts_in_the_sum_as_long_as_its_messages_wait(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     rig = Rig()
     async with rig.running():
         await rig.send(b"1", 5_000)
@@ -351,7 +362,9 @@ def counted(rig: Rig) -> int:
 @pytest.mark.parametrize("outage", [0, 60, 40 * DAY])
 @pytest.mark.parametrize("ending", [Loss.ALL, Loss.NOTHING])
 @pytest.mark.parametrize("with_topic", ["false", "true"])
-async def test_a_recall_that_no_checkpoint_has(ending: Loss, outage: float, with_topic: str) -> None:
+async def test_a_recall_that_no_checkpoint_has(
+    ending: Loss, outage: float, with_topic: str, autojump_clock: trio.testing.MockClock
+) -> None:
     """The overdue slots are delivered before the mark enters the wheel."""
     rig = Rig(flushDiskType="SYNC_FLUSH", appendTopicForTimerDeleteKey=with_topic)
     async with rig.running(ending=ending):
@@ -372,7 +385,9 @@ async def test_a_recall_that_no_checkpoint_has(ending: Loss, outage: float, with
 
 
 @pytest.mark.parametrize("loss", list(Loss))
-async def test_a_power_cut_while_the_checkpoint_after_a_recall_is_written(loss: Loss) -> None:
+async def test_a_power_cut_while_the_checkpoint_after_a_recall_is_written(
+    loss: Loss, autojump_clock: trio.testing.MockClock
+) -> None:
     """The wheel is written before the checkpoint. It must not forget a mark whose message is in the queue as a copy."""
     rig = Rig(flushDiskType="SYNC_FLUSH", timerRollWindowSlot="10", timerFlushIntervalMs=500)
     async with rig.running():
@@ -411,7 +426,7 @@ async def test_a_power_cut_while_the_checkpoint_after_a_recall_is_written(loss: 
 @pytest.mark.parametrize("ended_after", [0, 1, 6])
 @pytest.mark.parametrize("ending", [None, Loss.ALL, Loss.NOTHING])
 async def test_a_recall_of_a_message_that_rolls(
-    ending: Loss | None, ended_after: int, recalled_after: int, flush_ms: int
+    ending: Loss | None, ended_after: int, recalled_after: int, flush_ms: int, autojump_clock: trio.testing.MockClock
 ) -> None:
     """The outage has both the times at which message or mark roll, and that at which they are due."""
     rig = Rig(flushDiskType="SYNC_FLUSH", timerRollWindowSlot="10", timerFlushIntervalMs=flush_ms)
@@ -432,7 +447,9 @@ async def test_a_recall_of_a_message_that_rolls(
 
 
 @pytest.mark.parametrize("ending", [None, Loss.ALL])
-async def test_a_mark_that_is_reached_before_the_rolled_copy(ending: Loss | None) -> None:
+async def test_a_mark_that_is_reached_before_the_rolled_copy(
+    ending: Loss | None, autojump_clock: trio.testing.MockClock
+) -> None:
     """A crash between the two: no checkpoint may say that the mark is done."""
     rig = Rig(flushDiskType="SYNC_FLUSH", timerRollWindowSlot="10")
     async with rig.running(ending=Loss.ALL):
@@ -458,7 +475,9 @@ async def test_a_mark_that_is_reached_before_the_rolled_copy(ending: Loss | None
 
 
 @pytest.mark.parametrize("at_once", [False, True])
-async def test_a_mark_that_comes_between_the_end_of_its_slot_and_the_delivery(*, at_once: bool) -> None:
+async def test_a_mark_that_comes_between_the_end_of_its_slot_and_the_delivery(
+    *, at_once: bool, autojump_clock: trio.testing.MockClock
+) -> None:
     rig = Rig()
     async with rig.running():
         await rig.send(b"recalled", 5_000)
@@ -478,7 +497,7 @@ async def test_a_mark_that_comes_between_the_end_of_its_slot_and_the_delivery(*,
         assert rig.service.metrics.counts["Orders"].count == 0
 
 
-async def test_a_message_and_its_mark_that_are_found_when_both_are_due() -> None:
+async def test_a_message_and_its_mark_that_are_found_when_both_are_due(autojump_clock: trio.testing.MockClock) -> None:
     rig = Rig(timerStopEnqueue="true")
     async with rig.running():
         await rig.send(b"recalled", 5_000)
@@ -491,7 +510,9 @@ async def test_a_message_and_its_mark_that_are_found_when_both_are_due() -> None
         assert counted(rig) == 0
 
 
-async def test_a_mark_that_comes_while_its_message_rolls(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_mark_that_comes_while_its_message_rolls(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
     """Its place in the queue is before the rolled copy, and both are read when they are due."""
     monkeypatch.setattr(timer_enqueue, "_READS", 1)
     monkeypatch.setattr(timer_ahead, "_MAX_COUNT", 1)
@@ -519,7 +540,9 @@ async def test_a_mark_that_comes_while_its_message_rolls(monkeypatch: pytest.Mon
 @pytest.mark.parametrize("flush_ms", [500, 100_000])
 @pytest.mark.parametrize("ended_after", [1, 8, 10, 11, 12, 21, 22, 31, 39, 41, 42, 43])
 @pytest.mark.parametrize("ending", [None, Loss.ALL, Loss.NOTHING])
-async def test_a_start_repeats_no_roll(ending: Loss | None, ended_after: int, flush_ms: int) -> None:
+async def test_a_start_repeats_no_roll(
+    ending: Loss | None, ended_after: int, flush_ms: int, autojump_clock: trio.testing.MockClock
+) -> None:
     """Without a checkpoint all steps are repeated, but for the rolls whose copies are in the queue."""
     rig = Rig(flushDiskType="SYNC_FLUSH", timerRollWindowSlot="10", timerFlushIntervalMs=flush_ms)
     async with rig.running(ending=ending):
@@ -542,7 +565,9 @@ async def test_a_start_repeats_no_roll(ending: Loss | None, ended_after: int, fl
 
 
 @pytest.mark.parametrize("checkpoint", [True, False])
-async def test_equal_messages_whose_rolls_were_lost_in_part(*, checkpoint: bool) -> None:
+async def test_equal_messages_whose_rolls_were_lost_in_part(
+    *, checkpoint: bool, autojump_clock: trio.testing.MockClock
+) -> None:
     """Two messages that nothing tells apart, and one rolled copy: the other one is rolled again."""
     rig = Rig(flushDiskType="SYNC_FLUSH", timerRollWindowSlot="10", timerFlushIntervalMs=100_000)
     async with rig.running(ending=Loss.ALL):
@@ -562,7 +587,9 @@ async def test_equal_messages_whose_rolls_were_lost_in_part(*, checkpoint: bool)
 
 
 @pytest.mark.parametrize("reads", range(1, 7))
-async def test_a_record_that_cannot_be_read_once(reads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_record_that_cannot_be_read_once(
+    reads: int, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
     """At any read: it is tried again, and no other message of its slot comes twice or rolls twice."""
     rig = Rig(timerRollWindowSlot="10")
     async with rig.running():
@@ -588,7 +615,9 @@ async def test_a_record_that_cannot_be_read_once(reads: int, monkeypatch: pytest
         assert counted(rig) == 0
 
 
-async def test_an_error_between_the_slots_of_a_message_and_its_mark(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_error_between_the_slots_of_a_message_and_its_mark(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
     """The mark's slot is tried again before the rolled copy of the message is read."""
     rig = Rig(timerRollWindowSlot="10")
     async with rig.running():
@@ -611,7 +640,7 @@ async def test_an_error_between_the_slots_of_a_message_and_its_mark(monkeypatch:
         assert rig.service.puts.cancelled == 1
 
 
-async def test_a_rolled_copy_that_the_checkpoint_counts_as_rolled() -> None:
+async def test_a_rolled_copy_that_the_checkpoint_counts_as_rolled(autojump_clock: trio.testing.MockClock) -> None:
     """Its message is not in the wheel any more: the copy is not taken for a message that has rolled."""
     rig = Rig(flushDiskType="SYNC_FLUSH", timerRollWindowSlot="10")
     async with rig.running(ending=Loss.ALL):
@@ -630,7 +659,7 @@ async def test_a_rolled_copy_that_the_checkpoint_counts_as_rolled() -> None:
         assert await rig.bodies() == [b"far"]
 
 
-async def test_an_equal_message_that_rolls_after_the_checkpoint() -> None:
+async def test_an_equal_message_that_rolls_after_the_checkpoint(autojump_clock: trio.testing.MockClock) -> None:
     """The copy of the first, which the checkpoint counts as rolled, is not taken for that of the second."""
     rig = Rig(flushDiskType="SYNC_FLUSH", timerRollWindowSlot="10")
     async with rig.running(ending=Loss.ALL):
@@ -654,7 +683,9 @@ async def test_an_equal_message_that_rolls_after_the_checkpoint() -> None:
         assert await rig.bodies() == [b"same"] * 2
 
 
-async def test_more_recalls_and_rolls_ahead_than_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_more_recalls_and_rolls_ahead_than_are_remembered(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
     monkeypatch.setattr(timer_ahead, "MOST_MARKS", 2)
     monkeypatch.setattr(timer_ahead, "MOST_ROLLS", 1)
     monkeypatch.setattr(timer_ahead, "_MAX_COUNT", 1)
@@ -698,7 +729,7 @@ async def test_more_recalls_and_rolls_ahead_than_are_remembered(monkeypatch: pyt
         "x" * 128,
     ],
 )
-async def test_a_real_topic_that_no_client_may_send_to(topic: str) -> None:
+async def test_a_real_topic_that_no_client_may_send_to(topic: str, autojump_clock: trio.testing.MockClock) -> None:
     """RocketMQ lets a client write to the timer's topic, so a store may have such messages."""
     rig = Rig(timerRollWindowSlot="10")
     async with rig.running():
@@ -716,7 +747,7 @@ async def test_a_real_topic_that_no_client_may_send_to(topic: str) -> None:
 
 
 @pytest.mark.parametrize("queue", ["", "x", "-1", "99999999999"])
-async def test_a_real_queue_that_is_none(queue: str) -> None:
+async def test_a_real_queue_that_is_none(queue: str, autojump_clock: trio.testing.MockClock) -> None:
     rig = Rig()
     async with rig.running():
         await rig.send(b"x", 2_000, REAL_QID=queue)
@@ -724,7 +755,7 @@ async def test_a_real_queue_that_is_none(queue: str) -> None:
         assert await rig.bodies() == [b"x"]
 
 
-async def test_a_recall_in_the_same_batch_as_its_overdue_message() -> None:
+async def test_a_recall_in_the_same_batch_as_its_overdue_message(autojump_clock: trio.testing.MockClock) -> None:
     """Both waited in the queue while the timer was behind."""
     rig = Rig(timerStopEnqueue="true")
     async with rig.running():
@@ -741,7 +772,7 @@ async def test_a_recall_in_the_same_batch_as_its_overdue_message() -> None:
 # -- clocks
 
 
-async def test_a_clock_that_is_set_back() -> None:
+async def test_a_clock_that_is_set_back(autojump_clock: trio.testing.MockClock) -> None:
     """Messages sent by the corrected clock come by it, and none that is delivered comes again."""
     rig = Rig()
     async with rig.running():
@@ -763,7 +794,9 @@ async def test_a_clock_that_is_set_back() -> None:
 
 
 @pytest.mark.parametrize("ending", [None, Loss.NOTHING, Loss.ALL])
-async def test_a_clock_that_is_set_back_while_nothing_is_delivered(ending: Loss | None) -> None:
+async def test_a_clock_that_is_set_back_while_nothing_is_delivered(
+    ending: Loss | None, autojump_clock: trio.testing.MockClock
+) -> None:
     """The slots between the two times are not counted as delivered by the checkpoint."""
     rig = Rig(flushDiskType="SYNC_FLUSH")
     async with rig.running(ending=ending):
@@ -785,7 +818,7 @@ async def test_a_clock_that_is_set_back_while_nothing_is_delivered(ending: Loss 
 
 @pytest.mark.parametrize("ending", [None, Loss.ALL])
 async def test_a_clock_that_is_set_back_before_a_checkpoint_and_the_end(
-    ending: Loss | None, monkeypatch: pytest.MonkeyPatch
+    ending: Loss | None, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
     """The end comes when the first message by the corrected clock has entered the wheel."""
     rig = Rig(flushDiskType="SYNC_FLUSH")
@@ -813,7 +846,7 @@ async def test_a_clock_that_is_set_back_before_a_checkpoint_and_the_end(
 
 
 @pytest.mark.parametrize("back", [60, 199, 200, 201, 240, 5000])
-async def test_a_clock_that_is_set_back_by_most_of_the_wheel(back: int) -> None:
+async def test_a_clock_that_is_set_back_by_most_of_the_wheel(back: int, autojump_clock: trio.testing.MockClock) -> None:
     """The place of a message may then be that of one which is due a whole turn later.
 
     It gets an earlier one and rolls. Where all before it are taken, it waits in the queue, and others behind it.
@@ -843,7 +876,7 @@ async def test_a_clock_that_is_set_back_by_most_of_the_wheel(back: int) -> None:
         assert (rig.timers.wheel.count, rig.counts) == (0, {})
 
 
-async def test_a_clock_that_is_set_ahead() -> None:
+async def test_a_clock_that_is_set_ahead(autojump_clock: trio.testing.MockClock) -> None:
     rig = Rig()
     async with rig.running():
         await rig.send(b"x", HOUR * 1000)
@@ -856,7 +889,7 @@ async def test_a_clock_that_is_set_ahead() -> None:
 # -- refusals
 
 
-async def test_one_failed_put_does_not_repeat_the_others() -> None:
+async def test_one_failed_put_does_not_repeat_the_others(autojump_clock: trio.testing.MockClock) -> None:
     rig = Rig()
     async with rig.running():
         for number in range(6):
@@ -874,7 +907,7 @@ async def test_one_failed_put_does_not_repeat_the_others() -> None:
         assert (await rig.bodies())[6:] == [b"next"]
 
 
-async def test_a_store_that_takes_nothing_is_asked_once_a_pause() -> None:
+async def test_a_store_that_takes_nothing_is_asked_once_a_pause(autojump_clock: trio.testing.MockClock) -> None:
     rig = Rig()
     async with rig.running():
         for number in range(50):
@@ -889,7 +922,7 @@ async def test_a_store_that_takes_nothing_is_asked_once_a_pause() -> None:
         assert await rig.bodies() == [b"%02d" % number for number in range(50)]
 
 
-async def test_a_message_that_no_store_takes_is_dropped() -> None:
+async def test_a_message_that_no_store_takes_is_dropped(autojump_clock: trio.testing.MockClock) -> None:
     rig = Rig()
     async with rig.running():
         for name in (b"a", b"b", b"c"):
@@ -902,7 +935,7 @@ async def test_a_message_that_no_store_takes_is_dropped() -> None:
 
 
 @pytest.mark.parametrize("skip", [True, False])
-async def test_unknown_errors(*, skip: bool) -> None:
+async def test_unknown_errors(*, skip: bool, autojump_clock: trio.testing.MockClock) -> None:
     rig = Rig(timerSkipUnknownError=str(skip).lower())
     async with rig.running():
         for name in (b"a", b"b"):
@@ -913,7 +946,7 @@ async def test_unknown_errors(*, skip: bool) -> None:
         assert sorted(await rig.bodies()) == ([b"b"] if skip else [b"a", b"b"])
 
 
-async def test_a_stop_during_refusals_delivers_after_the_start() -> None:
+async def test_a_stop_during_refusals_delivers_after_the_start(autojump_clock: trio.testing.MockClock) -> None:
     rig = Rig()
     async with rig.running():
         for name in (b"a", b"b"):
@@ -927,7 +960,9 @@ async def test_a_stop_during_refusals_delivers_after_the_start() -> None:
         assert await rig.bodies() == [b"a", b"b"]
 
 
-async def test_a_stop_does_not_wait_for_a_slot_that_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stop_does_not_wait_for_a_slot_that_takes_long(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
     rig = Rig()
     monkeypatch.setattr(timer_put, "_STOP_SECONDS", 0.0)
     monkeypatch.setattr(timer_put, "_SLICE_SECONDS", 0.0)
@@ -949,7 +984,7 @@ async def test_a_stop_does_not_wait_for_a_slot_that_takes_long(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("method", ["create", "pwrite"])
-async def test_a_disk_that_takes_no_units(method: str) -> None:
+async def test_a_disk_that_takes_no_units(method: str, autojump_clock: trio.testing.MockClock) -> None:
     """The message stays in the queue and enters the wheel later."""
     rig = Rig()
     async with rig.running():
@@ -970,7 +1005,9 @@ async def test_a_disk_that_takes_no_units(method: str) -> None:
         assert (await rig.bodies())[-1] == b"y"
 
 
-async def test_an_error_that_is_not_expected(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_error_that_is_not_expected(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
     rig = Rig()
     async with rig.running():
         await rig.send(b"x", 2_000)
@@ -993,7 +1030,7 @@ async def test_an_error_that_is_not_expected(monkeypatch: pytest.MonkeyPatch) ->
 # -- records
 
 
-async def test_a_message_of_maximum_size() -> None:
+async def test_a_message_of_maximum_size(autojump_clock: trio.testing.MockClock) -> None:
     """The longest body and the longest properties, which leave no room for the timer's own."""
     rig = Rig(maxMessageSize=40_000, timerRollWindowSlot="10")
     async with rig.running():
@@ -1008,7 +1045,9 @@ async def test_a_message_of_maximum_size() -> None:
         assert len(found.properties["long"]) > 32_000
 
 
-async def test_records_that_were_deleted_are_counted_and_do_not_stop_the_timer() -> None:
+async def test_records_that_were_deleted_are_counted_and_do_not_stop_the_timer(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     rig = Rig()
     async with rig.running():
         for number in range(60):
@@ -1028,7 +1067,9 @@ async def test_records_that_were_deleted_are_counted_and_do_not_stop_the_timer()
         assert (note.code, f"{lost} timed messages" in note.text) == ("timed_messages_lost", True)
 
 
-async def test_a_timer_without_checkpoints_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_timer_without_checkpoints_says_so(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
     def fail() -> None:
         raise OSError(errno.EIO, "broken")
 
@@ -1044,7 +1085,7 @@ async def test_a_timer_without_checkpoints_says_so(monkeypatch: pytest.MonkeyPat
         assert await rig.bodies() == [b"x"]
 
 
-async def test_a_queue_whose_first_messages_were_deleted() -> None:
+async def test_a_queue_whose_first_messages_were_deleted(autojump_clock: trio.testing.MockClock) -> None:
     rig = Rig(timerStopEnqueue="true")
     async with rig.running():
         for number in range(60):
@@ -1061,7 +1102,7 @@ async def test_a_queue_whose_first_messages_were_deleted() -> None:
         assert rig.service.puts.deleted == lost
 
 
-async def test_records_that_come_from_the_device() -> None:
+async def test_records_that_come_from_the_device(autojump_clock: trio.testing.MockClock) -> None:
     rig = Rig()
     async with rig.running():
         for number in range(40):

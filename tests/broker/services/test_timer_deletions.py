@@ -1,12 +1,10 @@
 """How many timed messages a full disk deletes: each once, and none that was recalled."""
 
-import pytest
+import trio.testing
 
 from tests.broker.services.timer_rig import Rig
 from trimq.broker.services.pending_timers import TIMED_MESSAGES
 from trimq.protocol.topic_rules import TIMER_TOPIC
-
-pytestmark = pytest.mark.usefixtures("autojump_clock")
 
 
 async def _counted(rig: Rig, files: int = 1) -> int:
@@ -19,7 +17,7 @@ async def _counted(rig: Rig, files: int = 1) -> int:
     return holds.deleted[TIMED_MESSAGES] - before
 
 
-async def test_messages_that_no_checkpoint_has_count_once() -> None:
+async def test_messages_that_no_checkpoint_has_count_once(autojump_clock: trio.testing.MockClock) -> None:
     """They are in the wheel, and a start would read them from the queue again."""
     rig = Rig(timerFlushIntervalMs="1000000000")
     async with rig.running():
@@ -34,7 +32,7 @@ async def test_messages_that_no_checkpoint_has_count_once() -> None:
         assert await _counted(rig, 99) == 60
 
 
-async def test_messages_that_are_not_in_the_wheel_yet_count() -> None:
+async def test_messages_that_are_not_in_the_wheel_yet_count(autojump_clock: trio.testing.MockClock) -> None:
     rig = Rig(timerStopEnqueue="true")
     async with rig.running():
         for number in range(3):
@@ -43,7 +41,7 @@ async def test_messages_that_are_not_in_the_wheel_yet_count() -> None:
         assert await _counted(rig) == 3
 
 
-async def test_a_recalled_message_does_not_count() -> None:
+async def test_a_recalled_message_does_not_count(autojump_clock: trio.testing.MockClock) -> None:
     rig = Rig()
     async with rig.running():
         for body in (b"kept", b"recalled", b"other"):
@@ -55,7 +53,7 @@ async def test_a_recalled_message_does_not_count() -> None:
         assert await _counted(rig) == 3
 
 
-async def test_a_mark_in_a_later_file_counts_for_its_message() -> None:
+async def test_a_mark_in_a_later_file_counts_for_its_message(autojump_clock: trio.testing.MockClock) -> None:
     rig = Rig()
     async with rig.running():
         await rig.send(b"recalled", 600_000)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 from structlog.testing import capture_logs
 
 from tests.broker.services.timer_rig import HOST, NOW, Rig
@@ -18,8 +19,6 @@ from trimq.broker.store.types import PutMessageResult, PutMessageStatus
 from trimq.protocol.topic_rules import TIMER_TOPIC
 
 AWAY = PutMessageResult(PutMessageStatus.SERVICE_NOT_AVAILABLE, remark="away")
-
-pytestmark = pytest.mark.usefixtures("autojump_clock")
 
 
 async def _send_late(rig: Rig, *bodies: bytes) -> None:
@@ -36,7 +35,9 @@ def _full(_pieces: Any) -> None:
     raise OSError(errno.ENOSPC, "full")
 
 
-async def test_a_disk_that_takes_no_units_delivers_nothing_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_disk_that_takes_no_units_delivers_nothing_again_and_again(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
     """Neither what is due already in the same batch, nor because further messages arrive."""
     rig = Rig()
     async with rig.running():
@@ -56,7 +57,9 @@ async def test_a_disk_that_takes_no_units_delivers_nothing_again_and_again(monke
         assert len(set(await rig.bodies())) == len(await rig.bodies()) == 24
 
 
-async def test_a_failure_is_tried_again_after_pauses_that_no_arrival_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failure_is_tried_again_after_pauses_that_no_arrival_ends(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
     rig = Rig()
     async with rig.running():
         await rig.send(b"x", 60_000)
@@ -101,7 +104,9 @@ async def _offsets(rig: Rig) -> list[int]:
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EIO, "bad sector"), ValueError("embedded null byte")])
-async def test_a_record_that_cannot_be_read_is_lost_after_some_attempts(error: Exception) -> None:
+async def test_a_record_that_cannot_be_read_is_lost_after_some_attempts(
+    error: Exception, autojump_clock: trio.testing.MockClock
+) -> None:
     """The others of its slot come once, at once, and those behind it a little later."""
     rig = Rig()
     async with rig.running():
@@ -124,7 +129,7 @@ async def test_a_record_that_cannot_be_read_is_lost_after_some_attempts(error: E
         assert [note.code for note in timer_notes(rig.service)] == ["timed_messages_lost"]
 
 
-async def test_a_record_that_can_be_read_again_is_delivered() -> None:
+async def test_a_record_that_can_be_read_again_is_delivered(autojump_clock: trio.testing.MockClock) -> None:
     rig = Rig()
     async with rig.running():
         bad = _BadRecords(rig)
@@ -138,7 +143,9 @@ async def test_a_record_that_can_be_read_again_is_delivered() -> None:
         assert rig.service.puts.deleted == 0
 
 
-async def test_a_put_that_raises_concerns_its_message_only(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_put_that_raises_concerns_its_message_only(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
     rig = Rig()
     async with rig.running():
         put = rig.store.put_message
@@ -164,7 +171,9 @@ async def _put_past(rig: Rig, put: Any, body: bytes) -> None:
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EIO, "bad sector"), ValueError("no record")])
-async def test_a_start_with_records_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+async def test_a_start_with_records_that_cannot_be_read(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, autojump_clock: trio.testing.MockClock
+) -> None:
     """A record of an overdue slot, the units of that slot, and the timer's log for the counts."""
     rig = Rig()
     async with rig.running():
@@ -209,7 +218,9 @@ async def test_a_start_with_records_that_cannot_be_read(monkeypatch: pytest.Monk
         assert await rig.bodies() == [b"0", b"1", b"new"]
 
 
-async def test_a_message_of_the_queue_that_cannot_be_read_is_skipped_after_some_attempts() -> None:
+async def test_a_message_of_the_queue_that_cannot_be_read_is_skipped_after_some_attempts(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     rig = Rig()
     async with rig.running():
         rig.configuration.apply("timerStopEnqueue", "true", "test")
@@ -241,7 +252,7 @@ async def test_a_message_of_the_queue_that_cannot_be_read_is_skipped_after_some_
         assert [note.code for note in timer_notes(rig.service)] == ["timed_messages_lost"]
 
 
-async def test_a_mark_that_cannot_be_read_at_first_cancels_all_the_same() -> None:
+async def test_a_mark_that_cannot_be_read_at_first_cancels_all_the_same(autojump_clock: trio.testing.MockClock) -> None:
     rig = Rig()
     async with rig.running():
         bad = _BadRecords(rig)
@@ -258,7 +269,7 @@ async def test_a_mark_that_cannot_be_read_at_first_cancels_all_the_same() -> Non
         assert rig.service.puts.cancelled == 1
 
 
-async def test_a_stop_while_a_mark_cannot_be_read_delivers_nothing() -> None:
+async def test_a_stop_while_a_mark_cannot_be_read_delivers_nothing(autojump_clock: trio.testing.MockClock) -> None:
     rig = Rig()
     async with rig.running():
         bad = _BadRecords(rig)
@@ -275,7 +286,7 @@ async def test_a_stop_while_a_mark_cannot_be_read_delivers_nothing() -> None:
         assert rig.service.puts.cancelled == 1
 
 
-async def test_many_lost_messages_are_logged_within_a_budget() -> None:
+async def test_many_lost_messages_are_logged_within_a_budget(autojump_clock: trio.testing.MockClock) -> None:
     rig = Rig()
     async with rig.running():
         for number in range(200):
@@ -296,7 +307,9 @@ async def test_many_lost_messages_are_logged_within_a_budget() -> None:
         assert 0 < events["timer_message_without_time"] <= 20
 
 
-async def test_a_slot_ends_at_once_where_the_broker_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slot_ends_at_once_where_the_broker_fails(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
     """Its reads, pauses and puts are cancelled; for results of puts it waits a limited time."""
     monkeypatch.setattr(timer_put, "_STOP_SECONDS", 0.5)
     rig = Rig()
@@ -321,7 +334,9 @@ async def test_a_slot_ends_at_once_where_the_broker_fails(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("recalled", [False, True])
-async def test_a_record_that_may_not_be_read_yet_is_waited_for(recalled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_record_that_may_not_be_read_yet_is_waited_for(
+    recalled: bool, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
     """After the start of a SYNC_MASTER whose wheel knows it already, until its slaves are there."""
     rig = Rig()
     async with rig.running():
@@ -343,7 +358,9 @@ async def test_a_record_that_may_not_be_read_yet_is_waited_for(recalled: bool, m
         assert rig.service.puts.cancelled == recalled
 
 
-async def test_a_mark_that_may_not_be_read_yet_delays_no_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_mark_that_may_not_be_read_yet_delays_no_stop(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
     rig = Rig()
     async with rig.running():
         await rig.send(b"one", 2_000)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import pytest
+import trio.testing
 
 from tests.broker.services.apache_timer import read_by_apache
 from tests.broker.services.timer_rig import NOW, Rig, use
@@ -11,8 +12,6 @@ from trimq.protocol.timer_layout import out_time
 from trimq.protocol.timer_notes import NO_NOTES, decode_notes
 
 BUSY = PutMessageResult(PutMessageStatus.OS_PAGE_CACHE_BUSY, remark="busy")
-
-pytestmark = pytest.mark.usefixtures("autojump_clock")
 
 
 def switch(rig: Rig, **values: str) -> None:
@@ -50,7 +49,9 @@ async def put_off(rig: Rig, late_by: int) -> None:
 
 @pytest.mark.parametrize("lose", [without_log, without_wheel])
 @pytest.mark.parametrize("lives", [1, 3])
-async def test_a_late_message_that_a_stop_puts_off_outlives_the_files(lose: Callable[[Rig], None], lives: int) -> None:
+async def test_a_late_message_that_a_stop_puts_off_outlives_the_files(
+    lose: Callable[[Rig], None], lives: int, autojump_clock: trio.testing.MockClock
+) -> None:
     """What is due before the read time counts as delivered where the log is lost, but for what waits late."""
     rig = Rig()
     await put_off(rig, 20)
@@ -71,7 +72,7 @@ async def test_a_late_message_that_a_stop_puts_off_outlives_the_files(lose: Call
         assert await rig.bodies() == [*found, b"later"]
 
 
-async def test_what_was_late_counts_as_delivered_afterwards() -> None:
+async def test_what_was_late_counts_as_delivered_afterwards(autojump_clock: trio.testing.MockClock) -> None:
     rig = Rig()
     await put_off(rig, 20)
     assert decode_notes(rig.disk.content("/store/config/timercheck")).late_since == out_time(NOW + 3_000, 1000)
@@ -85,7 +86,9 @@ async def test_what_was_late_counts_as_delivered_afterwards() -> None:
 
 
 @pytest.mark.parametrize("back", [0, 10])
-async def test_a_late_message_outlives_the_log_after_the_clock_was_set_back(back: int) -> None:
+async def test_a_late_message_outlives_the_log_after_the_clock_was_set_back(
+    back: int, autojump_clock: trio.testing.MockClock
+) -> None:
     """Its slot is later than the read time of the checkpoint then: it waits until that slot is delivered."""
     rig = Rig()
     await put_off(rig, 20)
@@ -117,7 +120,7 @@ async def late_in_two_precisions(rig: Rig) -> None:
     use(rig, 100)
 
 
-async def test_a_late_message_outlives_the_log_after_two_precisions() -> None:
+async def test_a_late_message_outlives_the_log_after_two_precisions(autojump_clock: trio.testing.MockClock) -> None:
     rig = Rig(timerPrecisionMs=100)
     await late_in_two_precisions(rig)
     rig.refuse = {b"late": [BUSY] * 99}
@@ -131,7 +134,7 @@ async def test_a_late_message_outlives_the_log_after_two_precisions() -> None:
         assert await rig.bodies() == [b"late"]
 
 
-async def test_a_recall_finds_a_late_message_after_two_precisions() -> None:
+async def test_a_recall_finds_a_late_message_after_two_precisions(autojump_clock: trio.testing.MockClock) -> None:
     rig = Rig(timerPrecisionMs=100)
     due = out_time(NOW + 2_000, 100)
     await late_in_two_precisions(rig)
@@ -146,7 +149,9 @@ async def test_a_recall_finds_a_late_message_after_two_precisions() -> None:
 
 
 @pytest.mark.parametrize("late_by", [20, 4096 + 500])
-async def test_apaches_broker_delivers_what_waits_and_nothing_else(late_by: int) -> None:
+async def test_apaches_broker_delivers_what_waits_and_nothing_else(
+    late_by: int, autojump_clock: trio.testing.MockClock
+) -> None:
     """It would read delivered slots again behind an earlier read time, and skips those before half of a wheel ago."""
     rig = Rig()
     await put_off(rig, late_by)
@@ -156,7 +161,9 @@ async def test_apaches_broker_delivers_what_waits_and_nothing_else(late_by: int)
     assert len(offsets) == 2
 
 
-async def test_apaches_broker_delivers_what_waits_while_deliveries_are_stopped() -> None:
+async def test_apaches_broker_delivers_what_waits_while_deliveries_are_stopped(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     rig = Rig()
     async with rig.running():
         for number in range(4):
@@ -179,7 +186,7 @@ async def pending_offsets(rig: Rig) -> list[int]:
         return sorted([offset for slot in slots for offset in (await rig.timers.due(slot)).offsets])
 
 
-async def test_a_recall_of_a_late_message_in_the_wheel() -> None:
+async def test_a_recall_of_a_late_message_in_the_wheel(autojump_clock: trio.testing.MockClock) -> None:
     """The mark is read from the queue when the delivery goes on: it has to find the message in its own slot."""
     rig = Rig(timerStopEnqueue="true")
     async with rig.running():
@@ -198,7 +205,7 @@ async def test_a_recall_of_a_late_message_in_the_wheel() -> None:
         assert (rig.timers.wheel.count, rig.counts) == (0, {})
 
 
-async def test_a_recall_of_a_late_message_that_was_delivered_meanwhile() -> None:
+async def test_a_recall_of_a_late_message_that_was_delivered_meanwhile(autojump_clock: trio.testing.MockClock) -> None:
     """Another one waits: the mark waits in its slot, where it cancels nothing."""
     rig = Rig(timerStopEnqueue="true")
     async with rig.running():
@@ -220,7 +227,7 @@ async def test_a_recall_of_a_late_message_that_was_delivered_meanwhile() -> None
         assert (rig.timers.wheel.count, rig.counts) == (0, {})
 
 
-async def test_a_message_that_is_overdue_by_a_whole_turn_of_the_wheel() -> None:
+async def test_a_message_that_is_overdue_by_a_whole_turn_of_the_wheel(autojump_clock: trio.testing.MockClock) -> None:
     rig = Rig(timerStopEnqueue="true", timerRollWindowSlot="1000")
     async with rig.running():
         await rig.send(b"late", 2_000)
@@ -235,7 +242,9 @@ async def test_a_message_that_is_overdue_by_a_whole_turn_of_the_wheel() -> None:
         assert (rig.timers.wheel.count, rig.service.behind_messages) == (1, 0)
 
 
-async def test_delivered_messages_do_not_count_as_pending_when_the_read_time_goes_back() -> None:
+async def test_delivered_messages_do_not_count_as_pending_when_the_read_time_goes_back(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     rig = Rig()
     async with rig.running():
         await rig.send(b"later", 600_000)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import trio.testing
 
 from tests.broker.services.timer_rig import SMALL, Rig
 from tests.store.simdisk import Loss
@@ -12,15 +13,13 @@ from trimq.protocol.timer_layout import decode_checkpoint
 from trimq.protocol.timer_notes import NO_NOTES, decode_notes
 from trimq.protocol.topic_rules import TIMER_TOPIC
 
-pytestmark = pytest.mark.usefixtures("autojump_clock")
-
 
 def without_log(rig: Rig) -> None:
     for name in rig.disk.list("/store/timerlog"):
         rig.disk.delete(f"/store/timerlog/{name}")
 
 
-async def test_a_wheel_that_was_lost_with_its_log() -> None:
+async def test_a_wheel_that_was_lost_with_its_log(autojump_clock: trio.testing.MockClock) -> None:
     """The queue is read again; what was delivered according to the checkpoint does not come again."""
     rig = Rig()
     async with rig.running():
@@ -38,7 +37,9 @@ async def test_a_wheel_that_was_lost_with_its_log() -> None:
 
 @pytest.mark.parametrize("lost", [1, 2])
 @pytest.mark.parametrize("ending", [None, *Loss])
-async def test_ends_while_the_queue_is_read_again(ending: Loss | None, lost: int) -> None:
+async def test_ends_while_the_queue_is_read_again(
+    ending: Loss | None, lost: int, autojump_clock: trio.testing.MockClock
+) -> None:
     """What was delivered according to the checkpoint before does not come again at any of the next starts."""
     rig = Rig()
     async with rig.running():
@@ -70,7 +71,9 @@ def without_checkpoint(rig: Rig) -> None:
 
 @pytest.mark.parametrize("lose", [without_log, without_checkpoint])
 @pytest.mark.parametrize("stops", [0, 1, 2])
-async def test_what_has_rolled_comes_once(stops: int, lose: Callable[[Rig], None]) -> None:
+async def test_what_has_rolled_comes_once(
+    stops: int, lose: Callable[[Rig], None], autojump_clock: trio.testing.MockClock
+) -> None:
     """The message and its copies are in the queue. Also if stops come before they are read."""
     rig = Rig(timerRollWindowSlot="10")
     async with rig.running():
@@ -94,7 +97,9 @@ async def test_what_has_rolled_comes_once(stops: int, lose: Callable[[Rig], None
 
 
 @pytest.mark.parametrize("enabled", ["true", "false"])
-async def test_a_checkpoint_at_the_end_of_the_start_leads_to_the_queue(enabled: str) -> None:
+async def test_a_checkpoint_at_the_end_of_the_start_leads_to_the_queue(
+    enabled: str, autojump_clock: trio.testing.MockClock
+) -> None:
     """RocketMQ, where there is no log, goes on at its queue offset: what is before that would be lost there."""
     rig = Rig()
     async with rig.running():

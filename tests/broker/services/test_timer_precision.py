@@ -21,8 +21,6 @@ SYNC = SMALL | {"flushDiskType": "SYNC_FLUSH"}
 
 EXAMPLES: Final = max(30, settings().max_examples // 10)
 
-pytestmark = pytest.mark.usefixtures("autojump_clock")
-
 
 async def filled(before: int, after: int) -> Rig:
     """A store with timed messages, stopped in order; it starts with the precision ``after`` next."""
@@ -38,7 +36,9 @@ async def filled(before: int, after: int) -> Rig:
 
 @pytest.mark.parametrize(("before", "after"), [(1000, 100), (100, 1000)])
 @pytest.mark.parametrize("seconds", [0, 20])
-async def test_a_power_cut_after_a_start_with_another_precision(before: int, after: int, seconds: int) -> None:
+async def test_a_power_cut_after_a_start_with_another_precision(
+    before: int, after: int, seconds: int, autojump_clock: trio.testing.MockClock
+) -> None:
     """Nothing comes to the queue meanwhile; there is a checkpoint all the same."""
     rig = await filled(before, after)
     for life in range(2):
@@ -57,7 +57,9 @@ async def test_a_power_cut_after_a_start_with_another_precision(before: int, aft
 @pytest.mark.parametrize(
     ("before", "after", "loss"), [(1000, 100, Loss.ALL), (1000, 100, Loss.PAGES), (100, 1000, Loss.ALL)]
 )
-async def test_a_power_cut_at_any_call_of_a_start_with_another_precision(before: int, after: int, loss: Loss) -> None:
+async def test_a_power_cut_at_any_call_of_a_start_with_another_precision(
+    before: int, after: int, loss: Loss, autojump_clock: trio.testing.MockClock
+) -> None:
     rig = await filled(before, after)
     disk, now = rig.disk, rig.clock.wall_ms()
     for cut_at in count(1):
@@ -103,7 +105,9 @@ async def delivered_on_time(rig: Rig, due: dict[bytes, int]) -> Counter[bytes]:
 
 @pytest.mark.parametrize("between", [(1000,), (60_000,), (500, 1000, 200)])
 @pytest.mark.parametrize("stops_enqueue", [False, True])
-async def test_no_precision_in_between_changes_a_time(between: Sequence[int], stops_enqueue: bool) -> None:
+async def test_no_precision_in_between_changes_a_time(
+    between: Sequence[int], stops_enqueue: bool, autojump_clock: trio.testing.MockClock
+) -> None:
     """In the wheel, where the units are written again by each start, and in the timer's queue."""
     rig = Rig(timerPrecisionMs=100, timerStopEnqueue=stops_enqueue)
     async with rig.running():
@@ -120,7 +124,7 @@ async def test_no_precision_in_between_changes_a_time(between: Sequence[int], st
     assert await delivered_on_time(rig, due) == Counter(due.keys())
 
 
-async def test_units_have_the_times_of_messages() -> None:
+async def test_units_have_the_times_of_messages(autojump_clock: trio.testing.MockClock) -> None:
     """As RocketMQ writes them; its wheel and ours round them to slots. One that rolls has the time of the roll."""
     rig = Rig(slots=1024, timerPrecisionMs=100, timerStopEnqueue=True)
     async with rig.running():
@@ -138,7 +142,9 @@ async def test_units_have_the_times_of_messages() -> None:
         assert [slot.time - NOW for slot in rig.timers.wheel.all_slots()] == [9_000, 59_000, 226_000]
 
 
-async def test_what_a_stop_has_delivered_does_not_come_by_way_of_another_precision() -> None:
+async def test_what_a_stop_has_delivered_does_not_come_by_way_of_another_precision(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     """One is delivered of those that a coarser slot has, which is not over when the precision changes back."""
     rig = Rig(timerPrecisionMs=100)
     due = {b"%d" % at: out_time(NOW + at, 100) for at in (1_100, 1_800, 9_000)}
@@ -154,7 +160,7 @@ async def test_what_a_stop_has_delivered_does_not_come_by_way_of_another_precisi
     assert await delivered_on_time(rig, due) == Counter(due.keys())
 
 
-async def test_a_late_message_in_the_wheel_brings_nothing_back() -> None:
+async def test_a_late_message_in_the_wheel_brings_nothing_back(autojump_clock: trio.testing.MockClock) -> None:
     """It waits in the slot of the read time: what was delivered before stays so."""
     rig = Rig(timerPrecisionMs=1000)
     due = {b"%d" % at: out_time(NOW + at, 1000) for at in (2_000, 5_000, 6_000, 30_000)}
@@ -173,7 +179,7 @@ async def test_a_late_message_in_the_wheel_brings_nothing_back() -> None:
     assert await delivered_on_time(rig, due) == Counter(due.keys())
 
 
-async def test_a_clock_that_was_set_back_brings_nothing_back() -> None:
+async def test_a_clock_that_was_set_back_brings_nothing_back(autojump_clock: trio.testing.MockClock) -> None:
     """The read time has gone back too: later messages are delivered, and only the old wheel says so."""
     rig = Rig(timerPrecisionMs=1000)
     due = {b"%d" % at: out_time(NOW + at, 1000) for at in (5_000, 6_000, 30_000)}
@@ -189,7 +195,7 @@ async def test_a_clock_that_was_set_back_brings_nothing_back() -> None:
     assert await delivered_on_time(rig, due) == Counter(due.keys())
 
 
-async def test_a_late_message_of_a_finer_precision() -> None:
+async def test_a_late_message_of_a_finer_precision(autojump_clock: trio.testing.MockClock) -> None:
     """It is late by the coarser precision too, and waits in the slot of the read time."""
     rig = Rig(timerPrecisionMs=100, timerStopEnqueue=True)
     async with rig.running():

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 import trio
+import trio.testing
 
 from tests.broker.services.timer_rig import SMALL, Rig
 from tests.store.simdisk import Loss
@@ -22,8 +23,6 @@ BUSY = PutMessageResult(PutMessageStatus.OS_PAGE_CACHE_BUSY, remark="busy")
 AWAY = PutMessageResult(PutMessageStatus.SERVICE_NOT_AVAILABLE, remark="away")
 ALL = [b"%d" % number for number in range(6)]
 
-pytestmark = pytest.mark.usefixtures("autojump_clock")
-
 
 async def stopped(rig: Rig, refused: dict[bytes, list[PutMessageResult]], *, taken: list[bytes]) -> None:
     """One life: six messages become due in a slot, and the store does not take some until the stop."""
@@ -36,7 +35,7 @@ async def stopped(rig: Rig, refused: dict[bytes, list[PutMessageResult]], *, tak
     rig.refuse = {}
 
 
-async def test_a_stop_while_one_put_is_refused_repeats_no_other() -> None:
+async def test_a_stop_while_one_put_is_refused_repeats_no_other(autojump_clock: trio.testing.MockClock) -> None:
     rig = Rig()
     await stopped(rig, {b"2": [BUSY] * 99}, taken=[b"0", b"1", b"3", b"4", b"5"])
     async with rig.running():
@@ -48,7 +47,9 @@ async def test_a_stop_while_one_put_is_refused_repeats_no_other() -> None:
 
 
 @pytest.mark.parametrize("refusal", [BUSY, AWAY])
-async def test_a_stop_while_a_message_is_refused_that_was_due_when_it_was_found(refusal: PutMessageResult) -> None:
+async def test_a_stop_while_a_message_is_refused_that_was_due_when_it_was_found(
+    refusal: PutMessageResult, autojump_clock: trio.testing.MockClock
+) -> None:
     """It waits in the wheel, with a mark that cancels one behind it, which the store may not have been asked for."""
     rig = Rig(timerStopEnqueue="true")
     async with rig.running():
@@ -74,7 +75,9 @@ async def test_a_stop_while_a_message_is_refused_that_was_due_when_it_was_found(
 
 
 @pytest.mark.parametrize("ending", [None, *Loss])
-async def test_lives_in_which_the_put_is_still_refused(ending: Loss | None) -> None:
+async def test_lives_in_which_the_put_is_still_refused(
+    ending: Loss | None, autojump_clock: trio.testing.MockClock
+) -> None:
     """The note is in each further checkpoint, and an end without one finds the old one."""
     rig = Rig(flushDiskType="SYNC_FLUSH")
     await stopped(rig, {b"2": [BUSY] * 99, b"4": [BUSY] * 99}, taken=[b"0", b"1", b"3", b"5"])
@@ -90,14 +93,14 @@ async def test_lives_in_which_the_put_is_still_refused(ending: Loss | None) -> N
         assert rig.timers.wheel.count == 3
 
 
-async def test_a_stop_when_the_store_takes_nothing_more() -> None:
+async def test_a_stop_when_the_store_takes_nothing_more(autojump_clock: trio.testing.MockClock) -> None:
     rig = Rig()
     await stopped(rig, {b"3": [AWAY] * 99}, taken=[b"0", b"1", b"2"])
     async with rig.running():
         assert await rig.bodies() == ALL
 
 
-async def test_more_refusals_than_the_note_has_room_for() -> None:
+async def test_more_refusals_than_the_note_has_room_for(autojump_clock: trio.testing.MockClock) -> None:
     """Only messages behind those come again."""
     rig = Rig()
     names = [b"%04d" % number for number in range(2 * MOST_LEFT + 20)]
@@ -118,7 +121,9 @@ async def test_more_refusals_than_the_note_has_room_for() -> None:
 
 
 @pytest.mark.parametrize("first", [True, False])
-async def test_equal_messages_one_of_which_was_stored_again_before_the_stop(*, first: bool) -> None:
+async def test_equal_messages_one_of_which_was_stored_again_before_the_stop(
+    *, first: bool, autojump_clock: trio.testing.MockClock
+) -> None:
     """They roll. The copy in the queue is that of the one that was stored, not of the one that was refused."""
     rig = Rig(timerRollWindowSlot="10")
     async with rig.running():
@@ -148,7 +153,7 @@ async def test_equal_messages_one_of_which_was_stored_again_before_the_stop(*, f
 
 @pytest.mark.parametrize("stops", [True, False])
 async def test_the_copies_of_a_slot_that_was_begun_are_found_in_slices(
-    monkeypatch: pytest.MonkeyPatch, *, stops: bool
+    monkeypatch: pytest.MonkeyPatch, *, stops: bool, autojump_clock: trio.testing.MockClock
 ) -> None:
     """Others have a turn between its messages, also one that stops the timer: then the rest is not looked at."""
     rig = Rig(timerRollWindowSlot="10")
@@ -199,7 +204,7 @@ async def test_the_copies_of_a_slot_that_was_begun_are_found_in_slices(
 
 
 @pytest.mark.parametrize("by", ["RocketMQ", "precision", "repair"])
-async def test_a_note_that_does_not_fit_does_not_count(by: str) -> None:
+async def test_a_note_that_does_not_fit_does_not_count(by: str, autojump_clock: trio.testing.MockClock) -> None:
     """The checkpoint is another one, or slots have other messages: all of the slot comes again, and nothing is lost."""
     rig = Rig()
     await stopped(rig, {b"2": [BUSY] * 99}, taken=[b"0", b"1", b"3", b"4", b"5"])
