@@ -15,12 +15,10 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.docker.daemon import REMARKS, Docker
+from tests.docker.daemon import MAKE_SECONDS, REMARKS, Docker
 from tests.docker.own_daemon import SUITES, UnusableError, check_machine, own_daemon
 
 RUNNING = "TRIMQ_TEST_DOCKER"
-MAKE_SECONDS = 900
-"""Seconds for an image or its wheels; a slow machine with two cores needs a third of that."""
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

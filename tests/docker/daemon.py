@@ -4,9 +4,11 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +30,9 @@ ADDRESS = "127.7.0.1"  # a loopback address like 127.0.0.1, on which no other pr
 PATIENCE = 400
 """Time limit in seconds for a start or for a client's work, which take a few seconds on an idle machine."""
 
+MAKE_SECONDS = 900
+"""Time limit in seconds for what builds an image or its wheels; a slow machine with two cores needs a third of that."""
+
 REMARKS = pytest.StashKey[list[str]]()
 """Figures that a run prints at its end."""
 
@@ -48,22 +53,52 @@ class Docker:
         """Variables of docker/build that select the base built by the tests."""
 
     def run(self, *command: str, timeout: float = 300, environment: dict[str, str] | None = None) -> str:
-        run = subprocess.run(
+        """Run a command; its output. One that does not end in time ends with its children, and shows the containers."""
+        with subprocess.Popen(
             command,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            check=False,
             env=self.environment | (environment or {}),
             cwd=ROOT,
-            timeout=timeout,
-        )
-        assert run.returncode == 0, f"{' '.join(command)}\n{run.stdout[-4000:]}\n{run.stderr[-4000:]}"
-        return run.stdout.strip()
+            start_new_session=True,
+        ) as process:
+            late = ""
+            try:
+                output, errors = process.communicate(timeout=timeout)
+            except subprocess.TimeoutExpired:
+                late = f"has not ended after {timeout} s\n{self._containers()}"
+                os.killpg(process.pid, signal.SIGKILL)
+                output, errors = process.communicate()
+            except BaseException:
+                os.killpg(process.pid, signal.SIGKILL)
+                raise
+        said = f"{' '.join(command)} {late}\n{output[-4000:]}\n{errors[-4000:]}"
+        assert process.returncode == 0, said
+        return output.strip()
+
+    def _containers(self) -> str:
+        """What the daemon says of all containers: for the failure of a command that hangs."""
+        form = "{{.Names}} {{.Status}} {{.Networks}}"
+        try:
+            asked = subprocess.run(
+                ["docker", "ps", "-a", "--format", form],
+                capture_output=True,
+                text=True,
+                check=False,
+                env=self.environment,
+                timeout=20,
+            )
+        except subprocess.TimeoutExpired:
+            return "the daemon does not answer"
+        return asked.stdout + asked.stderr
 
     def compose(self, profile: str, *arguments: str) -> str:
         return self.run("docker-compose", "-f", "docker/docker-compose.yml", "--profile", profile, *arguments)
 
-    def type_in(self, name: str, directory: Path, *, until: str = "\0", since: str = "") -> str:
+    def type_in(
+        self, name: str, directory: Path, *, until: str = "\0", since: str = "", timeout: float = PATIENCE
+    ) -> str:
         """Run a block of commands from the documentation, or its part up to or from a line, on the tests' base.
 
         Debian's docker-compose is a separate command; the documentation uses docker's subcommand compose.
@@ -83,7 +118,7 @@ class Docker:
             (directory / "docker").write_text(f"#!/bin/sh\n{script}")
             (directory / "docker").chmod(0o755)
         path = {"PATH": f"{directory}:{self.environment['PATH']}"}
-        return self.run("sh", "-euc", text, timeout=1500, environment=self.build | path)
+        return self.run("sh", "-euc", text, timeout=timeout, environment=self.build | path)
 
     def container(self, service: str) -> str:
         return self.run("docker", "ps", "-aq", "--filter", f"label=com.docker.compose.service={service}")
@@ -170,12 +205,14 @@ class Flood:
 
     def send(self, count: int) -> None:
         """Wait for ``count`` more acknowledgements; those that only wait in the pipe since before do not count."""
-        began = time.time()
-        while self._newest < began:
+        began, ends = time.time(), time.monotonic() + PATIENCE
+        wanted: int | None = None
+        while wanted is None or len(self.acknowledged) < wanted:
+            last = Counter(self.refused[-100:])
+            assert time.monotonic() < ends, f"no {count} sends are acknowledged; the codes of the last ones: {last}"
             self._take_one()
-        wanted = len(self.acknowledged) + count - 1
-        while len(self.acknowledged) < wanted:
-            self._take_one()
+            if wanted is None and self._newest >= began:
+                wanted = len(self.acknowledged) + count - 1
 
     def is_refused(self, code: str) -> None:
         """Wait for one more send that ends with ``code``: that of an error, or of a status."""

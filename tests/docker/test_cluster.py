@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docker.daemon import ADDRESS, PATIENCE, Docker, flood, java_round_trip, job
+from tests.docker.daemon import ADDRESS, MAKE_SECONDS, PATIENCE, Docker, flood, java_round_trip, job
 from tests.interop.harness.drivers import java_client
 from tests.interop.harness.waiting import wait_until
 
@@ -49,6 +49,9 @@ def test_the_java_client_on_the_host(cluster: Docker, tmp_path: Path) -> None:
 
 
 def test_a_killed_name_server_and_a_killed_broker(cluster: Docker) -> None:
+    # A topic that its first message creates has queues on that message's broker only, until it is sent to others.
+    create = ("mqadmin", "updateTopic", "-n", INSIDE, "-c", "DefaultCluster", "-t", "Both")
+    cluster.run("docker", "exec", cluster.container("broker-a"), *create)
     with flood(OUTSIDE, "Both") as sender:
         sender.send(300)
         cluster.run("docker", "kill", cluster.container("namesrv-a"))
@@ -67,7 +70,7 @@ def test_an_upgrade_loses_nothing(cluster: Docker, tmp_path: Path) -> None:
     before = {cluster.container(name) for name in BROKERS}
     with flood(OUTSIDE, "Upgrade") as sender:
         sender.send(50)
-        cluster.type_in("operate upgrade", tmp_path)
+        cluster.type_in("operate upgrade", tmp_path, timeout=MAKE_SECONDS)
         sender.send(1)
         acknowledged = sender.end()
     assert not before & {cluster.container(name) for name in BROKERS}

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docker.daemon import ADDRESS, PATIENCE, Docker, flood, java_round_trip, job
+from tests.docker.daemon import ADDRESS, MAKE_SECONDS, PATIENCE, Docker, flood, java_round_trip, job
 from tests.interop.harness.drivers import java_client
 from tests.interop.harness.waiting import wait_until
 from tests.packaging.rust import demanded
@@ -69,7 +69,7 @@ def test_the_image_has_the_native_extension_of_the_machine_that_made_it(image: D
 @pytest.fixture(scope="module")
 def single(image: Docker, tmp_path_factory: pytest.TempPathFactory, remarks: list[str]) -> Iterator[Docker]:
     try:
-        output = image.type_in("operate docker", tmp_path_factory.mktemp("operate"), until=DOWN)
+        output = image.type_in("operate docker", tmp_path_factory.mktemp("operate"), until=DOWN, timeout=MAKE_SECONDS)
         assert "TriMQ broker broker of DefaultCluster is up" in output
         assert f"runs           {'native' if demanded() else 'python'} " in output
         remarks.append(f"docker: the broker is up {image.started_in('broker')} s after its container's start")
@@ -92,7 +92,7 @@ def test_the_store_stays_when_containers_go(single: Docker, tmp_path: Path) -> N
     job("send", OUTSIDE, "Stays", 50)
     single.type_in("operate docker", tmp_path, since=DOWN)
     assert not single.container("broker")
-    single.type_in("readme", tmp_path, until=DOWN)
+    single.type_in("readme", tmp_path, until=DOWN, timeout=MAKE_SECONDS)
     single.wait_healthy("broker")
     assert set(job("read", OUTSIDE, "Stays").split()) == numbers(50)
 
