@@ -256,6 +256,8 @@ class ReplicatedBroker:
         port = int(ports.address.rpartition(":")[2])
         if free:
             stack.enter_context(ports)
+            # As without controllers: listenPort - 2, the default, may be the port of any other process.
+            self.configuration.apply("fastListenPort", str(broker.fast_port), _SOURCE)
         else:
             with ports:
                 pass

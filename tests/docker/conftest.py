@@ -15,25 +15,28 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.docker.daemon import MAKE_SECONDS, REMARKS, Docker
+from tests.docker.daemon import MAKE_SECONDS, Docker, Remarks
 from tests.docker.own_daemon import SUITES, UnusableError, check_machine, own_daemon
 
 RUNNING = "TRIMQ_TEST_DOCKER"
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Print sizes and times."""
-    for line in config.stash.get(REMARKS, []):
-        terminalreporter.write_line(line)
+@pytest.fixture(scope="session")
+def remarks(pytestconfig: pytest.Config) -> Remarks:
+    """Prints lines with the time, at once: a run that hangs or is ended shows how far it came, and what was slow."""
+    reporter = pytestconfig.pluginmanager.get_plugin("terminalreporter")
+    capture = pytestconfig.pluginmanager.get_plugin("capturemanager")
+
+    def remark(line: str) -> None:
+        if reporter is not None and capture is not None:
+            with capture.global_and_fixture_disabled():
+                reporter.write_line(f"{time.strftime('%H:%M:%S')} docker: {line}")
+
+    return remark
 
 
 @pytest.fixture(scope="session")
-def remarks(pytestconfig: pytest.Config) -> list[str]:
-    return pytestconfig.stash.setdefault(REMARKS, [])
-
-
-@pytest.fixture(scope="session")
-def docker(tmp_path_factory: pytest.TempPathFactory, remarks: list[str]) -> Iterator[Docker]:
+def docker(tmp_path_factory: pytest.TempPathFactory, remarks: Remarks) -> Iterator[Docker]:
     with ExitStack() as stack:
         if os.environ.get(RUNNING):
             found = Docker(os.environ[RUNNING])
@@ -57,36 +60,36 @@ def wheels(request: pytest.FixtureRequest, docker: Docker) -> Iterator[Future[st
         )
 
 
-def made(docker: Docker, name: str, remarks: list[str], *command: str) -> None:
+def made(docker: Docker, name: str, remarks: Remarks, *command: str) -> None:
     """Run the command that builds an image, and note its build time and size."""
     if os.environ.get(RUNNING) and docker.run("docker", "images", "-q", name):
         return
     began = time.monotonic()
     docker.run(*command, timeout=MAKE_SECONDS, environment=docker.build | {"SUITE": SUITES[sys.version_info[:2]]})
     size = docker.inspect(name)["Size"] / 1e6
-    remarks.append(f"docker: image {name}: {size:.0f} MB, made in {time.monotonic() - began:.0f} s")
+    remarks(f"image {name}: {size:.0f} MB, made in {time.monotonic() - began:.0f} s")
 
 
 @pytest.fixture(scope="session")
-def image(docker: Docker, wheels: Future[str], remarks: list[str]) -> Docker:
+def image(docker: Docker, wheels: Future[str], remarks: Remarks) -> Docker:
     """A daemon with the image of broker and name server."""
     made(docker, "trimq-base", remarks, "docker/make-base")
     began = time.monotonic()
     wheels.result()
-    remarks.append(f"docker: the wheels are complete {time.monotonic() - began:.0f} s after the base")
+    remarks(f"the wheels are complete {time.monotonic() - began:.0f} s after the base")
     made(docker, "trimq", remarks, "docker/build")
     return docker
 
 
 @pytest.fixture(scope="session")
-def pipeline_image(image: Docker, remarks: list[str]) -> Docker:
+def pipeline_image(image: Docker, remarks: Remarks) -> Docker:
     """A daemon that also has the image of the jobs."""
     made(image, "trimq-pipeline", remarks, "docker/build", "pipeline")
     return image
 
 
 @pytest.fixture(scope="session")
-def etcd_image(image: Docker, remarks: list[str]) -> Docker:
+def etcd_image(image: Docker, remarks: Remarks) -> Docker:
     """A daemon that also has the image of etcd."""
     made(image, "trimq-etcd", remarks, "docker/build", "etcd")
     return image

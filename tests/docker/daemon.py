@@ -9,13 +9,11 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
-
-import pytest
 
 from tests.docker.sdk_job import ACKNOWLEDGED, REFUSED
 from tests.docs.commands import ALL
@@ -33,8 +31,8 @@ PATIENCE = 400
 MAKE_SECONDS = 900
 """Time limit in seconds for what builds an image or its wheels; a slow machine with two cores needs a third of that."""
 
-REMARKS = pytest.StashKey[list[str]]()
-"""Figures that a run prints at its end."""
+Remarks = Callable[[str], None]
+"""Prints a figure, or what has been done, at once."""
 
 
 class Docker:

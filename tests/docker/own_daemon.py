@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tests.docker.daemon import ADDRESS, Docker
+from tests.docker.daemon import ADDRESS, Docker, Remarks
 from tests.interop.harness.waiting import wait_until
 
 PACKAGES = {
@@ -59,14 +59,14 @@ def check_machine() -> None:
 
 
 @contextmanager
-def own_daemon(folder: Path, remarks: list[str]) -> Iterator[Docker]:
+def own_daemon(folder: Path, remarks: Remarks) -> Iterator[Docker]:
     """Run a daemon with all its files in ``folder``; at the end containers, processes, mounts and folder are removed.
 
     Raises UnusableError if it does not start or cannot run a container.
     """
     docker = Docker(f"unix://{folder}/docker.sock")
     driver = storage_driver(folder)
-    remarks.append(f"docker: layers are kept by {driver}")
+    remarks(f"layers are kept by {driver}")
     paths = ("-p", f"{folder}/pid", f"--data-root={folder}/data", f"--exec-root={folder}/exec")
     # If the tests are killed, the kernel terminates the daemon, which stops its containers.
     tied = ("setpriv", "--pdeathsig", "TERM", "--")

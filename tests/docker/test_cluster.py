@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docker.daemon import ADDRESS, MAKE_SECONDS, PATIENCE, Docker, flood, java_round_trip, job
+from tests.docker.daemon import ADDRESS, MAKE_SECONDS, PATIENCE, Docker, Remarks, flood, java_round_trip, job
 from tests.interop.harness.drivers import java_client
 from tests.interop.harness.waiting import wait_until
 
@@ -22,14 +22,14 @@ SHOW = "import json, sys, pyarrow.parquet as p; json.dump(p.read_table(sys.argv[
 
 
 @pytest.fixture(scope="module")
-def cluster(image: Docker, remarks: list[str]) -> Iterator[Docker]:
+def cluster(image: Docker, remarks: Remarks) -> Iterator[Docker]:
     # The image must differ from the one that the upgrade builds.
     image.run("sh", "-c", "printf 'FROM trimq\\nLABEL old=1\\n' | docker build --quiet --tag trimq -")
     began = time.time()
     try:
         image.compose("cluster", "up", "-d")
         image.wait_healthy(*NAMESRVS, *BROKERS)
-        remarks.append(f"docker: profile cluster is healthy after {time.time() - began:.1f} s")
+        remarks(f"profile cluster is healthy after {time.time() - began:.1f} s")
         health_orders_the_start(image.events(began))
         yield image
     finally:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docker.daemon import ADDRESS, PATIENCE, Docker, flood, job
+from tests.docker.daemon import ADDRESS, PATIENCE, Docker, Remarks, flood, job
 from tests.interop.harness.waiting import wait_until
 
 pytestmark = [pytest.mark.partners, pytest.mark.timeout(900, func_only=True)]
@@ -21,13 +21,13 @@ SERVICES = [f"{kind}-{number}" for kind in ("etcd", "controller", "namesrv", "re
 
 
 @pytest.fixture
-def group(etcd_image: Docker, tmp_path: Path, remarks: list[str]) -> Iterator[Docker]:
+def group(etcd_image: Docker, tmp_path: Path, remarks: Remarks) -> Iterator[Docker]:
     try:
         began = time.time()
         etcd_image.type_in("operate ha", tmp_path, since="docker compose up")
         etcd_image.wait_healthy(*SERVICES)
         wait_until(lambda: len(members(etcd_image)) == len(THREE), "all members of the set", PATIENCE)
-        remarks.append(f"docker: profile ha is complete after {time.time() - began:.1f} s")
+        remarks(f"profile ha is complete after {time.time() - began:.1f} s")
         yield etcd_image
     finally:
         print(etcd_image.compose("ha", "logs", "--tail=60"))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docker.daemon import ADDRESS, MAKE_SECONDS, PATIENCE, Docker, flood, java_round_trip, job
+from tests.docker.daemon import ADDRESS, MAKE_SECONDS, PATIENCE, Docker, Remarks, flood, java_round_trip, job
 from tests.interop.harness.drivers import java_client
 from tests.interop.harness.waiting import wait_until
 from tests.packaging.rust import demanded
@@ -67,12 +67,12 @@ def test_the_image_has_the_native_extension_of_the_machine_that_made_it(image: D
 
 
 @pytest.fixture(scope="module")
-def single(image: Docker, tmp_path_factory: pytest.TempPathFactory, remarks: list[str]) -> Iterator[Docker]:
+def single(image: Docker, tmp_path_factory: pytest.TempPathFactory, remarks: Remarks) -> Iterator[Docker]:
     try:
         output = image.type_in("operate docker", tmp_path_factory.mktemp("operate"), until=DOWN, timeout=MAKE_SECONDS)
         assert "TriMQ broker broker of DefaultCluster is up" in output
         assert f"runs           {'native' if demanded() else 'python'} " in output
-        remarks.append(f"docker: the broker is up {image.started_in('broker')} s after its container's start")
+        remarks(f"the broker is up {image.started_in('broker')} s after its container's start")
         yield image
     finally:
         print(image.compose("single", "logs", "--tail=60"))
@@ -130,10 +130,10 @@ def test_clients_of_two_networks(single: Docker, tmp_path: Path) -> None:
         single.run("docker", "network", "rm", "elsewhere")
 
 
-def test_an_orderly_stop(single: Docker, tmp_path: Path, remarks: list[str]) -> None:
+def test_an_orderly_stop(single: Docker, tmp_path: Path, remarks: Remarks) -> None:
     began = time.monotonic()
     single.run("docker", "stop", single.container("broker"))
-    remarks.append(f"docker: an orderly stop takes {time.monotonic() - began:.1f} s")
+    remarks(f"an orderly stop takes {time.monotonic() - began:.1f} s")
     assert single.state("broker")["ExitCode"] == 0
     single.type_in("readme", tmp_path, since=DOWN)
     assert not single.container("broker")
