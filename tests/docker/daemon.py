@@ -38,7 +38,9 @@ Remarks = Callable[[str], None]
 class Docker:
     """Runs commands with the daemon's address and the variables of docker-compose.yml; a failure shows the output."""
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, log: Path | None = None) -> None:
+        """``host``: the daemon's address. ``log``: its log, shown if a command hangs."""
+        self._log = log
         self.environment = os.environ | {
             "DOCKER_HOST": host,
             "TRIMQ_ADDRESS": ADDRESS,
@@ -76,20 +78,16 @@ class Docker:
         return output.strip()
 
     def _containers(self) -> str:
-        """What the daemon says of all containers: for the failure of a command that hangs."""
-        form = "{{.Names}} {{.Status}} {{.Networks}}"
+        """What the daemon says of all containers, and has logged last: for the failure of a command that hangs."""
+        states = 'for id in $(docker ps -aq); do docker inspect --format "{{.Name}} {{json .State}}" $id; done'
+        log = self._log.read_text(errors="replace")[-3000:] if self._log is not None else ""
         try:
             asked = subprocess.run(
-                ["docker", "ps", "-a", "--format", form],
-                capture_output=True,
-                text=True,
-                check=False,
-                env=self.environment,
-                timeout=20,
+                ["sh", "-c", states], capture_output=True, text=True, check=False, env=self.environment, timeout=20
             )
         except subprocess.TimeoutExpired:
-            return "the daemon does not answer"
-        return asked.stdout + asked.stderr
+            return f"the daemon does not answer\n{log}"
+        return f"{asked.stdout}{asked.stderr}\n{log}"
 
     def compose(self, profile: str, *arguments: str) -> str:
         return self.run("docker-compose", "-f", "docker/docker-compose.yml", "--profile", profile, *arguments)

@@ -64,7 +64,7 @@ def own_daemon(folder: Path, remarks: Remarks) -> Iterator[Docker]:
 
     Raises UnusableError if it does not start or cannot run a container.
     """
-    docker = Docker(f"unix://{folder}/docker.sock")
+    docker = Docker(f"unix://{folder}/docker.sock", folder / "log")
     driver = storage_driver(folder)
     remarks(f"layers are kept by {driver}")
     paths = ("-p", f"{folder}/pid", f"--data-root={folder}/data", f"--exec-root={folder}/exec")

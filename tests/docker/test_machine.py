@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.docker.daemon import ROOT
+from tests.docker.daemon import ROOT, Docker
 from tests.docker.own_daemon import mounts, overlay_works, storage_driver
+from tests.interop.harness.waiting import wait_until
 
 pytestmark = [pytest.mark.partners, pytest.mark.timeout(300)]
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts, or has no right that could be taken away")
@@ -41,6 +42,15 @@ def test_a_machine_without_docker(ci: str, outcome: str, tmp_path: Path) -> None
     printed = output_of(CI=ci, PATH=str(tmp_path), TRIMQ_TEST_DOCKER="")
     assert MISSING in printed
     assert outcome in printed
+
+
+def test_a_command_that_hangs_ends_with_its_children(tmp_path: Path) -> None:
+    docker = Docker(f"unix://{tmp_path}/none.sock")
+    child = tmp_path / "child"
+    with pytest.raises(AssertionError, match=r"has not ended after 1 s\n(?s:.*)the last words"):
+        docker.run("sh", "-c", f"echo the last words; sleep 1000 & echo $! > {child}; wait", timeout=1)
+    process = Path("/proc", child.read_text().strip(), "stat")
+    wait_until(lambda: not process.exists() or process.read_text().split()[2] == "Z", "the child has ended")
 
 
 @needs_root
