@@ -10,7 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -71,7 +71,8 @@ class Docker:
                 os.killpg(process.pid, signal.SIGKILL)
                 output, errors = process.communicate()
             except BaseException:
-                os.killpg(process.pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
                 raise
         said = f"{' '.join(command)} {late}\n{output[-4000:]}\n{errors[-4000:]}"
         assert process.returncode == 0, said

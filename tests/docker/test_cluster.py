@@ -94,7 +94,7 @@ def test_the_job_counts_what_was_sent(cluster: Docker, tmp_path: Path) -> None:
     """The job runs at the start and on request; its Parquet files contain the input."""
     job("send", OUTSIDE, "orders", 100)
     job("send", OUTSIDE, "payments", 10)
-    cluster.type_in("operate pipeline", tmp_path)
+    cluster.type_in("operate pipeline", tmp_path, timeout=MAKE_SECONDS)
     assert table(cluster, "/tables/payments_by_tag") == {"third": 4, "other": 6}
     wait_until(lambda: cluster.state("pipeline")["Status"] == "exited", "the first run has ended", PATIENCE)
     assert cluster.state("pipeline")["ExitCode"] == 0
