@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any, Final
 
-_crc32: Callable[[Any], int]
+_crc32: Callable[..., int]
 try:
     from isal import isal_zlib
 
@@ -65,6 +65,11 @@ def key_hash(topic: str, key: str) -> int:
     else:
         value = abs(string_hash(f"{topic}#{key}"))
     return value if value <= 0x7FFFFFFF else 0
+
+
+def checksum(data: Any, before: int = 0) -> int:
+    """The CRC-32 of bytes, all 32 bits; ``before`` is that of the bytes in front of them."""
+    return _crc32(data, before)
 
 
 def crc32(data: Any) -> int:
