@@ -37,8 +37,8 @@ class Read(NamedTuple):
 class ObjectWriter(Protocol):
     """Writes one object in parts (a multipart upload). It exists once ``finish`` has returned.
 
-    After an error all further calls raise OSError. Parts of an object that was not finished stay in the bucket, invisible, until a rule of the bucket deletes
-    them (AbortIncompleteMultipartUpload).
+    After an error all further calls raise OSError. Parts of an object that was not finished stay in the bucket, not
+    visible, until a rule of the bucket deletes them (AbortIncompleteMultipartUpload).
     """
 
     def write(self, data: Any) -> None:
