@@ -193,4 +193,4 @@ def test_many_records_are_looked_at_as_one_is(seed: int, count: int) -> None:
     for time, piece, good in zip(times, pieces, expected, strict=True):
         if good:
             at = 68 if int.from_bytes(piece[36:40], "big") & BORN_HOST_V6 else 56
-            assert time == int.from_bytes(piece[at : at + 8], "big")
+            assert time == int.from_bytes(piece[at : at + 8], "big", signed=True)
