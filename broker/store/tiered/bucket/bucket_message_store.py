@@ -95,6 +95,11 @@ class BucketMessageStore(TieredStore):
         """See TieredStore."""
         return self.uploads
 
+    @property
+    def tier_reason(self) -> str:
+        """Why nothing is uploaded at the moment, in words; empty if all is well."""
+        return self.tier_problem or self.uploads.problem
+
     # -- lifecycle
 
     @asynccontextmanager
@@ -181,7 +186,7 @@ class BucketMessageStore(TieredStore):
                 self.tier_problem = ""
                 self.is_loaded.set()
                 return True
-            await self.uploads.wait_until_stop(pauses.next_pause())
+            await self.uploads.wait_until_stop(pauses.next())
         return False
 
     async def _claim(self) -> None:

@@ -259,7 +259,7 @@ class BucketUploads:
                 await self.save()
         except OSError as error:
             self.failures += 1
-            self._not_before = trio.current_time() + self._backoff.next_pause()
+            self._not_before = trio.current_time() + self._backoff.next()
             if not self.problem:
                 _log.error("tiered_upload_failed", bucket=self.config.tiered_store_bucket, error=str(error))
             self.problem = str(error)

@@ -15,7 +15,7 @@ import trio
 
 from trimq.broker.store.disk.disk import Disk
 from trimq.broker.store.disk.durable_files import make_durable_directory, write_durably
-from trimq.broker.store.tiered.container.flat_append_file import FlatAppendFile
+from trimq.broker.store.tiered.container.index_files import IndexFiles
 from trimq.broker.store.tiered.container.index_marks import MARKS_NAME, FileMark, Marks, encode_marks
 from trimq.broker.store.tiered.container.index_recovery import COMPACTING, DIRECTORY, recover_local
 from trimq.broker.store.tiered.container.index_search import IndexSearch
@@ -44,7 +44,7 @@ class IndexStoreService:
         disk: Disk,
         root: str,
         config: TieredStoreConfig,
-        flat_append_file: FlatAppendFile,
+        flat_append_file: IndexFiles,
         *,
         persist: Callable[[], Awaitable[None]],
         wall_ms: Callable[[], int],
