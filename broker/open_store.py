@@ -16,7 +16,7 @@ _log = structlog.get_logger("broker")
 
 
 def make_store(configuration: Configuration, **parts: Any) -> MessageStore:
-    """Make a store, with a tier if one is configured. ``parts``: see MessageStore."""
+    """Make a store, with a tier if one is configured. ``parts``: see MessageStore. Raises StartError."""
     config, tier = configuration.section(MessageStoreConfig), configuration.section(TieredStoreConfig)
     # Controllers assign roles, so that of the configuration does not count then.
     replication = parts.pop("replication", None) or configuration.section(ReplicationConfig)
@@ -31,7 +31,10 @@ def make_store(configuration: Configuration, **parts: Any) -> MessageStore:
 
     broker = configuration.section(BrokerConfig)
     names = {"cluster": broker.broker_cluster_name, "broker_name": broker.broker_name}
-    return TieredMessageStore(config, tier, **names, replication=replication, **parts)
+    try:
+        return TieredMessageStore(config, tier, **names, replication=replication, **parts)
+    except StoreLoadError as error:
+        raise StartError(str(error)) from error
 
 
 @asynccontextmanager
