@@ -6,8 +6,9 @@ manifest was read, a consumer of older messages is asked to come again.
 A master owns the bucket by an epoch; a slave only reads. An empty disk gets the history of the bucket (restore.py).
 """
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from random import Random
 from typing import Any, Final
 
@@ -22,11 +23,14 @@ from trimq.broker.store.tiered.access.tiered_store import TieredStore
 from trimq.broker.store.tiered.bucket.backoff import Backoff
 from trimq.broker.store.tiered.bucket.bucket import Bucket
 from trimq.broker.store.tiered.bucket.bucket_queues import BucketQueues
+from trimq.broker.store.tiered.bucket.index_completion import complete_index
+from trimq.broker.store.tiered.bucket.index_objects import IndexObjects
 from trimq.broker.store.tiered.bucket.manifest import FencedError, Manifest
 from trimq.broker.store.tiered.bucket.object_store import ObjectStore
 from trimq.broker.store.tiered.bucket.restore import is_empty, read_restored, restore
 from trimq.broker.store.tiered.bucket.state_files import StateFiles
 from trimq.broker.store.tiered.bucket.uploader import BucketUploads
+from trimq.broker.store.tiered.container.index_store_service import IndexStoreService
 from trimq.broker.store.types import GetMessageResult, GetMessageStatus, MessageFilter
 from trimq.broker.tiered_config import TieredStorageLevel, TieredStoreConfig
 from trimq.protocol.bucket_names import broker_prefix
@@ -40,6 +44,11 @@ _START_SECONDS: Final = 5.0
 """How long a start waits for the manifest; then it goes on, and consumers of older messages wait."""
 _READ_AGAIN: Final = 600.0
 """Seconds after which a slave reads the manifest again."""
+_MOST_SLOTS: Final = 500_000
+_MOST_KEYS: Final = 2_000_000
+"""Hash slots and keys of an index file at most, whatever the configuration says: 60 MB, which is uploaded as a whole."""
+_SEAL_AFTER_MS: Final = 3_600_000
+"""An index file with keys is uploaded after an hour, full or not: a restore has to read the keys of no more again."""
 
 
 class BucketMessageStore(TieredStore):
@@ -68,12 +77,33 @@ class BucketMessageStore(TieredStore):
         """Why nothing is uploaded, in words; empty if all is well."""
         self.is_loaded = trio.Event()
         """Set once the history in the bucket is known."""
+        self.tier_index: IndexStoreService | None = None
+        if config.message_index_enable:
+            self._index_objects = IndexObjects(
+                self.bucket, self._named_indexes, lambda: self.bucket_queues.epoch, self.bucket_queues.begin_of
+            )
+            self.bucket_queues.name_indexes(lambda: self._index_objects.names)
+            self.tier_index = IndexStoreService(
+                self.disk,
+                self.root,
+                replace(
+                    tier,
+                    tiered_store_index_file_max_hash_slot_num=min(
+                        tier.tiered_store_index_file_max_hash_slot_num, _MOST_SLOTS
+                    ),
+                    tiered_store_index_file_max_index_num=min(tier.tiered_store_index_file_max_index_num, _MOST_KEYS),
+                ),
+                self._index_objects,
+                persist=self._save_indexes,
+                wall_ms=self.clock.wall_ms,
+                seal_after_ms=_SEAL_AFTER_MS,
+            )
         self.uploads = BucketUploads(
             tier,
             self.queues,
             BatchBuilder(self.commit_log, self.queues),
             self.bucket_queues,
-            None,
+            self.tier_index,
             StateFiles(self.disk, self.root, self.clock.monotonic),
             excluded=self.is_excluded,
             uploadable=self._uploadable,
@@ -83,7 +113,22 @@ class BucketMessageStore(TieredStore):
         if not self.replication.is_slave:
             self.queues.on_growing = self.uploads.note
             self.hold_log(TieredMessages(self.uploads))
-        self._read_tier(None)
+        self._read_tier(self.tier_index)
+
+    def _named_indexes(self) -> Sequence[str]:
+        return self.manifest.root.indexes if self.manifest.root is not None else ()
+
+    async def _save_indexes(self) -> None:
+        """Let the root name the uploaded index files. Raises OSError."""
+        before, names = set(self._named_indexes()), self._index_objects.names
+        if names is None or set(names) == before:
+            return
+        try:
+            await self.uploads.save()
+        except FencedError as error:
+            self._fenced(error)
+            raise OSError(str(error)) from error
+        self.bucket_queues.discard(sorted(before - set(names)))
 
     @property
     def tier_queues(self) -> BucketQueues:
@@ -155,11 +200,37 @@ class BucketMessageStore(TieredStore):
                 await self._follow()
             elif await self._open_tier(self._claim):
                 self._continue_queues()
-                await self.uploads.run()
+                await self._open_index()
+                async with trio.open_nursery() as nursery:
+                    if self.tier_index is not None:
+                        nursery.start_soon(self.tier_index.run)
+                    await self.uploads.run()
+                    nursery.cancel_scope.cancel()
         except FencedError as error:
             self._fenced(error)
         finally:
             finished.set()
+
+    async def _open_index(self) -> None:
+        """Open the key index, and put the keys that it has not: before uploads put those of later messages."""
+        index = self.tier_index
+        if index is None:
+            return
+        pauses = Backoff(self._random)
+        steps = [
+            index.recover,
+            lambda: complete_index(index, self._index_objects.upto, self.bucket, self.manifest, self.bucket_queues),
+        ]
+        while steps and not self.uploads.is_stopping:
+            try:
+                await steps[0]()
+            except OSError as error:
+                _log.error("tiered_index_not_completed", error=str(error))
+                await self.uploads.wait_until_stop(pauses.next())
+                continue
+            except BucketFormatError as error:  # keys of what follows may not be found
+                _log.error("tiered_index_not_completed", error=str(error))
+            del steps[0]
 
     def _fenced(self, error: FencedError) -> None:
         self.tier_problem = str(error)
@@ -215,6 +286,8 @@ class BucketMessageStore(TieredStore):
                     await self.uploads.upload_all()
                 except (OSError, FencedError) as error:
                     _log.error("tier_not_complete", bucket=self.tier.tiered_store_bucket, error=str(error))
+        if self.tier_index is not None:
+            await self.tier_index.close(upload=False)  # the next start goes on with the local files
 
     async def _run_expiry(self) -> None:
         while True:

@@ -8,6 +8,7 @@ import structlog
 from trimq.broker.store.tiered.bucket.bucket import Bucket
 from trimq.broker.store.tiered.bucket.bucket_queue import BlockReader, BucketQueue
 from trimq.broker.store.tiered.bucket.manifest import Manifest
+from trimq.broker.store.tiered.bucket.manifest_reads import read_chain
 from trimq.broker.tiered_config import TieredStoreConfig
 from trimq.protocol.bucket_manifest import Entry, StoredObject, Stretch
 from trimq.protocol.hashing import checksum
@@ -25,6 +26,12 @@ class BucketQueues:
         self.config = config
         self.blocks = BlockReader(bucket, refresh=self._refresh)
         self._queues: dict[str, dict[int, BucketQueue]] = {}
+        self._indexes: Callable[[], Sequence[str] | None] = lambda: None
+        self._discarded: list[tuple[float, list[str]]] = []
+
+    def name_indexes(self, indexes: Callable[[], Sequence[str] | None]) -> None:
+        """Let the root name these index files."""
+        self._indexes = indexes
 
     # -- start
 
@@ -74,7 +81,21 @@ class BucketQueues:
 
     async def save(self, state: bytes | None) -> None:
         """Replace the root. Raises OSError, FencedError."""
-        await self.manifest.save(state)
+        await self.manifest.save(state, self._indexes())
+
+    async def find_upload(self) -> Entry:
+        """The upload object that follows the last one, which is in the bucket. Raises OSError, BucketFormatError."""
+        found = await read_chain(self.bucket, self.epoch, self.end, {})
+        if not found:
+            raise OSError(f"the object at log offset {self.end} was in the bucket, and is not there any more")
+        return found[0]
+
+    def begin_of(self, physical: int) -> int:
+        """Where the object that has a log offset begins; the offset itself if there is none."""
+        for entry in reversed(self.manifest.entries):
+            if entry.object.begin <= physical:
+                return entry.object.begin
+        return physical
 
     def add(self, entry: Entry) -> None:
         """An upload object is in the bucket: its messages can be read."""

@@ -100,12 +100,15 @@ class IndexObjects:
         self._epoch = epoch
         self._begin_of = begin_of
         self._next_base = 0
+        self._is_recovered = False
         self.upto = 0
         """All keys below this log offset are in uploaded files."""
 
     @property
-    def names(self) -> list[str]:
-        """The files, as the root shall name them."""
+    def names(self) -> list[str] | None:
+        """The files, as the root shall name them; None before ``recover``."""
+        if not self._is_recovered:
+            return None
         return [segment.name for segment in self.segments if isinstance(segment, ObjectSegment) and segment.name]
 
     async def recover(self) -> None:
@@ -116,6 +119,7 @@ class IndexObjects:
             found = parse_index_name(name)
             if found is not None:
                 self._add(name, found)
+        self._is_recovered = True
 
     def _add(self, name: str, parts: IndexName) -> None:
         segment = ObjectSegment(self._bucket, self._next_base)

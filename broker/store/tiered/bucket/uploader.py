@@ -244,12 +244,14 @@ class BucketUploads:
             await self.scan()
         while await self._upload_object(force=True):
             pass
-        await self.save()
+        if self._tier.unsaved:
+            await self.save()
 
     async def save(self) -> None:
-        """Replace the root, if there is anything new. Raises OSError, FencedError."""
-        if self._tier.unsaved:
-            await self._tier.save(await self._state.changed_since_root())
+        """Replace the root. Raises OSError, FencedError."""
+        state = await self._state.changed_since_root()
+        await self._tier.save(state)
+        if state is not None:
             self._state.named()
 
     async def _try(self, *, force: bool) -> bool:
@@ -397,7 +399,7 @@ class BucketUploads:
             await self._tier.bucket.create(str(name), pieces)
         except FileExistsError:
             # Only this owner writes with its epoch: the reply to an earlier attempt was lost.
-            entry = await self._tier.manifest.read_entry(name)
+            entry = await self._tier.find_upload()
             stretch.end = entry.object.end
         else:
             stored = StoredObject(stretch.begin, stretch.end, 0, name.epoch, 0, directory.length, directory.position)
