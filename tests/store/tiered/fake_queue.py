@@ -1,12 +1,8 @@
 """A queue of the tier in a list, whose reads a test can hold up or let fail."""
 
-from types import SimpleNamespace
-
 import trio
 
-from trimq.broker.store.tiered.container.flat_message_file import Fetched
-from trimq.broker.store.tiered.container.message_runs import Messages, TieredMessage
-from trimq.protocol.queue_unit import UNIT_SIZE
+from trimq.broker.store.tiered.container.message_runs import Fetched, Messages, TieredMessage
 from trimq.protocol.record import encode_record
 
 TOPIC = "TT"
@@ -48,8 +44,6 @@ class FakeQueue:
         self.gates: dict[int, trio.Event] = {}
         """Reads that begin at these offsets wait."""
         self.time_reads = 0
-        segment = SimpleNamespace(min_timestamp=2**63 - 1, max_timestamp=2**63 - 1, base_offset=first * UNIT_SIZE)
-        self.consume_queue = SimpleNamespace(segments=[segment], segment_at=lambda _: segment)
 
     @property
     def commit_offset(self) -> int:
@@ -85,6 +79,13 @@ class FakeQueue:
             return Fetched(Messages.of(found), at)
         finally:
             self.under_way.remove(wanted)
+
+    async def narrow(self, first: int, end: int, later: int) -> tuple[int, int]:
+        await trio.lowlevel.checkpoint()
+        return first, end
+
+    def behind_gap(self, offset: int) -> int:
+        return offset
 
     async def store_time(self, offset: int) -> int:
         await trio.lowlevel.checkpoint()

@@ -4,7 +4,6 @@ import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from itertools import pairwise
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -50,10 +49,12 @@ class FakeFiles:
 
     def __init__(self, *queues: FakeQueue) -> None:
         self.queues = {(queue.topic, queue.queue_id): queue for queue in queues}
-        self.metadata = SimpleNamespace(topics={TOPIC: SimpleNamespace(topic_id=4)})
 
     def find(self, topic: str, queue_id: int) -> FakeQueue | None:
         return self.queues.get((topic, queue_id))
+
+    def topic_id(self, topic: str) -> int | None:
+        return 4 if topic == TOPIC else None
 
 
 class Accept:

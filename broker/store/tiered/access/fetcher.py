@@ -23,9 +23,8 @@ from trimq.broker.store.tiered.access.read_ahead_cache import ReadAheadCache, ca
 from trimq.broker.store.tiered.access.taken import Taken
 from trimq.broker.store.tiered.access.tier_time import first_stored_from
 from trimq.broker.store.tiered.access.timed_reads import TierHangsError, TimedReads
-from trimq.broker.store.tiered.container.flat_file_store import FlatFileStore
-from trimq.broker.store.tiered.container.flat_message_file import FlatMessageFile
 from trimq.broker.store.tiered.container.message_runs import TieredMessage
+from trimq.broker.store.tiered.container.tiered_queue import TieredQueue, TieredQueues
 from trimq.broker.store.tiered.driver.provider_stats import LATENCIES
 from trimq.broker.store.types import GetMessageResult, GetMessageStatus, MessageFilter
 from trimq.broker.tiered_config import TieredStoreConfig
@@ -72,7 +71,7 @@ class MessageStoreFetcher:
     def __init__(
         self,
         config: TieredStoreConfig,
-        flat_files: FlatFileStore,
+        queues: TieredQueues,
         index: Index | None = None,
         *,
         clock: Clock,
@@ -81,7 +80,7 @@ class MessageStoreFetcher:
     ) -> None:
         """``memory``: bytes that this process may use in all. ``limits``: how much one pull may get."""
         self._config = config
-        self._flat_files = flat_files
+        self._queues = queues
         self.index = index
         self._limits = limits
         self.reads = TimedReads(clock, config.tiered_store_read_timeout)
@@ -130,7 +129,7 @@ class MessageStoreFetcher:
     ) -> GetMessageResult | None:
         """The messages that a consumer gets at ``offset``; None if they have to be read, or filtered by a task."""
         started = time.perf_counter()
-        file = self._flat_files.find(topic, queue_id)
+        file = self._queues.find(topic, queue_id)
         refused = refusal(file, offset)
         if refused is not None or file is None:
             return refused
@@ -164,7 +163,7 @@ class MessageStoreFetcher:
     ) -> GetMessageResult:
         """As ``get``, reading what is not in memory. OFFSET_FOUND_NULL: the read has failed."""
         with self._measured("get_message"):
-            file = self._flat_files.find(topic, queue_id)
+            file = self._queues.find(topic, queue_id)
             refused = refusal(file, offset)
             if refused is not None or file is None:
                 return refused or GetMessageResult(GetMessageStatus.NO_MATCHED_LOGIC_QUEUE, offset)
@@ -198,7 +197,7 @@ class MessageStoreFetcher:
     async def _read_directly(
         self,
         group: str,
-        file: FlatMessageFile,
+        file: TieredQueue,
         offset: int,
         max_count: int,
         max_bytes: int,
@@ -210,7 +209,7 @@ class MessageStoreFetcher:
 
     def _gather(
         self,
-        file: FlatMessageFile,
+        file: TieredQueue,
         group: str,
         item: Range | None,
         offset: int,
@@ -251,11 +250,11 @@ class MessageStoreFetcher:
 
     # -- by time
 
-    def _in_memory(self, file: FlatMessageFile, offset: int) -> TieredMessage | None:
+    def _in_memory(self, file: TieredQueue, offset: int) -> TieredMessage | None:
         item = self.cache.look(file, offset)
         return None if item is None else item.messages.get(offset)
 
-    async def _time_of(self, file: FlatMessageFile, offset: int) -> int:
+    async def _time_of(self, file: TieredQueue, offset: int) -> int:
         message = self._in_memory(file, offset)
         if message is None:
             return await self.reads.read(file, file.store_time, offset)
@@ -264,7 +263,7 @@ class MessageStoreFetcher:
     async def store_time(self, topic: str, queue_id: int, offset: int) -> int:
         """Store time in ms of a message; -1 if the tier does not have it. Raises OSError."""
         with self._measured("get_time_by_offset"):
-            file = self._flat_files.find(topic, queue_id)
+            file = self._queues.find(topic, queue_id)
             if file is None or not file.min_offset <= offset < file.commit_offset:
                 return -1
             return await self._time_of(file, offset)
@@ -272,7 +271,7 @@ class MessageStoreFetcher:
     async def earliest_store_time(self, topic: str, queue_id: int) -> int:
         """Store time in ms of the first message of a queue in the tier; -1 if there is none. Raises OSError."""
         with self._measured("get_earliest_message_time"):
-            file = self._flat_files.find(topic, queue_id)
+            file = self._queues.find(topic, queue_id)
             if file is None or file.min_offset >= file.commit_offset:
                 return -1
             return await self._time_of(file, file.min_offset)
@@ -285,7 +284,7 @@ class MessageStoreFetcher:
         ``end``: only the messages below it count. Raises OSError.
         """
         with self._measured("get_offset_by_time"):
-            file = self._flat_files.find(topic, queue_id)
+            file = self._queues.find(topic, queue_id)
             if file is None:
                 return 0
             first = file.min_offset
@@ -302,10 +301,10 @@ class MessageStoreFetcher:
         What cannot be read is left out.
         """
         with self._measured("query_message"):
-            known = self._flat_files.metadata.topics.get(topic)
-            if self.index is None or known is None or max_num <= 0:
+            topic_id = self._queues.topic_id(topic)
+            if self.index is None or topic_id is None or max_num <= 0:
                 return []
-            find = partial(self.index.query, topic_id=known.topic_id)
+            find = partial(self.index.query, topic_id=topic_id)
             try:
                 items = await self.reads.read(self.index, find, topic, key, _CANDIDATES, begin, end)
             except TierHangsError:
@@ -331,7 +330,7 @@ class MessageStoreFetcher:
         found: list[bytes] = []
 
         async def read(item: IndexItem) -> None:
-            file = self._flat_files.find(topic, item.queue_id)
+            file = self._queues.find(topic, item.queue_id)
             if file is None:
                 return
             try:
@@ -364,7 +363,7 @@ def _queue_offset(record: bytes) -> int:
     return int.from_bytes(record[AT_QUEUE_OFFSET : AT_QUEUE_OFFSET + 8], "big")
 
 
-def refusal(file: FlatMessageFile | None, offset: int) -> GetMessageResult | None:
+def refusal(file: TieredQueue | None, offset: int) -> GetMessageResult | None:
     """The answer if the tier has no message at ``offset``; None if it has."""
     if file is None:
         return GetMessageResult(GetMessageStatus.NO_MATCHED_LOGIC_QUEUE, offset)

@@ -6,15 +6,14 @@ from typing import Final, Protocol
 
 import trio
 
-from trimq.broker.store.tiered.container.flat_message_file import Fetched
-from trimq.broker.store.tiered.container.message_runs import Messages
+from trimq.broker.store.tiered.container.message_runs import Fetched, Messages
 
 MESSAGE_COST: Final = 256
 """Bytes of memory of a message besides its record."""
 
 
 class Queue(Protocol):
-    """What ranges are read from: FlatMessageFile."""
+    """What ranges are read from: see TieredQueue."""
 
     @property
     def commit_offset(self) -> int:
@@ -22,7 +21,7 @@ class Queue(Protocol):
         ...
 
     async def read_messages(self, offset: int, count: int, max_bytes: int) -> Fetched:
-        """See FlatMessageFile."""
+        """See TieredQueue."""
         ...
 
 

@@ -54,6 +54,10 @@ class Bucket:
         stats.succeeded.add(time.perf_counter() - began)
         return result
 
+    async def run(self, fn: Callable[..., _T], *arguments: Any) -> _T:
+        """Call a function that takes long in one of the bucket's threads. It makes no request."""
+        return await self._disk.run(fn, *arguments)
+
     async def create(self, name: str, data: Sequence[Any]) -> None:
         """See ObjectStore."""
         await self.call(PUT, 1, self._store.create, self.prefix + name, data)

@@ -188,6 +188,24 @@ class FlatAppendFile:
             return None
         return self.segments[index]
 
+    def behind_gap(self, offset: int) -> int:
+        """``offset``, or where the next segment begins if no segment holds it: ``commit_offset`` if there is none."""
+        if self.segment_at(offset) is not None:
+            return offset
+        return min((s.base_offset for s in self.segments if s.base_offset > offset), default=self.commit_offset)
+
+    def narrowed(self, low: int, high: int, later: int) -> tuple[int, int]:
+        """The part of [low, high) in which a search for the first time from ``later`` (ms) on has to look."""
+        for number, segment in enumerate(self.segments):
+            if segment.min_timestamp == UNSET_TIME:
+                continue
+            if segment.min_timestamp >= later:
+                return low, max(low, min(high, segment.base_offset))
+            # The end time of the last segment may be an old one: it is saved with the next change of the metadata.
+            if number + 1 < len(self.segments) and segment.max_timestamp < later:
+                low = max(low, min(high, segment.commit_offset))
+        return low, high
+
     async def read(self, offset: int, length: int) -> bytes:
         """The bytes at a position, over edges of segments; fewer at the end and before a gap.
 

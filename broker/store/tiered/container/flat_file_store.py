@@ -90,6 +90,11 @@ class FlatFileStore:
         """The topics with queues in the tier."""
         return list(self._files)
 
+    def topic_id(self, topic: str) -> int | None:
+        """The number of a topic in the index; None if nothing of it was uploaded."""
+        known = self.metadata.topics.get(topic)
+        return None if known is None else known.topic_id
+
     def index_file(self) -> FlatAppendFile:
         """The stream of uploaded index files; it has to be recovered."""
         path = queue_path(self._broker_name, INDEX_TOPIC, 0)

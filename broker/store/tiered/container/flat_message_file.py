@@ -15,7 +15,7 @@ import trio
 from trimq.broker.store.read.query import store_timestamp_of
 from trimq.broker.store.read.record_look import HEAD_SIZE, is_message, place_of
 from trimq.broker.store.tiered.container.flat_append_file import FlatAppendFile
-from trimq.broker.store.tiered.container.message_runs import MessageRun, Messages, TieredMessage, restored
+from trimq.broker.store.tiered.container.message_runs import Fetched, MessageRun, Messages, TieredMessage, restored
 from trimq.broker.store.tiered.container.physical_offsets import ENTRY_SIZE, PhysicalOffsets
 from trimq.broker.store.tiered.driver.factory import FileSegmentFactory
 from trimq.broker.store.tiered.driver.file_segment import Piece
@@ -39,13 +39,6 @@ _TOGETHER_BYTES: Final = 256 * 1024
 """So many records, and bytes of them unless one is larger, are restored in one turn of the event loop."""
 _HEAD_READ: Final = 128
 """Enough bytes of a record for its store time, with IPv6 hosts too."""
-
-
-class Fetched(NamedTuple):
-    """Messages, and the queue offset behind them and behind what was skipped."""
-
-    messages: Messages
-    next_offset: int
 
 
 class Batch(NamedTuple):
@@ -231,7 +224,7 @@ class FlatMessageFile:
         try:
             units = await self.read_units(offset, count)
         except LookupError:
-            return Fetched(Messages(), self._behind_gap(offset))
+            return Fetched(Messages(), self.behind_gap(offset))
         if not units:  # taken back meanwhile
             return Fetched(Messages(), offset)
         table = np.frombuffer(units, UNIT_TYPE)
@@ -263,9 +256,14 @@ class FlatMessageFile:
         except LookupError:
             return b""
 
-    def _behind_gap(self, offset: int) -> int:
-        bases = [segment.base_offset // UNIT_SIZE for segment in self.consume_queue.segments]
-        return min((base for base in bases if base > offset), default=self.commit_offset)
+    def behind_gap(self, offset: int) -> int:
+        """See TieredQueue."""
+        return self.consume_queue.behind_gap(offset * UNIT_SIZE) // UNIT_SIZE
+
+    async def narrow(self, first: int, end: int, later: int) -> tuple[int, int]:
+        """See TieredQueue. Times of segments narrow the search."""
+        low, high = self.consume_queue.narrowed(first * UNIT_SIZE, end * UNIT_SIZE, later)
+        return low // UNIT_SIZE, high // UNIT_SIZE
 
     def _restore(
         self,

@@ -91,6 +91,13 @@ class Messages:
         return None
 
 
+class Fetched(NamedTuple):
+    """Messages, and the queue offset behind them and behind what was skipped."""
+
+    messages: Messages
+    next_offset: int
+
+
 def restored(data: Any, start: int, units: bytes, entries: bytes, offset: int, place: Place) -> bytes | None:
     """The records of units with the offsets that they have in the log, joined. None if Python has to look at each.
 
