@@ -12,7 +12,6 @@ import pytest
 
 from tests.broker.wire_client import WireClient
 from trimq.broker.controller import BrokerController
-from trimq.broker.start_error import StartError
 from trimq.broker.store.tiered.access.tiered_message_store import TieredMessageStore
 from trimq.broker.testing import running_broker
 from trimq.broker.tiered_config import BUCKET_PROVIDER, PLUG_IN, POSIX_PROVIDER
@@ -167,14 +166,6 @@ def test_a_bucket_without_its_library_is_a_start_error_that_names_it(tmp_path: P
     assert done.returncode == 1
     assert "tieredStoreBucket=s3://history needs the package obstore: pip install 'trimq[s3]'" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-async def test_a_bucket_is_refused_until_the_tier_can_use_it(tmp_path: Path) -> None:
-    keys = {"tieredBackendServiceProvider": BUCKET_PROVIDER, "tieredStoreBucket": "memory://refused"}
-    problem = pytest.RaisesExc(StartError, match=r"trimq\.Bucket cannot be used yet")
-    with pytest.RaisesGroup(problem, flatten_subgroups=True, allow_unwrapped=True):
-        async with tiered_broker(tmp_path, **keys):
-            pass
 
 
 def test_a_broker_without_a_bucket_loads_no_library_for_it() -> None:
