@@ -72,7 +72,7 @@ class BucketMessageStore(TieredStore):
         prefix = broker_prefix(tier.tiered_store_bucket_prefix, cluster, broker_name)
         self.bucket = Bucket(objects, self.disk.with_own_threads(), prefix)
         self.manifest = Manifest(self.bucket, cluster, broker_name)
-        self.bucket_queues = BucketQueues(self.bucket, self.manifest, tier)
+        self.bucket_queues = BucketQueues(self.bucket, self.manifest, tier, self.clock.monotonic)
         self.tier_problem = ""
         """Why nothing is uploaded, in words; empty if all is well."""
         self.is_loaded = trio.Event()
