@@ -39,6 +39,7 @@ class Bucket:
 
     async def call(self, kind: str, requests: int, fn: Callable[..., _T], *arguments: Any) -> _T:
         """Call a method of the object store, which sends so many requests."""
+        await trio.lowlevel.checkpoint_if_cancelled()
         self.requests[kind] += requests
         stats = self.calls[kind]
         began = time.perf_counter()
