@@ -5,8 +5,10 @@ from typing import Final
 
 import structlog
 
+from trimq.broker.store.disk.disk import Disk
+from trimq.broker.store.tiered.bucket.block_reader import BlockReader
 from trimq.broker.store.tiered.bucket.bucket import Bucket
-from trimq.broker.store.tiered.bucket.bucket_queue import BlockReader, BucketQueue
+from trimq.broker.store.tiered.bucket.bucket_queue import BucketQueue
 from trimq.broker.store.tiered.bucket.garbage import Garbage
 from trimq.broker.store.tiered.bucket.manifest import Manifest
 from trimq.broker.store.tiered.bucket.manifest_reads import read_chain
@@ -22,12 +24,18 @@ class BucketQueues:
     """All queues of one broker. Belongs to the event loop; ``load`` or ``claim`` comes first."""
 
     def __init__(
-        self, bucket: Bucket, manifest: Manifest, config: TieredStoreConfig, monotonic: Callable[[], float]
+        self,
+        bucket: Bucket,
+        manifest: Manifest,
+        config: TieredStoreConfig,
+        disk: Disk,
+        monotonic: Callable[[], float],
     ) -> None:
+        """``disk``: has threads for checks."""
         self.bucket = bucket
         self.manifest = manifest
         self.config = config
-        self.blocks = BlockReader(bucket, refresh=self._refresh)
+        self.blocks = BlockReader(bucket, disk, self._refresh)
         self._queues: dict[str, dict[int, BucketQueue]] = {}
         self._indexes: Callable[[], Sequence[str] | None] = lambda: None
         self.garbage = Garbage(bucket, monotonic, config.tiered_store_bucket_grace_time)
@@ -158,6 +166,13 @@ class BucketQueues:
             queue.destroy()
         if self._without(lambda stretch: stretch.topic == topic):
             await self.save(None)
+
+    def forget(self, topic: str, queue_id: int) -> None:
+        """Remove a queue from the manifest; the next save makes it durable."""
+        queue = self._queues.get(topic, {}).pop(queue_id, None)
+        if queue is not None:
+            queue.destroy()
+        self._without(lambda stretch: (stretch.topic, stretch.queue_id) == (topic, queue_id))
 
     async def expire(self, before_ms: int) -> int:
         """Remove the objects whose messages were all stored before a time. Returns their number.

@@ -1,9 +1,9 @@
 """Joins objects in the background: the messages of a queue that were uploaded in many objects come to stand together.
 
-A join takes objects that follow each other in the log, up to 1 GiB, and writes segments: one for each queue with much in
-them, and one for all others. The objects are first copied to a file on the local disk, so that each byte is read once;
-memory stays at a part of an upload. Then the manifest names the segments, and after the grace the old objects go. What
-an interrupted join has written is garbage.
+A join takes objects that follow each other in the log, up to 1 GiB, and writes segments: one for each queue with much
+in them, and one for all others. The objects are first copied to a file on the local disk, so that each byte is read
+once; memory stays at a part of an upload. Then the manifest names the segments, and after the grace the old objects
+go. What an interrupted join has written is garbage.
 
 Segments are joined again while they are small: with many queues or few messages they grow over generations.
 """

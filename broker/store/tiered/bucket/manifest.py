@@ -83,6 +83,12 @@ class Manifest:
         return self._pages.entries
 
     @property
+    def chain(self) -> list[Entry]:
+        """The upload objects that follow the end of the root."""
+        end = self.root.end if self.root is not None else 0
+        return [entry for entry in self.entries if not entry.object.generation and entry.object.begin >= end]
+
+    @property
     def is_owner(self) -> bool:
         """Whether this broker has claimed the bucket and is not fenced, as far as it knows."""
         return bool(self._owner) and not self.fenced
