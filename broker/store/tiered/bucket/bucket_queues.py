@@ -11,9 +11,9 @@ from trimq.broker.store.tiered.bucket.bucket import Bucket
 from trimq.broker.store.tiered.bucket.bucket_queue import BucketQueue
 from trimq.broker.store.tiered.bucket.garbage import Garbage
 from trimq.broker.store.tiered.bucket.manifest import Manifest
-from trimq.broker.store.tiered.bucket.manifest_reads import read_chain
 from trimq.broker.tiered_config import TieredStoreConfig
 from trimq.protocol.bucket_manifest import Entry, StoredObject, Stretch
+from trimq.protocol.bucket_names import ObjectName
 from trimq.protocol.hashing import checksum
 
 _log: Final = structlog.get_logger(__name__)
@@ -96,10 +96,7 @@ class BucketQueues:
 
     async def find_upload(self) -> Entry:
         """The upload object that follows the last one, which is in the bucket. Raises OSError, BucketFormatError."""
-        found = await read_chain(self.bucket, self.epoch, self.end, {})
-        if not found:
-            raise OSError(f"the object at log offset {self.end} was in the bucket, and is not there any more")
-        return found[0]
+        return await self.manifest.read_entry(ObjectName(self.end, 0, 0, self.epoch, 0))
 
     def begin_of(self, physical: int) -> int:
         """Where the object that has a log offset begins; the offset itself if there is none."""
