@@ -28,18 +28,14 @@ class DamagedObjectError(OSError):
 
 
 class LoadedUnits:
-    """The units of a block. ``ends``: where each record ends, counted from the first.
+    """The units of a block. ``ends``: where each record ends, counted from the first."""
 
-    ``next_offset``: where the last read of a few messages has ended.
-    """
-
-    __slots__ = ("data", "ends", "next_offset", "table")
+    __slots__ = ("data", "ends", "table")
 
     def __init__(self, data: Any, messages: int) -> None:
         self.data = data
         self.table = np.frombuffer(data, UNIT_TYPE, count=messages)
         self.ends = np.cumsum(self.table["size"], dtype=np.int64)
-        self.next_offset = -1
 
     def fit(self, block: Block) -> bool:
         """Whether they can be the units of the block."""
