@@ -130,11 +130,10 @@ class BucketQueue:
         blocks = await self._blocks.blocks_from(stored, stretch, offset, count, max_bytes)
         runs: list[MessageRun] = []
         at, left = offset, max_bytes
+        # All but the first block fit: see blocks_from.
         for loaded in await self._blocks.load(stored, blocks):
             first = at - loaded.offset
             last = loaded.last(first, count - (at - offset), left)
-            if at > offset and int(loaded.ends[last - 1]) - loaded.begin(first) > left:
-                break  # only the first message of all may be larger
             for run in loaded.runs(first, last):
                 runs.append(run)
                 await trio.lowlevel.checkpoint()
