@@ -35,6 +35,7 @@ _FEW: Final = 256
 """Most messages that are read without the rest of their block."""
 _FEW_PART: Final = 8
 """They are at most this part of it."""
+_READERS: Final = 4096
 _SMALL: Final = 256 * 1024
 """What is shorter is read as a whole."""
 
@@ -73,6 +74,8 @@ class BlockReader:
         self.directories: SizedCache[StoredObject, BlockTable] = SizedCache(directory_bytes, 1)
         self.blocks: SizedCache[_Key, LoadedUnits] = SizedCache(block_bytes)
         """Whole blocks, and units of blocks."""
+        self._ends: SizedCache[tuple[str, int, int], None] = SizedCache(_READERS)
+        """Where the last reads of messages have ended, by topic, queue and offset."""
 
     async def refresh(self) -> None:
         """Read the manifest again, once for all that wait for it. Raises OSError."""
@@ -227,10 +230,16 @@ class BlockReader:
         """Whether messages from an offset on are read without the rest of their block."""
         size = max(1, block.size // block.messages)
         count = min(count, max(1, max_bytes // size))
-        if count > _FEW or count * size * _FEW_PART > block.length or not self.is_long(stored, block):
-            return False
-        units = self.blocks.get((stored, block.position))
-        return units is None or units.next_offset != offset
+        return (
+            count <= _FEW
+            and count * size * _FEW_PART <= block.length
+            and (block.topic, block.queue_id, offset) not in self._ends
+            and self.is_long(stored, block)
+        )
+
+    def note_end(self, topic: str, queue_id: int, offset: int) -> None:
+        """A reader has read up to an offset: it may go on there."""
+        self._ends.put((topic, queue_id, offset), None, 1)
 
     def is_long(self, stored: StoredObject, block: Block) -> bool:
         """Whether it saves something not to read the whole block for one message."""

@@ -142,15 +142,15 @@ class BucketQueue:
         if self._blocks.is_alone(stored, block, offset, count, max_bytes):
             run = await self._read_alone(stored, block, offset, count, max_bytes)
             if run is not None:
+                self._blocks.note_end(self.topic, self.queue_id, run.end)
                 return Fetched(Messages([run]), run.end)
         blocks = await self._blocks.blocks_from(stored, stretch, offset, count, max_bytes)
         runs: list[MessageRun] = []
         at, left = offset, max_bytes
+        # All but the first block fit: see blocks_from.
         for loaded in await self._blocks.load(stored, blocks):
             first = at - loaded.offset
             last = loaded.last(first, count - (at - offset), left)
-            if at > offset and int(loaded.ends[last - 1]) - loaded.begin(first) > left:
-                break  # only the first message of all may be larger
             for run in loaded.runs(first, last):
                 runs.append(run)
                 await trio.lowlevel.checkpoint()
@@ -158,6 +158,7 @@ class BucketQueue:
             at = loaded.offset + last
             if last < len(loaded.table) or at >= offset + count:
                 break
+        self._blocks.note_end(self.topic, self.queue_id, at)
         return Fetched(Messages(runs), at)
 
     async def _read_alone(
@@ -170,7 +171,6 @@ class BucketQueue:
         data = await self._blocks.records(stored, block, units, first, last)
         if data is None:
             return None
-        units.next_offset = block.offset + last
         return run_of(units, block.offset, first, last, data)
 
     async def read_units(self, offset: int, count: int) -> bytes:

@@ -14,7 +14,7 @@ from trimq.protocol.bucket_object import Block, BucketFormatError, Directory, bl
 from trimq.protocol.hashing import crc32
 from trimq.protocol.queue_unit import UNIT_SIZE
 from trimq.protocol.queue_unit_columns import UNIT_TYPE
-from trimq.protocol.record import RecordError, decode_head
+from trimq.protocol.record import decode_head
 
 _RUN_BYTES: Final = 1024 * 1024
 _RUN_MESSAGES: Final = 4096
@@ -28,18 +28,14 @@ class DamagedObjectError(OSError):
 
 
 class LoadedUnits:
-    """The units of a block. ``ends``: where each record ends, counted from the first.
+    """The units of a block. ``ends``: where each record ends, counted from the first."""
 
-    ``next_offset``: where the last read of a few messages has ended.
-    """
-
-    __slots__ = ("data", "ends", "next_offset", "table")
+    __slots__ = ("data", "ends", "table")
 
     def __init__(self, data: Any, messages: int) -> None:
         self.data = data
         self.table = np.frombuffer(data, UNIT_TYPE, count=messages)
         self.ends = np.cumsum(self.table["size"], dtype=np.int64)
-        self.next_offset = -1
 
     def fit(self, block: Block) -> bool:
         """Whether they can be the units of the block."""
@@ -139,15 +135,8 @@ def has_all(data: bytes, units: LoadedUnits, block: Block, first: int, last: int
     if not are_messages(data, table, block.offset + first, place).all():
         return False
     bounds = (0, *(units.ends[first:last] - begin).tolist())
-    return all(_has_body(data[at:end]) for at, end in pairwise(bounds))
-
-
-def _has_body(data: bytes) -> bool:
-    try:
-        head = decode_head(data)
-    except RecordError:
-        return False
-    return crc32(data[head.body_at : head.body_end]) == head.body_crc
+    heads = [decode_head(data, at) for at in bounds[:-1]]
+    return all(crc32(data[head.body_at : head.body_end]) == head.body_crc for head in heads)
 
 
 class BlockTable:

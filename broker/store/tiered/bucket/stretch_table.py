@@ -30,9 +30,6 @@ class StretchTable:
         self._objects: list[StoredObject] = []
         self._has_overlaps = False
 
-    def __len__(self) -> int:
-        return len(self._objects)
-
     def __contains__(self, stored: object) -> bool:
         return stored in self._objects
 

@@ -15,8 +15,18 @@ from tests.store.tiered.bucket.records import TOPIC, Message, messages, stored
 from trimq.broker.store.tiered.bucket import block_reader, object_builder
 from trimq.broker.store.tiered.bucket.block_reader import BlockReader, GoneError
 from trimq.broker.store.tiered.bucket.bucket_queue import BucketQueue
-from trimq.protocol.bucket_manifest import StoredObject, Stretch
-from trimq.protocol.queue_unit import UNIT_SIZE
+from trimq.protocol.bucket_manifest import StoredObject, Stretch, stretches_of
+from trimq.protocol.bucket_object import (
+    HEADER_SIZE,
+    Block,
+    Kind,
+    ObjectHeader,
+    block_crc,
+    decode_end,
+    encode_end,
+    encode_header,
+)
+from trimq.protocol.queue_unit import UNIT, UNIT_SIZE
 
 MIB = 1024 * 1024
 
@@ -481,7 +491,8 @@ async def test_damage_among_a_few_messages_is_found_too() -> None:
     bucket = MemoryBucket()
     entry = await put(bucket, [messages(range(5_000), body=bytes(300))], 1)
     begin = entry.stretches[0].position
-    for number, at in enumerate((20 * 77 + 8, 5_000 * 20 + len(entry.messages[0].record) * 77 + 95)):
+    size = len(entry.messages[0].record)
+    for at in (20 * 77 + 8, 20 * 77 + 11, 5_000 * 20 + size * 77 + 25, 5_000 * 20 + size * 77 + 95):
 
         def harm(data: bytearray, at: int = at) -> None:
             _, first, length = bucket.ranges[-1]
@@ -496,8 +507,8 @@ async def test_damage_among_a_few_messages_is_found_too() -> None:
                 "read_physical": (entry.messages[77].physical,),
                 "store_time": (77,),
             }[call]
-            if number and call == "store_time":
-                assert await queue.store_time(77) == 77, "the damaged byte is in the body"
+            if at > 5_000 * 20 and call == "store_time":
+                assert await queue.store_time(77) == 77, "the damaged byte is none that it looks at"
                 continue
             with pytest.raises(OSError, match="is damaged in the bucket"):
                 await getattr(queue, call)(*arguments)
@@ -525,6 +536,42 @@ async def test_an_object_that_is_too_short_is_an_error() -> None:
     bucket.harm = lambda data: data.__delitem__(-1)
     with pytest.raises(OSError, match="shorter than the manifest says"):
         await queue_of(bucket, entry).read_units(0, 5)
+
+
+async def test_a_few_messages_that_come_short_are_an_error() -> None:
+    bucket = MemoryBucket()
+    entry = await put(bucket, [messages(range(5_000), body=bytes(300))], 1)
+    queue = queue_of(bucket, entry)
+    assert await queue.read_units(0, 1)
+    bucket.harm = lambda data: data.__delitem__(-1)
+    with pytest.raises(OSError, match="damaged"):
+        await queue.read_messages(100, 1, 1)
+
+
+async def test_a_block_whose_units_do_not_fit_its_records_is_an_error() -> None:
+    """It has the checksum with which it was written."""
+    bucket = MemoryBucket()
+    its = messages([5] * 3)
+    records = b"".join(m.record for m in its)
+    units = b"".join(m.unit for m in its[:2]) + UNIT.pack(1, len(its[2].record) + 1, 0)
+    header = encode_header(ObjectHeader(Kind.SEGMENT, 1, 0, 9999, 1))
+    block = Block(TOPIC, 0, 0, 3, len(records), HEADER_SIZE, 1, 2, 5, 6, block_crc(units, [records]))
+    end = encode_end([block], HEADER_SIZE + block.length)
+    data = header + units + records + end
+    found = StoredObject(0, 9999, 1, 1, 0, len(data), HEADER_SIZE + block.length)
+    await bucket.create(found.name, [data])
+    stretches = stretches_of(decode_end(end, len(data)))
+    queue = queue_of(bucket, Entry(found, stretches, its))
+    with pytest.raises(OSError, match="units that do not fit"):
+        await queue.read_messages(0, 9, 9999)
+
+
+async def test_a_stretch_that_is_there_is_not_added_again() -> None:
+    bucket = MemoryBucket()
+    entry = await put(bucket, [messages([5] * 3)])
+    queue = queue_of(bucket, entry, entry)
+    assert [found for found, _ in queue.stretches] == [entry.object]
+    assert list(queue.stretches) == [(entry.object, entry.stretches[0])]
 
 
 async def test_records_that_were_damaged_before_the_upload_are_left_out() -> None:
