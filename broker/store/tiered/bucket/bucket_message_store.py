@@ -6,7 +6,7 @@ manifest was read, a consumer of older messages is asked to come again.
 A master owns the bucket by an epoch; a slave only reads. An empty disk gets the history of the bucket (restore.py).
 """
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from random import Random
@@ -46,7 +46,7 @@ _READ_AGAIN: Final = 600.0
 """Seconds after which a slave reads the manifest again."""
 _MOST_SLOTS: Final = 500_000
 _MOST_KEYS: Final = 2_000_000
-"""Hash slots and keys of an index file at most, whatever the configuration says: 60 MB, which is uploaded as a whole."""
+"""Most hash slots and keys of an index file, whatever the configuration says: 60 MB, uploaded as a whole."""
 _SEAL_AFTER_MS: Final = 3_600_000
 """An index file with keys is uploaded after an hour, full or not: a restore has to read the keys of no more again."""
 
@@ -68,11 +68,11 @@ class BucketMessageStore(TieredStore):
         """``more``: the keyword arguments of MessageStore. ``random``: for pauses and the name of the owner."""
         super().__init__(config, tier, cluster=cluster, broker_name=broker_name, **more)
         self._random = random or Random()  # noqa: S311 - no secret
-        self._local_disk = self.disk
         prefix = broker_prefix(tier.tiered_store_bucket_prefix, cluster, broker_name)
-        self.bucket = Bucket(objects, self.disk.with_own_threads(), prefix)
+        threads = self.disk.with_own_threads()
+        self.bucket = Bucket(objects, threads, prefix)
         self.manifest = Manifest(self.bucket, cluster, broker_name)
-        self.bucket_queues = BucketQueues(self.bucket, self.manifest, tier)
+        self.bucket_queues = BucketQueues(self.bucket, self.manifest, tier, threads, self.clock.monotonic)
         self.tier_problem = ""
         """Why nothing is uploaded, in words; empty if all is well."""
         self.is_loaded = trio.Event()
@@ -217,10 +217,12 @@ class BucketMessageStore(TieredStore):
         if index is None:
             return
         pauses = Backoff(self._random)
-        steps = [
-            index.recover,
-            lambda: complete_index(index, self._index_objects.upto, self.bucket, self.manifest, self.bucket_queues),
-        ]
+        objects = self._index_objects
+
+        async def complete() -> None:
+            await complete_index(index, objects.upto, self.bucket, self.manifest, self.bucket_queues)
+
+        steps: list[Callable[[], Awaitable[None]]] = [index.recover, complete]
         while steps and not self.uploads.is_stopping:
             try:
                 await steps[0]()
@@ -237,7 +239,7 @@ class BucketMessageStore(TieredStore):
         self.uploads.fenced = True
         _log.error("tier_fenced", bucket=self.tier.tiered_store_bucket, reason=str(error))
 
-    async def _open_tier(self, read: Callable[[], Any]) -> bool:
+    async def _open_tier(self, read: Callable[[], Awaitable[None]]) -> bool:
         """Read the manifest, again and again until it succeeds. Returns False if it never will. Raises FencedError."""
         pauses = Backoff(self._random)
         while not self.uploads.is_stopping:
@@ -247,6 +249,9 @@ class BucketMessageStore(TieredStore):
                 if not self.tier_problem:
                     _log.error("tier_not_readable", bucket=self.tier.tiered_store_bucket, error=str(error))
                 self.tier_problem = str(error)
+            except FencedError:
+                self.is_loaded.set()  # what was read is served
+                raise
             except BucketFormatError as error:
                 self.tier_problem = str(error)
                 _log.error("tier_damaged", bucket=self.tier.tiered_store_bucket, error=str(error))
@@ -261,7 +266,7 @@ class BucketMessageStore(TieredStore):
         return False
 
     async def _claim(self) -> None:
-        await self.manifest.load()
+        await self.bucket_queues.load()
         if self.commit_log.max_offset < self.manifest.end:
             # Log offsets would be given twice. Reads go on: each store serves what it has.
             raise FencedError(

@@ -5,6 +5,7 @@ a greater epoch and a random name; from then on each replacement of another brok
 """
 
 import secrets
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Final
@@ -25,7 +26,7 @@ from trimq.protocol.bucket_manifest import (
     encode_root,
     split_pages,
 )
-from trimq.protocol.bucket_names import MOST_EPOCH, ROOT, page_name, state_name
+from trimq.protocol.bucket_names import MOST_EPOCH, ROOT, ObjectName, page_name, state_name
 from trimq.protocol.bucket_object import BucketFormatError, Directory
 
 _CLAIMS: Final = 8
@@ -70,6 +71,8 @@ class Manifest:
         self._version: str | None = None
         self._sequence = 0
         self._pages = Pages()
+        self._uploads: list[reads.Upload] = []
+        """Upload objects of the owner before, as they were read, that the root does not cover."""
         self._predecessor: int | None = None
         """The epoch whose late objects a claim has yet to look for."""
         self._lock = trio.Lock()
@@ -81,6 +84,13 @@ class Manifest:
     def entries(self) -> list[Entry]:
         """All objects in log order: begin, generation, number."""
         return self._pages.entries
+
+    @property
+    def chain(self) -> list[Entry]:
+        """The upload objects that the root in the bucket does not cover."""
+        covered = self.root.end if self.root is not None else 0
+        at = bisect_left(self.entries, covered, key=lambda entry: entry.object.begin)
+        return self.entries[at:]
 
     @property
     def is_owner(self) -> bool:
@@ -111,13 +121,13 @@ class Manifest:
 
     async def _load_pages(self, root: Root | None, version: str | None) -> None:
         known: dict[PageRef, Page] = {}
-        uploads: dict[str, Entry] = {}
+        uploads: list[reads.Upload] = []
         old = self.root
         if root is not None and old is not None and (root.epoch, root.sequence) >= (old.epoch, old.sequence):
             known = {page.refs[0]: page for page in self._pages if page.refs is not None and len(page.refs) == 1}
-            uploads = {entry.object.name: entry for entry in self.entries if entry.object.begin >= root.end}
+            uploads = self._uploads
         pages: list[Page] = []
-        chain: list[Entry] = []
+        chain: list[reads.Upload] = []
         if root is not None:
             for ref in root.pages:
                 page = known.get(ref) or Page(await reads.read_page(self._bucket, ref), (ref,))
@@ -127,7 +137,8 @@ class Manifest:
         self.end = root.end if root is not None else 0
         self._pages = Pages(pages)
         self.unsaved = 0
-        self._append(chain)
+        self._uploads = chain
+        self._append([upload.entry for upload in chain])
 
     def _append(self, entries: Sequence[Entry]) -> None:
         self._pages.append(entries)
@@ -148,10 +159,12 @@ class Manifest:
                 await self._claim(least_epoch)
             # The owner before did not know yet, and may have uploaded more since the objects were listed.
             if self._predecessor:
-                late = await reads.read_chain(self._bucket, self._predecessor, self.end, {})
-                if late:
-                    self._append(late)
-                    await self._save(None, None)
+                late = await reads.read_chain(self._bucket, self._predecessor, self.end)
+                self._uploads.extend(late)
+                self._append([upload.entry for upload in late])
+                if self._uploads:
+                    await self._save(await reads.read_newest_state(self._bucket, self._uploads), None)
+                    self._uploads = []
             self._predecessor = None
 
     async def _claim(self, least_epoch: int) -> None:
@@ -167,11 +180,14 @@ class Manifest:
             self._garbage.clear()
             self._written.clear()
             try:
-                await self._write(epoch, owner, None, None)
+                # The root will cover these objects, and nothing looks for a state in them any more.
+                state = await reads.read_newest_state(self._bucket, self._uploads)
+                await self._write(epoch, owner, state, None)
             except ChangedError:
                 continue
             self._owner = owner
             self._predecessor = 0 if before is None else before.epoch
+            self._uploads = []
             return
         raise FencedError(f"other brokers have claimed the bucket {_CLAIMS} times at the same time as this one")
 
@@ -324,6 +340,10 @@ class Manifest:
         garbage, self._garbage = self._garbage, []
         return garbage
 
+    async def read_entry(self, name: ObjectName) -> Entry:
+        """The entry of an upload object in the bucket. Raises OSError and BucketFormatError."""
+        return (await reads.read_upload(self._bucket, name)).entry
+
     async def read_directory(self, stored: StoredObject, length: int | None = None) -> Directory:
         """The directory of an object: one request, two at most if only its name and ``length`` are known.
 
@@ -333,7 +353,7 @@ class Manifest:
 
 
 def _encode(entries: Sequence[Entry]) -> list[tuple[bytes, int]]:
-    return [(data, len(part)) for part, data in split_pages(entries)]
+    return [(data, len(part)) for part, data in split_pages(entries, MOST_PAGE_BYTES)]
 
 
 def _names(root: Root | None) -> set[str]:

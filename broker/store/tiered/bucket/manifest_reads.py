@@ -4,7 +4,7 @@ A damaged object raises BucketFormatError with its name and what can be done. OS
 FileNotFoundError for an object that the owner has deleted meanwhile: who reads then begins again with the root.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, NamedTuple
 
@@ -18,7 +18,7 @@ from trimq.protocol.bucket_manifest import (
     decode_root,
     stretches_of,
 )
-from trimq.protocol.bucket_names import LOG, ROOT, parse_name, parse_saved
+from trimq.protocol.bucket_names import LOG, ROOT, ObjectName, parse_name, parse_saved
 from trimq.protocol.bucket_object import (
     FOOTER_SIZE,
     HEADER_SIZE,
@@ -40,6 +40,13 @@ class StoredRoot(NamedTuple):
 
     root: Root | None
     version: str | None
+
+
+class Upload(NamedTuple):
+    """An upload object, and the position, length and CRC-32 of its state; the length is 0 if it has none."""
+
+    entry: Entry
+    state: tuple[int, int, int]
 
 
 @contextmanager
@@ -91,56 +98,82 @@ async def read_directory(bucket: Bucket, stored: StoredObject, length: int | Non
         begin, length = stored.directory, stored.length
     else:
         begin = max(0, length - END_GUESS)
-    name = stored.name
-    with _errors(bucket.prefix + name, "`mqstore tiered verify` lists what is damaged"):
-        data = bytes(await bucket.read_range(name, begin, length - begin))
-        if len(data) != length - begin:
-            raise BucketFormatError(f"it has fewer than {length} bytes")
-        position, _ = directory_place(data[-FOOTER_SIZE:], length)
-        if position < begin:
-            data = bytes(await bucket.read_range(name, position, begin - position)) + data
-        return await bucket.run(decode_end, data, length)
+    with _errors(bucket.prefix + stored.name, "`mqstore tiered verify` lists what is damaged"):
+        return await _read_directory(bucket, stored.name, begin, length)
 
 
-async def read_chain(bucket: Bucket, epoch: int, end: int, known: Mapping[str, Entry]) -> list[Entry]:
+async def _read_directory(bucket: Bucket, name: str, begin: int, length: int) -> Directory:
+    data = bytes(await bucket.read_range(name, begin, length - begin))
+    if len(data) != length - begin:
+        raise BucketFormatError(f"it has fewer than {length} bytes")
+    position, _ = directory_place(data[-FOOTER_SIZE:], length)
+    if position < begin:
+        data = bytes(await bucket.read_range(name, position, begin - position)) + data
+    return await bucket.run(decode_end, data, length)
+
+
+async def read_chain(bucket: Bucket, epoch: int, end: int, known: Iterable[Upload] = ()) -> list[Upload]:
     """The upload objects of an epoch from a log offset on, each of which begins where the one before ends.
 
-    ``known``: entries that need not be read again, by name. Objects that do not belong to the chain are garbage.
+    Those that are ``known`` are not read again. Objects that do not belong to the chain are garbage.
     """
-    chain: list[Entry] = []
-    after = f"{LOG}{end:020d}"
+    read = {(upload.entry.object.name, upload.entry.object.length): upload for upload in known}
+    chain: list[Upload] = []
+    after = _in_front_of(end)
     while True:
         found = await bucket.list(LOG, after, _LISTED)
         for info in found:
             name = parse_name(info.name)
-            if name is None or name.generation or name.epoch != epoch or name.begin < end:
+            if name is None or name.epoch != epoch or name.begin < end:
                 continue
             if name.begin > end:
                 return chain
-            entry = known.get(info.name)
-            if entry is None or entry.object.length != info.size:
-                entry = await _read_upload(bucket, StoredObject(*name, 0, 0), info.size)
-            chain.append(entry)
-            end = entry.object.end
+            upload = read.get((info.name, info.size)) or await read_upload(bucket, name, info.size)
+            chain.append(upload)
+            end = upload.entry.object.end
         if len(found) < _LISTED:
             return chain
         after = found[-1].name
 
 
-async def _read_upload(bucket: Bucket, stored: StoredObject, length: int) -> Entry:
-    name = stored.name
+def _in_front_of(begin: int) -> str:
+    """What sorts in front of the names of all upload objects from a log offset on."""
+    return f"{LOG}{begin:020d}"
+
+
+async def read_upload(bucket: Bucket, name: ObjectName, length: int | None = None) -> Upload:
+    """An upload object, by its name; one request more if its length is not known."""
+    text = str(name)
+    if length is None:
+        found = await bucket.list(LOG, _in_front_of(name.begin), _LISTED)
+        length = next((info.size for info in found if info.name == text), None)
+        if length is None:
+            raise FileNotFoundError(f"{text} is not in the bucket")
     advice = "If the broker's log still has its messages, delete the object: it will be uploaded anew"
-    with _errors(bucket.prefix + name, advice):
+    with _errors(bucket.prefix + text, advice):
         if length < HEADER_SIZE + FOOTER_SIZE:
             raise BucketFormatError(f"an object of {length} bytes is cut off")
-        header = decode_header(await bucket.read_range(name, 0, HEADER_SIZE))
-        if (header.kind, header.epoch, header.begin) != (Kind.LOG, stored.epoch, stored.begin):
+        header = decode_header(await bucket.read_range(text, 0, HEADER_SIZE))
+        if (header.kind, header.epoch, header.begin) != (Kind.LOG, name.epoch, name.begin):
             raise BucketFormatError("its header is that of another object")
         if header.end <= header.begin:
             raise BucketFormatError(f"it covers the log from {header.begin} to {header.end}")
-    directory = await read_directory(bucket, stored, length)
-    entry = stored._replace(end=header.end, length=length, directory=directory.position)
-    return Entry(entry, await bucket.run(stretches_of, directory))
+        directory = await _read_directory(bucket, text, max(0, length - END_GUESS), length)
+    stored = StoredObject(header.begin, header.end, 0, header.epoch, 0, length, directory.position)
+    state = directory.state_position, directory.state_length, directory.state_crc
+    return Upload(Entry(stored, await bucket.run(stretches_of, directory)), state)
+
+
+async def read_newest_state(bucket: Bucket, chain: Sequence[Upload]) -> bytes | None:
+    """The state of the last upload object that has one; None if none has."""
+    for upload in reversed(chain):
+        position, length, _ = upload.state
+        if length:
+            name = upload.entry.object.name
+            with _errors(bucket.prefix + name, "`mqstore tiered verify` lists what is damaged"):
+                data = bytes(await bucket.read_range(name, position, length))
+                return Directory([], (), state=upload.state).checked_state(data)
+    return None
 
 
 def may_be_named(name: str, root: Root) -> bool:

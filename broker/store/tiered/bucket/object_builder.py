@@ -157,9 +157,9 @@ class ObjectBuilder:
         for key in list(self._open):
             self._close(key)
         pieces = self._taken()
-        end = encode_end(self._blocks, self._position, state)
-        directory = decode_end(end, self._position + len(end))
-        return [*pieces, end], directory
+        rest = encode_end(self._blocks, self._position, state)
+        directory = decode_end(rest, self._position + len(rest))
+        return [*pieces, rest], directory
 
     def _taken(self) -> list[Any]:
         found: list[Any] = []

@@ -164,7 +164,12 @@ class BucketUploads:
             for queue_id in ids:
                 flat = self._tier.find(topic, queue_id)
                 uploaded = flat.commit_offset if flat is not None else 0
-                if self._queues.peek_next_offset(topic, queue_id) > uploaded:
+                there = self._queues.peek_next_offset(topic, queue_id)
+                if there < uploaded:
+                    # The log has all that was uploaded (BucketMessageStore), so the topic was deleted and created anew.
+                    self._tier.forget(topic, queue_id)
+                    _log.warning("queue_removed_from_tier", topic=topic, queue=queue_id, begin=there, end=uploaded)
+                if there != uploaded:
                     queue = self._queues.find(topic, queue_id)
                     if queue is not None:
                         self._pending.setdefault((topic, queue_id), _Pending(queue, 0))
@@ -316,10 +321,9 @@ class BucketUploads:
         """
         stretch = _Stretch(self._tier.end, end)
         while True:
-            waiting = sorted(self._pending.items())
             first = end
-            for (topic, queue_id), pending in waiting:
-                queue = pending.queue
+            for _, waiting in sorted(self._pending.items()):
+                queue = waiting.queue
                 offset = await self._fill_queue(builder, stretch, queue, end)
                 if not is_edge and offset < queue.next_offset:
                     for phy, size, _ in await self._builder.units(queue, offset, 1):

@@ -1,5 +1,6 @@
 """What reads of the tier need of its queues, whatever holds these: segments of a provider, or objects of a bucket."""
 
+from collections.abc import Iterator
 from typing import Protocol
 
 from trimq.broker.store.tiered.container.message_runs import Fetched
@@ -46,6 +47,10 @@ class TieredQueue(Protocol):
         """
         ...
 
+    async def read_physical(self, physical: int) -> bytes | None:
+        """The record that had an offset in the log; None if this queue has none. Raises OSError."""
+        ...
+
     async def narrow(self, first: int, end: int, later: int) -> tuple[int, int]:
         """Where a search has to look for the first message of [first, end) stored at ``later`` (ms) or after it.
 
@@ -67,4 +72,16 @@ class TieredQueues(Protocol):
 
     def topic_id(self, topic: str) -> int | None:
         """The number of a topic in the index; None if nothing of it was uploaded."""
+        ...
+
+    def all(self) -> Iterator[TieredQueue]:
+        """Every queue."""
+        ...
+
+    def topics(self) -> list[str]:
+        """The topics with queues in the tier."""
+        ...
+
+    async def destroy_topic(self, topic: str) -> None:
+        """Delete a topic from the tier. Raises OSError."""
         ...

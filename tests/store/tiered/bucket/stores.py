@@ -1,6 +1,6 @@
 """Whole stores with a bucket: a simulated disk, and obstore's memory store as twin of the object store."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from random import Random
 from typing import Any
@@ -42,7 +42,7 @@ class Objects(ObstoreStore):
     def __init__(self) -> None:
         super().__init__(MemoryStore())
         self.calls: list[tuple[str, str]] = []
-        self.fail = lambda call, name, done: None  # noqa: ARG005
+        self.fail: Callable[[str, str, bool], None] = _no_fault
 
     def _do(self, call: str, name: str, *arguments: Any) -> Any:
         self.calls.append((call, name))
@@ -68,9 +68,12 @@ class Objects(ObstoreStore):
         found: list[ObjectInfo] = self._do("list", prefix, after, count)
         return found
 
-    def named(self, part: str) -> list[str]:
+    def named(self, part: str) -> Sequence[str]:
         """The names that objects with ``part`` in their names have."""
         return [info.name for info in ObstoreStore.list(self, "", count=100_000) if part in info.name]
+
+
+def _no_fault(_call: str, _name: str, _done: bool) -> None: ...
 
 
 @asynccontextmanager
@@ -88,7 +91,7 @@ async def opened(
         objects,
         cluster="C1",
         broker_name="broker-a",
-        random=Random(7),  # noqa: S311
+        random=Random(7),
         disk=disk,
         clock=clock or ManualClock(),
         sync_place=SyncPlace.THREAD,

@@ -1,7 +1,8 @@
-"""The whole store with a bucket, on a simulated disk: upload, reads, restart, restore, fencing, a bucket that is away."""
+"""The whole store with a bucket, on a simulated disk: uploads, reads, restarts, restore, fencing, faults."""
 
 import errno
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,12 +20,20 @@ from trimq.broker.store.types import GetMessageStatus
 from trimq.broker.tiered_config import TieredStorageLevel
 from trimq.protocol.message import decode_messages
 from trimq.protocol.topic_rules import SCHEDULE_TOPIC
+from trimq.remoting.runtime.clock import ManualClock
 
 
 async def uploaded(store: BucketMessageStore) -> None:
     await until_dispatched(store)
     await store.flush()
     await store.uploads.upload_all()
+
+
+async def until(condition: Callable[[], bool], seconds: float = 60) -> None:
+    """Wait on the clock that jumps: an upload has no event."""
+    with trio.fail_after(seconds):
+        while not condition():  # noqa: ASYNC110
+            await trio.sleep(0.1)
 
 
 async def test_messages_that_left_the_disk_are_read_from_the_bucket() -> None:
@@ -82,7 +91,7 @@ async def test_objects_end_between_records(monkeypatch: pytest.MonkeyPatch, size
         await put(store, bytes(5))
         await uploaded(store)
         assert store.uploads.messages == 22
-        expected = {queue_id: await all_offsets(store, 0, 7, queue_id=queue_id) for queue_id in range(3)}
+        expected = {number: await all_offsets(store, 0, end, queue_id=number) for number, end in enumerate((9, 7, 6))}
     names = sorted(objects.named("/log/"))
     assert len(names) > 1
     async with opened(disk, objects, tier(tiered_storage_level=TieredStorageLevel.FORCE)) as store:
@@ -95,14 +104,15 @@ async def test_objects_end_between_records(monkeypatch: pytest.MonkeyPatch, size
 
 async def test_messages_wait_for_their_time(autojump_clock: trio.testing.MockClock) -> None:
     disk, objects = SimDisk(), Objects()
-    async with opened(disk, objects, tier(tiered_store_group_commit_timeout=30_000)) as store:
+    clock = ManualClock()
+    async with opened(disk, objects, tier(tiered_store_group_commit_timeout=30_000), clock=clock) as store:
         await fill(store, 3)
         await until_dispatched(store)
         await store.flush()
         await trio.sleep(5)
         assert not objects.named("/log/")
         assert store.uploads.behind == 3
-        store.clock.set_wall(store.clock.wall_ms() + 30_000)  # type: ignore[attr-defined]
+        clock.set_wall_ms(clock.wall_ms() + 30_000)
         await trio.sleep(5)
         assert len(objects.named("/log/")) == 1
         assert store.uploads.behind == 0
@@ -172,6 +182,10 @@ def away(*calls: str) -> Any:
     return fail
 
 
+def waiting(store: BucketMessageStore) -> int:
+    return store.uploads.behind
+
+
 def nothing(call: str, name: str, done: bool) -> None:
     pass
 
@@ -197,22 +211,18 @@ async def test_a_bucket_that_is_away_costs_local_disk_only(autojump_clock: trio.
         await fill(store, 30)
         await until_dispatched(store)
         await store.flush()
-        with trio.fail_after(60):
-            while store.uploads.behind:
-                await trio.sleep(1)
+        await until(lambda: not store.uploads.behind, 60)
         objects.fail = away("create", "replace")
         await fill(store, 30, first=30)
         await until_dispatched(store)
         await store.flush()
         await trio.sleep(300)
-        assert store.uploads.behind == 30
+        assert waiting(store) == 30
         assert "no way to" in store.tier_reason
         assert 3 < store.uploads.failures < 60  # the pauses grow
         assert await store.log_holds.lowest() == await store.uploads.lowest_waiting() is not None
         objects.fail = nothing
-        with trio.fail_after(200):
-            while store.uploads.behind:
-                await trio.sleep(1)
+        await until(lambda: not store.uploads.behind, 200)
         assert store.tier_reason == ""
         await drop_local(store)
         assert len(await all_offsets(store, 0, 60)) == 60
@@ -253,15 +263,11 @@ async def test_a_lost_reply_to_an_upload(autojump_clock: trio.testing.MockClock)
         await fill(store, 20)
         await until_dispatched(store)
         await store.flush()
-        with trio.fail_after(10):
-            while not store.uploads.failures:
-                await trio.sleep(0.1)
+        await until(lambda: bool(store.uploads.failures), 10)
         await fill(store, 20, first=20)
         await until_dispatched(store)
         await store.flush()
-        with trio.fail_after(60):
-            while store.uploads.behind:
-                await trio.sleep(1)
+        await until(lambda: not store.uploads.behind, 60)
         assert store.uploads.failures == 1
         assert store.uploads.messages == 40
         await drop_local(store)
@@ -301,7 +307,7 @@ async def test_a_log_that_ends_before_the_bucket_uploads_nothing() -> None:
         await fill(store, 20)
         await until_dispatched(store)
         await store.flush()
-    old = disk.power_cut()
+    old = disk.copy()
     async with opened(disk, objects) as store:
         await fill(store, 20, first=20)
         await uploaded(store)
