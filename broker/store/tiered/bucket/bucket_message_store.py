@@ -23,8 +23,10 @@ from trimq.broker.store.tiered.access.tiered_store import TieredStore
 from trimq.broker.store.tiered.bucket.backoff import Backoff
 from trimq.broker.store.tiered.bucket.bucket import Bucket
 from trimq.broker.store.tiered.bucket.bucket_queues import BucketQueues
+from trimq.broker.store.tiered.bucket.garbage import find_garbage
 from trimq.broker.store.tiered.bucket.index_completion import complete_index
 from trimq.broker.store.tiered.bucket.index_objects import IndexObjects
+from trimq.broker.store.tiered.bucket.joiner import Joiner
 from trimq.broker.store.tiered.bucket.manifest import FencedError, Manifest
 from trimq.broker.store.tiered.bucket.object_store import ObjectStore
 from trimq.broker.store.tiered.bucket.restore import is_empty, read_restored, restore
@@ -44,6 +46,12 @@ _START_SECONDS: Final = 5.0
 """How long a start waits for the manifest; then it goes on, and consumers of older messages wait."""
 _READ_AGAIN: Final = 600.0
 """Seconds after which a slave reads the manifest again."""
+_UPKEEP: Final = 10.0
+"""Seconds between two looks for objects to join or to delete."""
+_SEARCH_AFTER: Final = 600.0
+_SEARCH_AGAIN: Final = 86_400.0
+"""Seconds after the start, and from one to the next, until the bucket is searched for what interrupted writes left."""
+_AT_ONCE: Final = 1000
 _MOST_SLOTS: Final = 500_000
 _MOST_KEYS: Final = 2_000_000
 """Most hash slots and keys of an index file, whatever the configuration says: 60 MB, uploaded as a whole."""
@@ -73,6 +81,7 @@ class BucketMessageStore(TieredStore):
         self.bucket = Bucket(objects, threads, prefix)
         self.manifest = Manifest(self.bucket, cluster, broker_name)
         self.bucket_queues = BucketQueues(self.bucket, self.manifest, tier, threads, self.clock.monotonic)
+        self.joiner = Joiner(self.bucket, self.bucket_queues, threads, self.root)
         self.tier_problem = ""
         """Why nothing is uploaded, in words; empty if all is well."""
         self.is_loaded = trio.Event()
@@ -204,6 +213,7 @@ class BucketMessageStore(TieredStore):
                 async with trio.open_nursery() as nursery:
                     if self.tier_index is not None:
                         nursery.start_soon(self.tier_index.run)
+                    nursery.start_soon(self._run_upkeep)
                     await self.uploads.run()
                     nursery.cancel_scope.cancel()
         except FencedError as error:
@@ -293,6 +303,50 @@ class BucketMessageStore(TieredStore):
                     _log.error("tier_not_complete", bucket=self.tier.tiered_store_bucket, error=str(error))
         if self.tier_index is not None:
             await self.tier_index.close(upload=False)  # the next start goes on with the local files
+
+    async def _run_upkeep(self) -> None:
+        """Join objects, and delete what does not belong to the history any more."""
+        pauses = Backoff(self._random)
+        failed = False
+        next_search = self.clock.monotonic() + _SEARCH_AFTER
+        replaced: list[str] = []
+        while not self.uploads.fenced:
+            try:
+                found = await self.joiner.join_next(self.clock.wall_ms())
+                replaced += found
+                if replaced:
+                    await self.uploads.save()
+                    self.bucket_queues.discard(replaced)
+                    replaced = []
+                await self.bucket_queues.garbage.delete_due()
+                if self.clock.monotonic() >= next_search:
+                    await self.delete_garbage()
+                    next_search = self.clock.monotonic() + _SEARCH_AGAIN
+            except FencedError as error:
+                self._fenced(error)
+                return
+            except (OSError, BucketFormatError) as error:
+                if not failed:
+                    _log.error("tier_upkeep_failed", bucket=self.tier.tiered_store_bucket, error=str(error))
+                failed = True
+                await trio.sleep(pauses.next())
+                continue
+            if failed:
+                _log.info("tier_upkeep_resumed", bucket=self.tier.tiered_store_bucket)
+            failed = False
+            pauses.reset()
+            await trio.sleep(0 if found else _UPKEEP)
+
+    async def delete_garbage(self) -> int:
+        """Delete what interrupted writes have left in the bucket; return the number. Raises OSError."""
+        grace = self.tier.tiered_store_bucket_grace_time
+        found = await find_garbage(self.bucket, self.manifest, self.clock.wall_ms(), grace)
+        names = [info.name for info in found]
+        for at in range(0, len(names), _AT_ONCE):
+            await self.bucket.delete(names[at : at + _AT_ONCE])
+        if names:
+            _log.info("tier_garbage_deleted", bucket=self.tier.tiered_store_bucket, count=len(names))
+        return len(names)
 
     async def _run_expiry(self) -> None:
         while True:

@@ -46,27 +46,26 @@ class Garbage:
         return count
 
 
-async def find_garbage(bucket: Bucket, manifest: Manifest, before_ms: int) -> list[ObjectInfo]:
-    """The objects of the broker that the manifest does not name, and that were written before a time.
+async def find_garbage(bucket: Bucket, manifest: Manifest, now_ms: int, grace_ms: int) -> list[ObjectInfo]:
+    """The objects of the broker that the manifest does not name, and that are older than the grace.
 
-    ``manifest``: just loaded, or the owner's. Raises OSError.
+    ``manifest``: just loaded, or the owner's. The clock of the object store counts, as far as its newest object shows
+    it: this machine's may be ahead of it, and then what is being written now would be old. Raises OSError.
     """
     root = manifest.root
     if root is None:
         return []
     found: list[ObjectInfo] = []
-    after = ""
+    newest, after = 0, ""
     while True:
         listed = await bucket.list("", after, _AT_ONCE)
         # After the listing: what was written meanwhile is named now.
         named = set(_named(manifest, root))
-        found += [
-            info
-            for info in listed
-            if info.name not in named and info.modified_ms < before_ms and not _may_be_named(info.name, manifest, root)
-        ]
+        found += [info for info in listed if info.name not in named and not _may_be_named(info.name, manifest, root)]
+        newest = max([newest, *(info.modified_ms for info in listed)])
         if len(listed) < _AT_ONCE:
-            return found
+            before = min(now_ms, newest) - grace_ms
+            return [info for info in found if info.modified_ms < before]
         after = listed[-1].name
 
 

@@ -115,16 +115,17 @@ class Joiner:
         self.bytes = 0
         """Bytes of messages that were joined."""
 
-    async def join_next(self, now_ms: int) -> bool:
-        """Do the next join. Returns False if there is none. Raises OSError, BucketFormatError.
+    async def join_next(self, now_ms: int) -> list[str]:
+        """Do the next join. Returns the names of what is not needed any more; empty if there is nothing to join.
 
-        The manifest has the result then, and the caller replaces the root.
+        The manifest has the result then. Once the root names it, these objects are garbage. Raises OSError,
+        BucketFormatError.
         """
         manifest = self._queues.manifest
         saved = manifest.root.end if manifest.root is not None else 0
         chosen = choose(windows_of(manifest.entries), saved)
         if not chosen:
-            return False
+            return []
         entries = [entry for window in chosen for entry in window.entries]
         header = ObjectHeader(Kind.SEGMENT, self._queues.epoch, chosen[0].begin, chosen[-1].end, now_ms)
         generation = chosen[0].generation + 1
@@ -132,12 +133,11 @@ class Joiner:
             sources = await self._copy(fd, entries)
             new = [await self._write(fd, part, header, generation) for part in _parts(sources) if part]
         if self._has_changed(entries):
-            self._queues.discard([entry.object.name for entry in new])
-            return True
+            return [entry.object.name for entry in new]
         self._queues.replace(entries, new)
         self.joins += 1
         self.bytes += sum(source.block.size for source in sources)
-        return True
+        return [entry.object.name for entry in entries]
 
     def _has_changed(self, entries: Sequence[Entry]) -> bool:
         """Whether some objects have expired meanwhile, or lost a topic that was deleted."""

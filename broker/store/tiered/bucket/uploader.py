@@ -255,9 +255,9 @@ class BucketUploads:
     async def save(self) -> None:
         """Replace the root. Raises OSError, FencedError."""
         state = await self._state.changed_since_root()
-        await self._tier.save(state)
+        await self._tier.save(None if state is None else state.data)
         if state is not None:
-            self._state.named()
+            self._state.named(state)
 
     async def _try(self, *, force: bool) -> bool:
         try:
@@ -395,7 +395,7 @@ class BucketUploads:
     async def _put(self, builder: ObjectBuilder, stretch: _Stretch) -> None:
         """Write an object and note what it has. Raises OSError; then nothing counts as uploaded."""
         state = await self._state.changed()
-        pieces, directory = builder.finish(state, stretch.end)
+        pieces, directory = builder.finish(b"" if state is None else state.data, stretch.end)
         name = ObjectName(stretch.begin, 0, 0, self._tier.epoch, 0)
         self._attempted = stretch.end
         await self._wait_for_rate(stretch.bytes)
@@ -409,7 +409,8 @@ class BucketUploads:
             stored = StoredObject(stretch.begin, stretch.end, 0, name.epoch, 0, directory.length, directory.position)
             entry = Entry(stored, stretches_of(directory))
         self._attempted = None
-        self._state.sent(state)
+        if state is not None:
+            self._state.sent(state)
         self._tier.add(entry)
         self.objects += 1
         self.messages += stretch.messages
