@@ -20,6 +20,7 @@ from trimq.protocol.bucket_manifest import StoredObject, Stretch
 from trimq.protocol.bucket_object import Block
 from trimq.protocol.queue_unit import UNIT_SIZE
 from trimq.protocol.record import AT_QUEUE_OFFSET
+from trimq.protocol.tiered_layout import UNSET_TIME
 
 _T = TypeVar("_T")
 _ATTEMPTS: Final = 4
@@ -86,6 +87,21 @@ class BucketQueue:
     def size(self) -> int:
         """Bytes of all records."""
         return self._table.size
+
+    @property
+    def oldest_ms(self) -> int:
+        """See TieredQueue."""
+        return self._table.begin_ms if self._table.first is not None else UNSET_TIME
+
+    @property
+    def newest_ms(self) -> int:
+        """See TieredQueue."""
+        return self._table.end_ms if self._table.first is not None else UNSET_TIME
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """See TieredQueue."""
+        return self.size, UNIT_SIZE * self._table.messages
 
     @property
     def stretches(self) -> Iterator[tuple[StoredObject, Stretch]]:
