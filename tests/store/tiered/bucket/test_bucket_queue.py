@@ -304,6 +304,58 @@ async def test_a_thousand_queues_of_an_object_read_its_directory_once() -> None:
     assert bucket.gets == 1001
 
 
+async def test_a_small_stretch_does_not_need_a_large_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_reader, "_SMALL", 50_000)
+    bucket = MemoryBucket()
+    queues = {(TOPIC, number): messages([1, 2, 3], queue_id=number) for number in range(1000)}
+    broken = list(queues[TOPIC, 5])
+    broken[1] = broken[1]._replace(record=bytes(len(broken[1].record)))
+    queues[TOPIC, 5] = broken
+    found, stretches = await stored(bucket, queues)
+    assert found.length - found.directory > 50_000
+    reader = BlockReader(bucket, bucket.disk)
+    first, second = (BucketQueue(TOPIC, number, 0, reader) for number in (0, 5))
+    for stretch in stretches:
+        if stretch.queue_id == 0:
+            first.add(found, stretch)
+        if stretch.queue_id == 5:
+            second.add(found, stretch)
+    assert [m.record for m in await read_all(first)] == [m.record for m in queues[TOPIC, 0]]
+    assert await first.narrow(0, 3, 2) == (1, 1)
+    assert bucket.gets == 1
+    assert bucket.bytes_read < 1000
+    assert [m.offset for m in await read_all(second)] == [0, 2]
+    assert bucket.gets == 4, "its checksum says that it was damaged before the upload"
+
+    def harm(data: bytearray) -> None:
+        if bucket.ranges[-1][1] < found.directory:
+            data[3 * UNIT_SIZE + 88] ^= 1
+
+    other = BucketQueue(TOPIC, 0, 0, BlockReader(bucket, bucket.disk))
+    other.add(*next(first.stretches))
+    bucket.harm = harm
+    with pytest.raises(OSError, match="is damaged in the bucket"):
+        await other.read_messages(0, 9, 9999)
+
+
+async def test_readers_of_few_messages_share_directory_and_units() -> None:
+    bucket = MemoryBucket()
+    queue = queue_of(bucket, await put(bucket, [messages(range(30_000), body=bytes(300))], 1))
+    bucket.gate = trio.Event()
+    times: list[int] = []
+
+    async def read(offset: int) -> None:
+        times.append(await queue.store_time(offset))
+
+    async with trio.open_nursery() as nursery:
+        for offset in (7, 8, 9):
+            nursery.start_soon(read, offset)
+        await wait_all_tasks_blocked()
+        bucket.gate.set()
+    assert sorted(times) == [7, 8, 9]
+    assert bucket.gets == 1 + 1 + 3
+
+
 async def test_readers_of_a_block_share_a_request() -> None:
     bucket = MemoryBucket()
     entry = await put(bucket, [messages([1] * 5000, body=bytes(100))], 1)
@@ -404,6 +456,8 @@ async def test_an_object_that_stays_gone_is_an_error() -> None:
 
     queue = queue_of(bucket, old, reader=BlockReader(bucket, bucket.disk, refresh))
     bucket.memory.delete("p/C/b/" + old.object.name)
+    with pytest.raises(FileNotFoundError, match=old.object.name):
+        await queue_of(bucket, old).read_messages(0, 9, 99)
     for number, read in enumerate((lambda: queue.read_messages(0, 9, 99), lambda: queue.store_time(1)), 1):
         with pytest.raises(FileNotFoundError, match=old.object.name):
             await read()  # type: ignore[no-untyped-call]
