@@ -116,6 +116,14 @@ class TieredStoreConfig:
         minimum=100,
         ours=True,
     )
+    tiered_store_bucket_grace_time: int = option(
+        3_600_000,
+        "Objects that were joined into others, or whose messages have expired, are deleted after this time: a query "
+        "that began before still reads them.",
+        unit="ms",
+        minimum=1000,
+        ours=True,
+    )
     tiered_store_commit_log_max_size: int = option(
         1024 * MIB,
         "Largest segment of records. A record that is larger gets one of its own.",

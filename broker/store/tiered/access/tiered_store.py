@@ -17,7 +17,8 @@ from trimq.broker.store.disk.memory import memory_limit
 from trimq.broker.store.message_store import MessageStore
 from trimq.broker.store.tiered.access.fetcher import Index, MessageStoreFetcher, log_failed_read
 from trimq.broker.store.tiered.access.tier_parts import TierUploads
-from trimq.broker.store.tiered.container.tier_queue import TierQueue, TierQueues
+from trimq.broker.store.tiered.container.index_store_service import IndexStoreService
+from trimq.broker.store.tiered.container.tiered_queue import TieredQueue, TieredQueues
 from trimq.broker.store.types import GetMessageResult, GetMessageStatus, MessageFilter, QueryMessageResult
 from trimq.broker.tiered_config import TieredStorageLevel, TieredStoreConfig
 from trimq.protocol.record import AT_QUEUE_ID
@@ -42,6 +43,7 @@ class TieredStore(MessageStore, ABC):
         """``more``: the keyword arguments of MessageStore."""
         super().__init__(config, **more)
         self.tier = tier
+        self.tier_index: IndexStoreService | None = None
         self._stays_local = frozenset({cluster, broker_name})
         self._level = tier.tiered_storage_level
 
@@ -68,7 +70,7 @@ class TieredStore(MessageStore, ABC):
 
     @property
     @abstractmethod
-    def tier_queues(self) -> TierQueues:
+    def tier_queues(self) -> TieredQueues:
         """The queues of the tier."""
 
     @property
@@ -100,7 +102,7 @@ class TieredStore(MessageStore, ABC):
 
     # -- reads
 
-    def _tier_of(self, topic: str, queue_id: int, offset: int) -> TierQueue | None:
+    def _tier_of(self, topic: str, queue_id: int, offset: int) -> TieredQueue | None:
         """The queue in the tier if it serves the message at ``offset``; None if the local store does."""
         file = self.tier_queues.find(topic, queue_id)
         if file is None or not file.min_offset <= offset < file.commit_offset:

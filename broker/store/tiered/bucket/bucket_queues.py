@@ -5,11 +5,16 @@ from typing import Final
 
 import structlog
 
+from trimq.broker.store.disk.disk import Disk
+from trimq.broker.store.tiered.bucket.block_reader import BlockReader
 from trimq.broker.store.tiered.bucket.bucket import Bucket
-from trimq.broker.store.tiered.bucket.bucket_queue import BlockReader, BucketQueue
+from trimq.broker.store.tiered.bucket.bucket_queue import BucketQueue
+from trimq.broker.store.tiered.bucket.garbage import Garbage
 from trimq.broker.store.tiered.bucket.manifest import Manifest
+from trimq.broker.store.tiered.driver.provider_stats import CallStats
 from trimq.broker.tiered_config import TieredStoreConfig
 from trimq.protocol.bucket_manifest import Entry, StoredObject, Stretch
+from trimq.protocol.bucket_names import ObjectName
 from trimq.protocol.hashing import checksum
 
 _log: Final = structlog.get_logger(__name__)
@@ -19,12 +24,26 @@ _HOUR_MS: Final = 3_600_000
 class BucketQueues:
     """All queues of one broker. Belongs to the event loop; ``load`` or ``claim`` comes first."""
 
-    def __init__(self, bucket: Bucket, manifest: Manifest, config: TieredStoreConfig) -> None:
+    def __init__(
+        self,
+        bucket: Bucket,
+        manifest: Manifest,
+        config: TieredStoreConfig,
+        disk: Disk,
+        monotonic: Callable[[], float],
+    ) -> None:
+        """``disk``: has threads for checks."""
         self.bucket = bucket
         self.manifest = manifest
         self.config = config
-        self.blocks = BlockReader(bucket, refresh=self._refresh)
+        self.blocks = BlockReader(bucket, disk, self._refresh)
         self._queues: dict[str, dict[int, BucketQueue]] = {}
+        self._indexes: Callable[[], Sequence[str] | None] = lambda: None
+        self.garbage = Garbage(bucket, monotonic, config.tiered_store_bucket_grace_time)
+
+    def name_indexes(self, indexes: Callable[[], Sequence[str] | None]) -> None:
+        """Let the root name these index files."""
+        self._indexes = indexes
 
     # -- start
 
@@ -74,7 +93,18 @@ class BucketQueues:
 
     async def save(self, state: bytes | None) -> None:
         """Replace the root. Raises OSError, FencedError."""
-        await self.manifest.save(state)
+        await self.manifest.save(state, self._indexes())
+
+    async def find_upload(self) -> Entry:
+        """The upload object that follows the last one, which is in the bucket. Raises OSError, BucketFormatError."""
+        return await self.manifest.read_entry(ObjectName(self.end, 0, 0, self.epoch, 0))
+
+    def begin_of(self, physical: int) -> int:
+        """Where the object that has a log offset begins; the offset itself if there is none."""
+        for entry in reversed(self.manifest.entries):
+            if entry.object.begin <= physical:
+                return entry.object.begin
+        return physical
 
     def add(self, entry: Entry) -> None:
         """An upload object is in the bucket: its messages can be read."""
@@ -114,6 +144,11 @@ class BucketQueues:
         """The number of queues."""
         return sum(map(len, self._queues.values()))
 
+    def calls(self) -> Iterator[tuple[str, str, CallStats]]:
+        """See TieredQueues."""
+        for operation, stats in self.bucket.calls.items():
+            yield "object", operation, stats
+
     def topics(self) -> list[str]:
         """The topics with queues in the bucket."""
         return list(self._queues)
@@ -135,20 +170,40 @@ class BucketQueues:
         if self._without(lambda stretch: stretch.topic == topic):
             await self.save(None)
 
+    def forget(self, topic: str, queue_id: int) -> None:
+        """Remove a queue from the manifest; the next save makes it durable."""
+        queue = self._queues.get(topic, {}).pop(queue_id, None)
+        if queue is not None:
+            queue.destroy()
+        self._without(lambda stretch: (stretch.topic, stretch.queue_id) == (topic, queue_id))
+
     async def expire(self, before_ms: int) -> int:
         """Remove the objects whose messages were all stored before a time. Returns their number.
 
-        Raises OSError, FencedError. The objects themselves are in ``garbage`` then.
+        The objects themselves are deleted after the grace. Raises OSError, FencedError.
         """
-        gone = [
-            entry for entry in self.manifest.entries if all(stretch.end_ms < before_ms for stretch in entry.stretches)
-        ]
-        if gone:
-            self._change(gone, [])
-            await self.save(None)
-        return len(gone)
+        gone = [entry for entry in self.manifest.entries if _is_expired(entry, before_ms)]
+        if not any(entry.object.length for entry in gone):
+            return 0
+        # Where a queue ends is kept when its last messages expire: its next ones must not begin before.
+        ends: dict[tuple[str, int], Stretch] = {}
+        for entry in gone:
+            for stretch in entry.stretches:
+                queue = self.find(stretch.topic, stretch.queue_id)
+                if queue is not None and stretch.end == queue.commit_offset:
+                    key = stretch.topic, stretch.queue_id
+                    ends[key] = stretch._replace(offset=stretch.end, messages=0, size=0, blocks=0, position=0)
+        kept = gone[-1].object._replace(length=0, directory=0)
+        self.replace(gone, [Entry(kept, [ends[key] for key in sorted(ends)])] if ends else [])
+        await self.save(None)
+        self.discard([entry.object.name for entry in gone if entry.object.length])
+        return sum(entry.object.length > 0 for entry in gone)
 
-    def _change(self, gone: Sequence[Entry], new: Sequence[Entry]) -> None:
+    def discard(self, names: Sequence[str]) -> None:
+        """Delete objects, which the root does not name any more, after the grace."""
+        self.garbage.add([*names, *self.manifest.garbage_pages()])
+
+    def replace(self, gone: Sequence[Entry], new: Sequence[Entry]) -> None:
         """Replace objects in the manifest and in the queues."""
         self.manifest.change([entry.object for entry in gone], new)
         keys = {(stretch.topic, stretch.queue_id) for entry in (*gone, *new) for stretch in entry.stretches}
@@ -176,3 +231,7 @@ class BucketQueues:
         if gone:
             self.manifest.change(gone, new)
         return bool(gone)
+
+
+def _is_expired(entry: Entry, before_ms: int) -> bool:
+    return all(stretch.end_ms < before_ms for stretch in entry.stretches)

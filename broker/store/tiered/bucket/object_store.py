@@ -9,6 +9,8 @@ So after any other error, a caller that tries again must expect to meet what it 
 FileExistsError, it reads the object: with the same bytes (or, under a name that has the epoch, the same owner in it)
 the object is its own. If ``replace`` raises ChangedError, it reads the object too: it has been replaced if the new
 content is there; if the old version is still there, which S3 allows when two requests meet, the call is repeated.
+A server may refuse an object before it has read its bytes, and close the connection, so that its answer gets lost:
+after any other error it is best to read before trying again.
 """
 
 from collections.abc import Sequence

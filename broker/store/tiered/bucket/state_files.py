@@ -1,15 +1,22 @@
 """The state files of the broker, as they go to the bucket with the messages."""
 
-import zlib
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 from trimq.broker.store.disk.disk import Disk
 from trimq.broker.store.disk.durable_files import read_whole
 from trimq.protocol.bucket_state import STATE_FILES, encode_state
+from trimq.protocol.hashing import checksum
 
 _INTERVAL: Final = 30.0
 """Seconds between two objects with a state: it can be large, and consumer offsets change all the time."""
+
+
+class State(NamedTuple):
+    """The packed state of the broker, and a mark that another state does not have."""
+
+    data: bytes
+    mark: int
 
 
 class StateFiles:
@@ -21,39 +28,38 @@ class StateFiles:
         self._directory = f"{root}/config"
         self._monotonic = monotonic
         self._not_before = 0.0
-        self._found: tuple[bytes, int] = b"", 0
+        self._last = State(b"", 0)
         self._sent = 0
-        self._in_root = 0
+        self._named = 0
 
-    async def changed(self) -> bytes:
-        """The packed state; empty if it is the one of the last object, or if that was sent just now. Raises OSError."""
+    async def changed(self) -> State | None:
+        """The state; None if it is the one of the last object, or if that was sent just now. Raises OSError."""
         if self._monotonic() < self._not_before:
-            return b""
+            return None
         state = await self._read()
-        return b"" if self._found[1] == self._sent else state
+        return None if state.mark == self._sent else state
 
-    def sent(self, state: bytes) -> None:
-        """An object with what ``changed`` has returned is in the bucket."""
-        if state:
-            self._sent = self._found[1]
-            self._not_before = self._monotonic() + _INTERVAL
+    def sent(self, state: State) -> None:
+        """An object with this state is in the bucket."""
+        self._sent = state.mark
+        self._not_before = self._monotonic() + _INTERVAL
 
-    async def changed_since_root(self) -> bytes | None:
-        """The packed state; None if it is the one that the root names. Raises OSError."""
+    async def changed_since_root(self) -> State | None:
+        """The state; None if it is the one that the root names. Raises OSError."""
         state = await self._read()
-        return None if self._found[1] == self._in_root else state
+        return None if state.mark == self._named else state
 
-    def named(self) -> None:
-        """The root names what ``changed_since_root`` has returned."""
-        self._in_root = self._sent = self._found[1]
+    def named(self, state: State) -> None:
+        """The root names this state."""
+        self._named = self._sent = state.mark
 
-    async def _read(self) -> bytes:
+    async def _read(self) -> State:
         files: dict[str, bytes] = {}
         for name in STATE_FILES:
             data = await self._disk.run(read_whole, self._disk, f"{self._directory}/{name}")
             if data is not None:
                 files[name] = data
-        mark = zlib.crc32(repr([(name, len(data), zlib.crc32(data)) for name, data in files.items()]).encode()) + 1
-        if mark != self._found[1]:
-            self._found = await self._disk.run(encode_state, files), mark
-        return self._found[0]
+        mark = checksum(repr([(name, len(data), checksum(data)) for name, data in files.items()]).encode()) + 1
+        if mark != self._last.mark:
+            self._last = State(await self._disk.run(encode_state, files), mark)
+        return self._last

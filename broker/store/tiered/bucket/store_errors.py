@@ -11,6 +11,7 @@ from trimq.remoting.config.properties import without_password
 _STATUS: Final = re.compile(r"status code: (\d{3})")
 _CODE: Final = re.compile(r"<Code>(\w+)</Code>")
 _QUERY: Final = re.compile(r"\?\S*")
+_QUOTED: Final = re.compile(r'"[^"]*"')
 _NO_BUCKET: Final = ("NoSuchBucket", "ContainerNotFound", "The specified bucket does not exist")
 _REFUSED: Final = ("401", "403")
 _LONGEST: Final = 200
@@ -45,4 +46,4 @@ def _reason(text: str, status: str) -> str:
     if status:
         code = _CODE.search(text)
         return f"HTTP status {status}{' ' + code.group(1) if code else ''}"
-    return _QUERY.sub("", without_password(text.partition("\n")[0]))[:_LONGEST]
+    return _QUOTED.sub('"..."', _QUERY.sub("", without_password(text.partition("\n")[0])))[:_LONGEST]

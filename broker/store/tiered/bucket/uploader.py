@@ -164,7 +164,12 @@ class BucketUploads:
             for queue_id in ids:
                 flat = self._tier.find(topic, queue_id)
                 uploaded = flat.commit_offset if flat is not None else 0
-                if self._queues.peek_next_offset(topic, queue_id) > uploaded:
+                there = self._queues.peek_next_offset(topic, queue_id)
+                if there < uploaded:
+                    # The log has all that was uploaded (BucketMessageStore), so the topic was deleted and created anew.
+                    self._tier.forget(topic, queue_id)
+                    _log.warning("queue_removed_from_tier", topic=topic, queue=queue_id, begin=there, end=uploaded)
+                if there != uploaded:
                     queue = self._queues.find(topic, queue_id)
                     if queue is not None:
                         self._pending.setdefault((topic, queue_id), _Pending(queue, 0))
@@ -244,13 +249,15 @@ class BucketUploads:
             await self.scan()
         while await self._upload_object(force=True):
             pass
-        await self.save()
+        if self._tier.unsaved:
+            await self.save()
 
     async def save(self) -> None:
-        """Replace the root, if there is anything new. Raises OSError, FencedError."""
-        if self._tier.unsaved:
-            await self._tier.save(await self._state.changed_since_root())
-            self._state.named()
+        """Replace the root. Raises OSError, FencedError."""
+        state = await self._state.changed_since_root()
+        await self._tier.save(None if state is None else state.data)
+        if state is not None:
+            self._state.named(state)
 
     async def _try(self, *, force: bool) -> bool:
         try:
@@ -259,7 +266,7 @@ class BucketUploads:
                 await self.save()
         except OSError as error:
             self.failures += 1
-            self._not_before = trio.current_time() + self._backoff.next_pause()
+            self._not_before = trio.current_time() + self._backoff.next()
             if not self.problem:
                 _log.error("tiered_upload_failed", bucket=self.config.tiered_store_bucket, error=str(error))
             self.problem = str(error)
@@ -314,10 +321,9 @@ class BucketUploads:
         """
         stretch = _Stretch(self._tier.end, end)
         while True:
-            waiting = sorted(self._pending.items())
             first = end
-            for (topic, queue_id), pending in waiting:
-                queue = pending.queue
+            for _, waiting in sorted(self._pending.items()):
+                queue = waiting.queue
                 offset = await self._fill_queue(builder, stretch, queue, end)
                 if not is_edge and offset < queue.next_offset:
                     for phy, size, _ in await self._builder.units(queue, offset, 1):
@@ -389,7 +395,7 @@ class BucketUploads:
     async def _put(self, builder: ObjectBuilder, stretch: _Stretch) -> None:
         """Write an object and note what it has. Raises OSError; then nothing counts as uploaded."""
         state = await self._state.changed()
-        pieces, directory = builder.finish(state, stretch.end)
+        pieces, directory = builder.finish(b"" if state is None else state.data, stretch.end)
         name = ObjectName(stretch.begin, 0, 0, self._tier.epoch, 0)
         self._attempted = stretch.end
         await self._wait_for_rate(stretch.bytes)
@@ -397,13 +403,14 @@ class BucketUploads:
             await self._tier.bucket.create(str(name), pieces)
         except FileExistsError:
             # Only this owner writes with its epoch: the reply to an earlier attempt was lost.
-            entry = await self._tier.manifest.read_entry(name)
+            entry = await self._tier.find_upload()
             stretch.end = entry.object.end
         else:
             stored = StoredObject(stretch.begin, stretch.end, 0, name.epoch, 0, directory.length, directory.position)
             entry = Entry(stored, stretches_of(directory))
         self._attempted = None
-        self._state.sent(state)
+        if state is not None:
+            self._state.sent(state)
         self._tier.add(entry)
         self.objects += 1
         self.messages += stretch.messages

@@ -1,13 +1,11 @@
 """Makes segments for the configured provider."""
 
 from trimq.broker.store.disk.disk import Disk
-from trimq.broker.store.disk.mapped_file_queue import StoreLoadError
-from trimq.broker.store.tiered.bucket.open_object_store import open_object_store
 from trimq.broker.store.tiered.driver.file_segment import FileSegment
 from trimq.broker.store.tiered.driver.memory import MemoryFileSegment
 from trimq.broker.store.tiered.driver.posix import PosixFileSegment
 from trimq.broker.store.tiered.driver.provider_stats import PHYSICAL_KIND, ProviderStats
-from trimq.broker.tiered_config import BUCKET_PROVIDER, POSIX_PROVIDER, TieredStoreConfig
+from trimq.broker.tiered_config import POSIX_PROVIDER, TieredStoreConfig
 from trimq.protocol.tiered_layout import SegmentType, cluster_directory
 
 
@@ -15,12 +13,6 @@ class FileSegmentFactory:
     """Chooses the provider by tieredBackendServiceProvider. ``keeps`` is false if it loses its segments at a stop."""
 
     def __init__(self, config: TieredStoreConfig, disk: Disk, cluster: str) -> None:
-        """Raises StoreLoadError."""
-        if config.uses_bucket:
-            open_object_store(config)
-            raise StoreLoadError(
-                f"tieredBackendServiceProvider={BUCKET_PROVIDER} cannot be used yet; use {POSIX_PROVIDER}"
-            )
         self.config = config
         self._disk = disk
         self._cluster = cluster

@@ -1,6 +1,6 @@
 """Records of queues as the log has them, and objects that are built of them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from trimq.broker.store.tiered.bucket.bucket import Bucket
@@ -93,7 +93,7 @@ def add(builder: ObjectBuilder, batch: Sequence[Message], topic: str = TOPIC, qu
 
 
 async def stored(
-    bucket: Bucket, queues: dict[tuple[str, int], Sequence[Message]], *, generation: int = 0, epoch: int = 1
+    bucket: Bucket, queues: Mapping[tuple[str, int], Sequence[Message]], *, generation: int = 0, epoch: int = 1
 ) -> tuple[StoredObject, Sequence[Stretch]]:
     """An object in the bucket with these messages."""
     everything = [message for batch in queues.values() for message in batch]

@@ -18,6 +18,7 @@ from trimq.protocol.bucket_object import HEADER_SIZE, Block, Directory, Kind, Ob
 from trimq.protocol.bucket_object import decode_header as decode
 from trimq.protocol.queue_unit import UNIT, UNIT_SIZE
 from trimq.protocol.queue_unit_columns import UNIT_TYPE
+from trimq.protocol.record import decode_head
 from trimq.protocol.sysflag import BORN_HOST_V6, STORE_HOST_V6
 
 HEADER = ObjectHeader(Kind.LOG, 3, 1000, 9000, 77)
@@ -192,5 +193,6 @@ def test_many_records_are_looked_at_as_one_is(seed: int, count: int) -> None:
     times = store_times(joined, table["size"].astype(np.int64)).tolist()
     for time, piece, good in zip(times, pieces, expected, strict=True):
         if good:
+            assert decode_head(piece).queue_id == 1, "what is a message can be decoded"
             at = 68 if int.from_bytes(piece[36:40], "big") & BORN_HOST_V6 else 56
             assert time == int.from_bytes(piece[at : at + 8], "big", signed=True)
