@@ -93,6 +93,8 @@ class BucketMessageStore(TieredStore):
             return LogSource(entries, builder, self.queues, lambda: self.min_phy_offset)
 
         self.joiner = Joiner(self.bucket, self.bucket_queues, threads, self.root, local)
+        self._replaced: list[str] = []
+        """Objects that were joined, and that the root still names."""
         self._trouble: TierTrouble | None = None
         self.is_loaded = trio.Event()
         """Set once the history in the bucket is known."""
@@ -323,15 +325,9 @@ class BucketMessageStore(TieredStore):
         pauses = Backoff(self._random)
         failed = False
         next_search = self.clock.monotonic() + _SEARCH_AFTER
-        replaced: list[str] = []
         while not self.uploads.fenced:
             try:
-                found = await self.joiner.join_next(self.clock.wall_ms())
-                replaced += found
-                if replaced:
-                    await self.uploads.save()
-                    self.bucket_queues.discard(replaced)
-                    replaced = []
+                found = await self.join_tier()
                 await self.bucket_queues.garbage.delete_due()
                 if self.clock.monotonic() >= next_search:
                     await self.delete_garbage()
@@ -350,6 +346,19 @@ class BucketMessageStore(TieredStore):
             failed = False
             pauses.reset()
             await trio.sleep(0 if found else _UPKEEP)
+
+    async def join_tier(self) -> bool:
+        """Do the next join, if there is one. Returns whether there was. Raises OSError, BucketFormatError, FencedError.
+
+        The old objects are garbage once the root names the new ones.
+        """
+        self._replaced += await self.joiner.join_next(self.clock.wall_ms())
+        if not self._replaced:
+            return False
+        await self.uploads.save()
+        replaced, self._replaced = self._replaced, []
+        self.bucket_queues.discard(replaced)
+        return True
 
     async def delete_garbage(self) -> int:
         """Delete what interrupted writes have left in the bucket; return the number. Raises OSError."""

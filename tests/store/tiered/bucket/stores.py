@@ -71,6 +71,20 @@ class Objects(ObstoreStore):
     def writer(self, name: str, part_size: int) -> Any:
         return _Writer(self, name, ObstoreStore.writer(self, name, part_size))
 
+    def delete(self, names: Sequence[str]) -> None:
+        for name in names:
+            self.calls.append(("delete", name))
+            self.fail("delete", name, False)
+            ObstoreStore.delete(self, [name])
+            self.fail("delete", name, True)
+
+    def copy(self) -> "Objects":
+        """Another bucket with the same objects."""
+        other = Objects()
+        for name in self.named(""):
+            ObstoreStore.create(other, name, [ObstoreStore.read(self, name).data])
+        return other
+
     def named(self, part: str) -> Sequence[str]:
         """The names that objects with ``part`` in their names have."""
         return [info.name for info in ObstoreStore.list(self, "", count=100_000) if part in info.name]

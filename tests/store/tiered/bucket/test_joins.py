@@ -46,9 +46,7 @@ async def filled(store: BucketMessageStore, count: int, first: int = 0) -> None:
 async def joined(store: BucketMessageStore) -> int:
     """Do all joins; return their number."""
     count = 0
-    while replaced := await store.joiner.join_next(store.clock.wall_ms()):
-        await store.uploads.save()
-        store.bucket_queues.discard(replaced)
+    while await store.join_tier():
         count += 1
     return count
 
