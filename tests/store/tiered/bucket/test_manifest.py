@@ -66,6 +66,26 @@ async def test_what_was_saved_is_loaded() -> None:
     assert owner.root.indexes == ("index/1",)
 
 
+async def test_the_newest_state_of_an_object_gets_into_the_root() -> None:
+    store = FaultyStore()
+    bucket = store.bucket()
+    owner = manifest(bucket)
+    await owner.claim()
+    await upload(bucket, owner, 1, state=b"old")
+    await upload(bucket, owner, 1, state=b"new")
+    await upload(bucket, owner, 1)
+    await owner.save()
+    assert owner.root is not None
+    saved = owner.root.state
+    assert store.get(saved) == b"new"
+    await upload(bucket, owner, 1)
+    await owner.save()
+    assert owner.root.state == saved
+    await upload(bucket, owner, 1, state=b"newer")
+    await owner.save(b"newest")
+    assert store.get(owner.root.state) == b"newest"
+
+
 async def test_objects_behind_the_root_are_found() -> None:
     store = FaultyStore()
     bucket = store.bucket()
