@@ -118,6 +118,15 @@ async def test_a_manifest_that_always_names_other_objects_ends_in_an_error() -> 
     assert generation == 4
 
 
+async def test_of_two_objects_the_later_generation_gives_a_record() -> None:
+    bucket = MemoryBucket()
+    its = messages([5] * 10)
+    old, new = await put(bucket, [its]), await put(bucket, [its], 1)
+    queue = queue_of(bucket, old, new)
+    bucket.memory.delete("p/C/b/" + old.object.name)
+    assert await queue.read_physical(its[3].physical) == its[3].record
+
+
 async def test_messages_that_expire_while_they_are_read_are_a_gap() -> None:
     bucket = MemoryBucket()
     old, kept = await put(bucket, [messages([5] * 10)]), await put(bucket, [messages([6] * 3, first=10, physical=9000)])

@@ -11,7 +11,7 @@ import trio.testing
 
 from tests.store.simdisk import SimDisk
 from tests.store.stores import TOPIC, fill, put, settings, until_dispatched
-from tests.store.tiered.bucket.stores import Objects, opened, tier
+from tests.store.tiered.bucket.stores import Objects, opened, tier, uploaded
 from tests.store.tiered.test_tiered_message_store import all_offsets, drop_local, get
 from trimq.broker.store.message_store import MessageStore, StoreLoadError
 from trimq.broker.store.tiered.bucket import uploader
@@ -21,12 +21,6 @@ from trimq.broker.tiered_config import TieredStorageLevel
 from trimq.protocol.message import decode_messages
 from trimq.protocol.topic_rules import SCHEDULE_TOPIC
 from trimq.remoting.runtime.clock import ManualClock
-
-
-async def uploaded(store: BucketMessageStore) -> None:
-    await until_dispatched(store)
-    await store.flush()
-    await store.uploads.upload_all()
 
 
 async def until(condition: Callable[[], bool], seconds: float = 60) -> None:
