@@ -106,9 +106,9 @@ class BucketQueues:
                 return entry.object.begin
         return physical
 
-    def add(self, entry: Entry) -> None:
-        """An upload object is in the bucket: its messages can be read."""
-        self.manifest.add(entry)
+    def add(self, entry: Entry, state: bytes = b"") -> None:
+        """An upload object, with this state in it, is in the bucket: its messages can be read."""
+        self.manifest.add(entry, state)
         for stretch in entry.stretches:
             self.find_or_create(stretch.topic, stretch.queue_id).add(entry.object, stretch)
 

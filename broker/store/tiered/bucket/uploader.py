@@ -401,7 +401,7 @@ class BucketUploads:
         self._attempted = None
         if state is not None:
             self._state.sent(state)
-        self._tier.add(entry)
+        self._tier.add(entry, b"" if state is None else state.data)
         self.objects += 1
         self.messages += stretch.messages
         self.bytes += stretch.bytes
