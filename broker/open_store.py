@@ -16,22 +16,31 @@ _log = structlog.get_logger("broker")
 
 
 def make_store(configuration: Configuration, **parts: Any) -> MessageStore:
-    """Make a store, with a tier if one is configured. ``parts``: see MessageStore."""
+    """Make a store, with a tier if one is configured. ``parts``: see MessageStore. Raises StartError."""
     config, tier = configuration.section(MessageStoreConfig), configuration.section(TieredStoreConfig)
     # Controllers assign roles, so that of the configuration does not count then.
     replication = parts.pop("replication", None) or configuration.section(ReplicationConfig)
     parts.setdefault("controller_mode", configuration.section(ControllerModeConfig))
-    if tier.is_enabled and replication.is_slave:
+    if tier.is_enabled and replication.is_slave and not tier.uses_bucket:
         # The tier is the master's: two brokers of one name would write into the same segments.
         _log.info("tier_not_opened", reason="a slave uploads nothing (brokerRole=SLAVE)")
-    if not tier.is_enabled or replication.is_slave:
         return MessageStore(config, replication=replication, **parts)
-    # Only then: a broker without a tier starts faster and needs less memory.
-    from trimq.broker.store.tiered.access.tiered_message_store import TieredMessageStore  # noqa: PLC0415
-
+    if not tier.is_enabled:
+        return MessageStore(config, replication=replication, **parts)
     broker = configuration.section(BrokerConfig)
-    names = {"cluster": broker.broker_cluster_name, "broker_name": broker.broker_name}
-    return TieredMessageStore(config, tier, **names, replication=replication, **parts)
+    parts |= {"cluster": broker.broker_cluster_name, "broker_name": broker.broker_name, "replication": replication}
+    # Only then: a broker without a tier starts faster and needs less memory.
+    try:
+        if tier.uses_bucket:
+            from trimq.broker.store.tiered.bucket.bucket_message_store import BucketMessageStore  # noqa: PLC0415
+            from trimq.broker.store.tiered.bucket.open_object_store import open_object_store  # noqa: PLC0415
+
+            return BucketMessageStore(config, tier, open_object_store(tier), **parts)
+        from trimq.broker.store.tiered.access.tiered_message_store import TieredMessageStore  # noqa: PLC0415
+
+        return TieredMessageStore(config, tier, **parts)
+    except StoreLoadError as error:
+        raise StartError(str(error)) from error
 
 
 @asynccontextmanager

@@ -1,6 +1,7 @@
 """The section of the tiered store (the MessageStoreConfig of RocketMQ's module tieredstore)."""
 
 import enum
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -12,7 +13,13 @@ MIB = 1024 * 1024
 PLUG_IN: Final = "org.apache.rocketmq.tieredstore.TieredMessageStore"
 MEMORY_PROVIDER: Final = "org.apache.rocketmq.tieredstore.provider.MemoryFileSegment"
 POSIX_PROVIDER: Final = "org.apache.rocketmq.tieredstore.provider.PosixFileSegment"
+BUCKET_PROVIDER: Final = "trimq.Bucket"
 METADATA_PROVIDER: Final = "org.apache.rocketmq.tieredstore.metadata.DefaultMetadataStore"
+
+
+_BUCKET: Final = re.compile(r"(s3|gs|az|memory)://[A-Za-z0-9][A-Za-z0-9._-]*")
+_ENDPOINT: Final = re.compile(r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?(/[A-Za-z0-9._~/-]*)?")
+_PREFIX: Final = re.compile(r"[A-Za-z0-9=_-][A-Za-z0-9.=_-]*(/[A-Za-z0-9=_-][A-Za-z0-9.=_-]*)*|")
 
 
 class TieredStorageLevel(enum.StrEnum):
@@ -36,6 +43,20 @@ def _rate_problem(text: str) -> str:
     return "" if good else "a number above 0 and at most 1"
 
 
+def _bucket_problem(text: str) -> str:
+    good = not text or _BUCKET.fullmatch(text)
+    return "" if good else "s3://BUCKET, gs://BUCKET or az://CONTAINER, without a user, a password or a path"
+
+
+def _endpoint_problem(text: str) -> str:
+    good = not text or _ENDPOINT.fullmatch(text)
+    return "" if good else "https://HOST:PORT, or http:// without encryption, without a user or a password"
+
+
+def _prefix_problem(text: str) -> str:
+    return "" if _PREFIX.fullmatch(text) else "names of letters, digits and . = _ - with slashes between them"
+
+
 @dataclass(frozen=True)
 class TieredStoreConfig:
     """Whether and how messages are copied to a tier (RocketMQ's tieredstore.MessageStoreConfig)."""
@@ -57,9 +78,51 @@ class TieredStoreConfig:
     )
     tiered_backend_service_provider: str = option(
         MEMORY_PROVIDER,
-        f"Where the segments are kept: {POSIX_PROVIDER} keeps them in files; {MEMORY_PROVIDER} in memory, for tests "
-        "only.",
-        check=_one_of(MEMORY_PROVIDER, POSIX_PROVIDER),
+        f"Where the segments are kept: {POSIX_PROVIDER} keeps them in files; {BUCKET_PROVIDER}, which only TriMQ has, "
+        f"in a bucket of an object store; {MEMORY_PROVIDER} in memory, for tests only.",
+        check=_one_of(MEMORY_PROVIDER, POSIX_PROVIDER, BUCKET_PROVIDER),
+    )
+    tiered_store_bucket: str = option(
+        "",
+        f"The bucket, for {BUCKET_PROVIDER}: s3://BUCKET, gs://BUCKET or az://CONTAINER. Keys and roles come from the "
+        "environment (AWS_ACCESS_KEY_ID, GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_NAME ...) or from the "
+        "machine, never from this file. memory://NAME is for tests only.",
+        ours=True,
+        check=_bucket_problem,
+    )
+    tiered_store_bucket_prefix: str = option(
+        "", "What the names of all objects begin with, such as prod/rocketmq.", ours=True, check=_prefix_problem
+    )
+    tiered_store_bucket_endpoint: str = option(
+        "",
+        "URL of the object store; http:// is not encrypted.",
+        unset="that of the environment (AWS_ENDPOINT_URL), or of the cloud that tieredStoreBucket names",
+        ours=True,
+        check=_endpoint_problem,
+    )
+    tiered_store_bucket_region: str = option(
+        "", "Region of a bucket of S3.", unset="that of the environment (AWS_REGION), or us-east-1", ours=True
+    )
+    tiered_store_bucket_path_style: bool = option(
+        True,
+        "The bucket's name is in the path of a URL, which each S3 server understands; otherwise it is the first part "
+        "of the host's name.",
+        ours=True,
+    )
+    tiered_store_bucket_request_timeout: int = option(
+        30_000,
+        "A request to the object store that takes longer has failed. It has to suffice for 16 MiB.",
+        unit="ms",
+        minimum=100,
+        ours=True,
+    )
+    tiered_store_bucket_grace_time: int = option(
+        3_600_000,
+        "Objects that were joined into others, or whose messages have expired, are deleted after this time: a query "
+        "that began before still reads them.",
+        unit="ms",
+        minimum=1000,
+        ours=True,
     )
     tiered_store_commit_log_max_size: int = option(
         1024 * MIB,
@@ -171,12 +234,19 @@ class TieredStoreConfig:
             and not self.tiered_store_file_path
         ):
             return "tieredStoreFilePath", "a directory, with PosixFileSegment"
+        if self.is_enabled and self.uses_bucket and not self.tiered_store_bucket:
+            return "tieredStoreBucket", f"the URL of a bucket, such as s3://BUCKET, with {BUCKET_PROVIDER}"
         return None
 
     @property
     def is_enabled(self) -> bool:
         """Whether the tiered store is switched on."""
         return bool(self.message_store_plug_in)
+
+    @property
+    def uses_bucket(self) -> bool:
+        """Whether the tier is in a bucket of an object store."""
+        return self.tiered_backend_service_provider == BUCKET_PROVIDER
 
     @property
     def group_commit_count(self) -> int:

@@ -1,12 +1,14 @@
 """Layout of a bucket's manifest: a root that is replaced, and pages that are written once. TriMQ's own.
 
 The root is JSON. It names the pages, and everything else that belongs to the history; what it does not name does not
-belong to it, except for the upload objects of its epoch that follow its end. A page lists objects with messages and the
-stretches of queues in them:
+belong to it, except for the upload objects of its epoch that follow its end. Its last member is the CRC-32 of all bytes
+in front of it. A page lists objects with messages and the stretches of queues in them:
 
-    "TRIMQPAG" | version (2) | 2 bytes 0 | CRC-32 of the rest (4) | zlib: topics | objects | stretches
+    "TRIMQPAG" | version (2) | 2 bytes 0 | CRC-32 (4) | zlib: topics | objects | stretches
 
-Objects and stretches are a number (4 bytes) and so many rows. All numbers are big-endian.
+The CRC is that of the 12 bytes in front of it and of the rest. Objects and stretches are a number (4 bytes) and so many
+rows, by columns: the first bytes of all rows, then the second ones, and so on, which halves what zlib makes of them.
+The stretches are in the order of their objects. All numbers are big-endian.
 """
 
 import json
@@ -14,20 +16,23 @@ import struct
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from itertools import groupby
+from typing import Any, Final, NamedTuple, overload
 
 import numpy as np
 
 from trimq.protocol.bucket_names import ObjectName
 from trimq.protocol.bucket_object import BucketFormatError, Directory, decode_topics, encode_topics
 from trimq.protocol.hashing import checksum
+from trimq.protocol.queue_unit import UNIT_SIZE
 
 VERSION: Final = 1
 MOST_ROOT_BYTES: Final = 64 * 1024
 MOST_PAGE_BYTES: Final = 1024 * 1024
-_MOST_PAYLOAD: Final = 256 * 1024 * 1024
-"""A page that unpacks to more is refused."""
+MOST_PAYLOAD: Final = 16 * 1024 * 1024
+"""A page that unpacks to more is refused: a small page must not take much memory."""
 
+_CRC: Final = b',"crc":'
 _MAGIC: Final = b"TRIMQPAG"
 _PAGE: Final = struct.Struct(">8sHxxI")
 _COUNT: Final = struct.Struct(">I")
@@ -105,6 +110,53 @@ class StoredObject(NamedTuple):
         return str(ObjectName(self.begin, self.end, self.generation, self.epoch, self.number))
 
 
+class StretchRows(Sequence[Stretch]):
+    """Stretches as rows of type STRETCH: 80 bytes each, where a Stretch takes 360. ``topics`` is their table."""
+
+    __slots__ = ("rows", "topics")
+
+    def __init__(self, topics: Sequence[str], rows: Any) -> None:
+        self.topics = topics
+        self.rows = rows
+
+    @classmethod
+    def of(cls, stretches: Sequence[Stretch]) -> "StretchRows":
+        """The same stretches, as rows."""
+        if isinstance(stretches, StretchRows):
+            return stretches
+        numbers: dict[str, int] = {}
+        values = [(0, numbers.setdefault(stretch.topic, len(numbers)), *stretch[1:]) for stretch in stretches]
+        return cls(list(numbers), np.array(values, STRETCH))
+
+    @classmethod
+    def joined(cls, first: Sequence[Stretch], second: Sequence[Stretch]) -> "StretchRows":
+        """The stretches of both."""
+        return cls.of([*first, *second])
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @overload
+    def __getitem__(self, index: int) -> Stretch: ...
+    @overload
+    def __getitem__(self, index: slice) -> "StretchRows": ...
+    def __getitem__(self, index: int | slice) -> "Stretch | StretchRows":
+        if isinstance(index, slice):
+            return StretchRows(self.topics, self.rows[index])
+        _, topic, *rest = self.rows[index].tolist()
+        return Stretch(self.topics[topic], *rest)
+
+    def __iter__(self) -> Iterator[Stretch]:
+        topics = self.topics
+        for _, topic, *rest in self.rows.tolist():
+            yield Stretch(topics[topic], *rest)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 class Entry(NamedTuple):
     """An object and its stretches, sorted by topic, queue and offset."""
 
@@ -112,61 +164,70 @@ class Entry(NamedTuple):
     stretches: Sequence[Stretch]
 
 
-def stretches_of(directory: Directory) -> list[Stretch]:
+def stretches_of(directory: Directory) -> StretchRows:
     """The stretches of an object."""
-    found: list[Stretch] = []
-    for block in directory.blocks():
-        last = found[-1] if found else None
-        if (
-            last is not None
-            and (last.topic, last.queue_id, last.end) == (block.topic, block.queue_id, block.offset)
-            and last.position + last.size + 20 * last.messages == block.position
-        ):
-            found[-1] = last._replace(
-                blocks=last.blocks + 1,
-                messages=last.messages + block.messages,
-                size=last.size + block.size,
-                last_physical=block.last_physical,
-                begin_ms=min(last.begin_ms, block.begin_ms),
-                end_ms=max(last.end_ms, block.end_ms),
-            )
-        else:
-            found.append(
-                Stretch(
-                    block.topic,
-                    block.queue_id,
-                    1,
-                    block.offset,
-                    block.messages,
-                    block.size,
-                    block.position,
-                    block.first_physical,
-                    block.last_physical,
-                    block.begin_ms,
-                    block.end_ms,
-                )
-            )
-    return found
+    blocks = directory.rows
+    if not len(blocks):
+        return StretchRows([], np.empty(0, STRETCH))
+    before, after = blocks[:-1], blocks[1:]
+    follows = (
+        (before["topic"] == after["topic"])
+        & (before["queue_id"] == after["queue_id"])
+        & (before["offset"] + before["messages"] == after["offset"])
+        & (before["position"] + before["size"] + before["messages"].astype("u8") * UNIT_SIZE == after["position"])
+    )
+    first = np.flatnonzero(np.concatenate(([True], ~follows)))
+    last = np.concatenate((first[1:], [len(blocks)])) - 1
+    rows = np.zeros(len(first), STRETCH)
+    for name in ("topic", "queue_id", "offset", "position", "first_physical"):
+        rows[name] = blocks[name][first]
+    rows["last_physical"] = blocks["last_physical"][last]
+    rows["blocks"] = last - first + 1
+    for name in ("messages", "size"):
+        rows[name] = np.add.reduceat(blocks[name].astype("i8"), first)
+    rows["begin_ms"] = np.minimum.reduceat(blocks["begin_ms"].astype("i8"), first)
+    rows["end_ms"] = np.maximum.reduceat(blocks["end_ms"].astype("i8"), first)
+    return StretchRows(directory.topics, rows)
+
+
+def _payload(entries: Sequence[Entry]) -> bytes:
+    numbers: dict[str, int] = {}
+    # numpy's concatenate would change the order of the bytes.
+    rows = np.empty(sum(len(entry.stretches) for entry in entries), STRETCH)
+    at = 0
+    # Entries that were read from one page share its table of topics, of which they may use few.
+    for topics, group in groupby(enumerate(map(_rows_of, entries)), lambda item: item[1].topics):
+        begin = at
+        for number, stretches in group:
+            own = rows[at : at + len(stretches)]
+            own[:] = stretches.rows
+            own["object"] = number
+            at += len(stretches)
+        present, places = np.unique(rows["topic"][begin:at], return_inverse=True)
+        used = [numbers.setdefault(topics[topic], len(numbers)) for topic in present.tolist()]
+        rows["topic"][begin:at] = np.array(used, STRETCH["topic"])[places]
+    objects = np.array([(*entry.object[:5], 0, *entry.object[5:]) for entry in entries], OBJECT)
+    table = encode_topics(list(numbers))
+    return b"".join((table, _COUNT.pack(len(objects)), _columns(objects), _COUNT.pack(len(rows)), _columns(rows)))
+
+
+def _rows_of(entry: Entry) -> StretchRows:
+    return StretchRows.of(entry.stretches)
+
+
+def _columns(rows: Any) -> bytes:
+    return rows.view("u1").reshape(len(rows), rows.itemsize).T.tobytes()  # type: ignore[no-any-return]
 
 
 def encode_page(entries: Sequence[Entry]) -> bytes:
-    """A page with these objects. It may be longer than MOST_PAGE_BYTES: ``split_pages`` makes shorter ones."""
-    topics = list(dict.fromkeys(stretch.topic for entry in entries for stretch in entry.stretches))
-    numbers = {topic: number for number, topic in enumerate(topics)}
-    objects = np.array([(*entry.object[:5], 0, *entry.object[5:]) for entry in entries], OBJECT)
-    rows = np.array(
-        [
-            (number, numbers[stretch.topic], *stretch[1:])
-            for number, entry in enumerate(entries)
-            for stretch in entry.stretches
-        ],
-        STRETCH,
-    )
-    payload = b"".join(
-        (encode_topics(topics), _COUNT.pack(len(objects)), objects.tobytes(), _COUNT.pack(len(rows)), rows.tobytes())
-    )
+    """A page with these objects. It may be larger than ``decode_page`` takes: ``split_pages`` makes smaller ones."""
+    return _pack(_payload(entries))
+
+
+def _pack(payload: bytes) -> bytes:
     packed = zlib.compress(payload, 1)
-    return _PAGE.pack(_MAGIC, VERSION, checksum(packed)) + packed
+    head = _PAGE.pack(_MAGIC, VERSION, 0)[:-4]
+    return head + _COUNT.pack(checksum(packed, checksum(head))) + packed
 
 
 def split_pages(entries: Sequence[Entry], most: int = MOST_PAGE_BYTES) -> Iterator[tuple[Sequence[Entry], bytes]]:
@@ -174,11 +235,14 @@ def split_pages(entries: Sequence[Entry], most: int = MOST_PAGE_BYTES) -> Iterat
 
     The stretches of an object that does not fit one page are in several pages.
     """
-    data = encode_page(entries)
-    if len(data) <= most:
-        if entries:
-            yield entries, data
+    if not entries:
         return
+    payload = _payload(entries)
+    if len(payload) <= MOST_PAYLOAD:
+        data = _pack(payload)
+        if len(data) <= most:
+            yield entries, data
+            return
     if len(entries) > 1:
         half = len(entries) // 2
         parts: tuple[Sequence[Entry], ...] = (entries[:half], entries[half:])
@@ -201,28 +265,30 @@ def decode_page(data: Any) -> list[Entry]:
     if version != VERSION:
         raise BucketFormatError(f"a manifest page of format {version}; this version of TriMQ reads format {VERSION}")
     packed = data[_PAGE.size :]
-    if checksum(packed) != crc:
+    if len(data) > MOST_PAGE_BYTES or checksum(packed, checksum(data[: _PAGE.size - 4])) != crc:
         raise BucketFormatError("the manifest page is damaged")
     unpacker = zlib.decompressobj()
     try:
-        payload = unpacker.decompress(packed, _MOST_PAYLOAD)
+        payload = unpacker.decompress(packed, MOST_PAYLOAD)
     except zlib.error as error:
         raise BucketFormatError("the manifest page is damaged") from error
-    if not unpacker.eof:
+    if not unpacker.eof or unpacker.unused_data:
         raise BucketFormatError("the manifest page is cut off or too large")
     topics, at = decode_topics(payload)
     objects, at = _rows(payload, at, OBJECT)
     rows, at = _rows(payload, at, STRETCH)
     if at != len(payload):
         raise BucketFormatError("the manifest page has bytes behind its rows")
-    if len(rows) and (int(rows["object"].max()) >= len(objects) or int(rows["topic"].max()) >= len(topics)):
+    numbers = rows["object"].astype("i8")
+    if len(rows) and (int(numbers.max()) >= len(objects) or int(rows["topic"].max()) >= len(topics)):
         raise BucketFormatError("the manifest page names an object or a topic that it does not have")
-    entries = [Entry(StoredObject(*row[:5], *row[6:]), []) for row in objects.tolist()]
-    for number, topic, *rest in rows.tolist():
-        stretches = entries[number].stretches
-        assert isinstance(stretches, list)
-        stretches.append(Stretch(topics[topic], *rest))
-    return entries
+    if (np.diff(numbers) < 0).any():
+        raise BucketFormatError("the stretches of the manifest page are not in the order of its objects")
+    edges = np.searchsorted(numbers, np.arange(len(objects) + 1)).tolist()
+    return [
+        Entry(StoredObject(*row[:5], *row[6:]), StretchRows(topics, rows[edges[number] : edges[number + 1]]))
+        for number, row in enumerate(objects.tolist())
+    ]
 
 
 def _rows(payload: bytes, at: int, kind: Any) -> tuple[Any, int]:
@@ -232,7 +298,8 @@ def _rows(payload: bytes, at: int, kind: Any) -> tuple[Any, int]:
     end = at + 4 + count * kind.itemsize
     if len(payload) < end:
         raise BucketFormatError("the manifest page is cut off")
-    return np.frombuffer(payload, kind, count=count, offset=at + 4), end
+    columns = np.frombuffer(payload[at + 4 : end], "u1").reshape(kind.itemsize, count)
+    return np.ascontiguousarray(columns.T).reshape(-1).view(kind), end
 
 
 class PageRef(NamedTuple):
@@ -277,7 +344,8 @@ def encode_root(root: Root) -> bytes:
         "state": root.state,
         "indexes": list(root.indexes),
     }
-    data = json.dumps(value, separators=(",", ":")).encode()
+    data = json.dumps(value, separators=(",", ":")).encode()[:-1]
+    data += b"%s%d}" % (_CRC, checksum(data))
     if len(data) > MOST_ROOT_BYTES:
         raise BucketFormatError(f"a root of {len(data)} bytes; the limit is {MOST_ROOT_BYTES}")
     return data
@@ -285,28 +353,44 @@ def encode_root(root: Root) -> bytes:
 
 def decode_root(data: Any) -> Root:
     """The root. Raises BucketFormatError."""
+    data = bytes(data)
+    if len(data) > MOST_ROOT_BYTES:
+        raise BucketFormatError(f"a root of {len(data)} bytes; the limit is {MOST_ROOT_BYTES}")
     try:
-        value = json.loads(bytes(data))
-        version = value["format"]
-        root = Root(
-            _checked(value, "cluster", str),
-            _checked(value, "broker", str),
-            _checked(value, "epoch", int),
-            _checked(value, "owner", str),
-            _checked(value, "sequence", int),
-            _checked(value, "end", int),
-            tuple(PageRef(str(name), int(length), int(objects)) for name, length, objects in value["pages"]),
-            _checked(value, "state", str),
-            tuple(str(name) for name in value["indexes"]),
+        value = json.loads(data)
+        version = _number(value["format"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise BucketFormatError("the root of the manifest is damaged") from error
+    # Before all else: a later format may have other members, and another checksum.
+    if version != VERSION:
+        raise BucketFormatError(f"a manifest of format {version}; this version of TriMQ reads format {VERSION}")
+    front, _, rest = data.rpartition(_CRC)
+    if rest != b"%d}" % checksum(front):
+        raise BucketFormatError("the root of the manifest is damaged")
+    try:
+        return Root(
+            _text(value["cluster"]),
+            _text(value["broker"]),
+            _number(value["epoch"]),
+            _text(value["owner"]),
+            _number(value["sequence"]),
+            _number(value["end"]),
+            tuple(PageRef(_text(name), _number(length), _number(objects)) for name, length, objects in value["pages"]),
+            _text(value["state"]),
+            tuple(_text(name) for name in value["indexes"]),
         )
     except (ValueError, KeyError, TypeError) as error:
         raise BucketFormatError("the root of the manifest is damaged") from error
-    if version != VERSION:
-        raise BucketFormatError(f"a manifest of format {version}; this version of TriMQ reads format {VERSION}")
-    return root
 
 
-def _checked(value: Any, key: str, kind: type) -> Any:
-    if not isinstance(value[key], kind) or isinstance(value[key], bool):
-        raise TypeError(key)
-    return value[key]
+def _number(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise TypeError("a number is expected")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError("a text is expected")
+    value.encode()  # a lone half of a pair of UTF-16 is no text
+    return value

@@ -15,6 +15,10 @@ PAGES: Final = "manifest/page-"
 STATES: Final = "state/"
 INDEXES: Final = "index/"
 
+MOST_EPOCH: Final = 10**8 - 1
+"""Greatest epoch that fits the names."""
+
+_SAVED: Final = re.compile(r"(?:manifest/page-(\d{12})-(\d{8})-\d{4}|state/(\d{12})-(\d{8}))")
 _NAME: Final = re.compile(r"segments/(\d{20})-(\d{20})-(\d{4})-(\d{8})-(\d{4})|log/(\d{20})-(\d{8})")
 
 
@@ -67,3 +71,12 @@ def page_name(sequence: int, epoch: int, number: int) -> str:
 def state_name(sequence: int, epoch: int) -> str:
     """The name of the state that was written with the root of a sequence number."""
     return f"{STATES}{sequence:012d}-{epoch:08d}"
+
+
+def parse_saved(name: str) -> tuple[int, int] | None:
+    """Sequence number and epoch in the name of a page or a state; None if it is another name."""
+    found = _SAVED.fullmatch(name)
+    if found is None:
+        return None
+    sequence, epoch = (number for number in found.groups() if number is not None)
+    return int(sequence), int(epoch)

@@ -2,6 +2,9 @@
 
     header (64 bytes) | block | block | ... | state | directory | footer (48 bytes)
 
+The footer: position and length of the directory, position, length and CRC-32 of the state, length of the object, CRC-32
+of the directory and of the footer up to here, "TRIMQEND".
+
 A block holds consecutive messages of one queue: their units (20 bytes each: log offset, size, tags code), then their
 records, as they stand in the log. The directory has a row for each block, sorted by topic, queue and offset. All
 numbers are big-endian.
@@ -29,7 +32,8 @@ MOST_TOPICS: Final = 1 << 24
 _MAGIC: Final = b"TRIMQOBJ"
 _END: Final = b"TRIMQEND"
 _HEADER: Final = struct.Struct(">8sHBxIqqq20xI")
-_FOOTER: Final = struct.Struct(">QIIQIIQ8s")
+_FOOTER: Final = struct.Struct(">QIQIIQI8s")
+_FOOTER_CRC: Final = 36
 _COUNT: Final = struct.Struct(">I")
 _SHORT: Final = struct.Struct(">H")
 
@@ -174,11 +178,14 @@ def decode_topics(data: bytes, at: int = 0) -> tuple[list[str], int]:
     try:
         (count,) = _COUNT.unpack_from(data, at)
         at += 4
+        # A damaged number must not become a long loop: each topic takes three bytes at least.
+        if count > min(MOST_TOPICS, (len(data) - at) // 3):
+            raise BucketFormatError(f"a table of topics is cut off or damaged: {count} topics")
         for _ in range(count):
             (length,) = _SHORT.unpack_from(data, at)
             name = data[at + 2 : at + 2 + length]
-            if len(name) != length:
-                raise BucketFormatError("a table of topics is cut off")
+            if not length or len(name) != length:
+                raise BucketFormatError("a table of topics is cut off or damaged")
             topics.append(name.decode())
             at += 2 + length
     except (struct.error, UnicodeDecodeError) as error:
@@ -195,16 +202,23 @@ def encode_end(blocks: Sequence[Block], at: int, state: bytes = b"") -> bytes:
     directory = encode_topics(topics) + _COUNT.pack(len(rows)) + rows.tobytes()
     position = at + len(state)
     length = position + len(directory) + FOOTER_SIZE
-    footer = _FOOTER.pack(position, len(directory), checksum(directory), at, len(state), checksum(state), length, _END)
-    return b"".join((state, directory, footer))
+    footer = _FOOTER.pack(position, len(directory), at, len(state), checksum(state), length, 0, _END)[:_FOOTER_CRC]
+    crc = checksum(footer, checksum(directory))
+    return b"".join((state, directory, footer, _COUNT.pack(crc), _END))
 
 
-def directory_place(footer: bytes, length: int) -> tuple[int, int]:
+def directory_place(footer: Any, length: int) -> tuple[int, int]:
     """Position and length of the directory, by the last 48 bytes of an object. Raises BucketFormatError."""
+    footer = bytes(footer)
     if len(footer) != FOOTER_SIZE or footer[-8:] != _END:
         raise BucketFormatError("the object has no end: it is cut off or damaged")
-    position, size, _, state_position, state_length, _, whole, _ = _FOOTER.unpack(footer)
-    if whole != length or position + size + FOOTER_SIZE != length or state_position + state_length != position:
+    position, size, state_position, state_length, _, whole, _, _ = _FOOTER.unpack(footer)
+    if (
+        whole != length
+        or position + size + FOOTER_SIZE != length
+        or state_position + state_length != position
+        or state_position < HEADER_SIZE
+    ):
         raise BucketFormatError("the footer of the object is damaged")
     return position, size
 
@@ -215,13 +229,14 @@ def decode_end(data: Any, length: int) -> Directory:
     ``directory_place`` says how much that is. Raises BucketFormatError.
     """
     data = bytes(data)
-    position, size = directory_place(data[-FOOTER_SIZE:], length)
-    _, _, crc, state_position, state_length, state_crc, _, _ = _FOOTER.unpack(data[-FOOTER_SIZE:])
+    footer = data[-FOOTER_SIZE:]
+    position, size = directory_place(footer, length)
+    _, _, state_position, state_length, state_crc, _, crc, _ = _FOOTER.unpack(footer)
     at = position - (length - len(data))
     if at < 0:
         raise BucketFormatError("the directory is not complete")
     directory = data[at : at + size]
-    if checksum(directory) != crc:
+    if checksum(footer[:_FOOTER_CRC], checksum(directory)) != crc:
         raise BucketFormatError("the directory of the object is damaged")
     topics, at = decode_topics(directory)
     if len(directory) < at + 4:
@@ -229,9 +244,18 @@ def decode_end(data: Any, length: int) -> Directory:
     (count,) = _COUNT.unpack_from(directory, at)
     if len(directory) != at + 4 + count * ROW.itemsize:
         raise BucketFormatError("the directory of the object has another length than its rows")
-    rows = np.frombuffer(directory, ROW, offset=at + 4)
-    if count and int(rows["topic"].max()) >= len(topics):
-        raise BucketFormatError("the directory of the object names a topic that it does not have")
+    rows = np.frombuffer(directory, ROW, count, at + 4) if count else np.empty(0, ROW)
+    if count:
+        if int(rows["topic"].max()) >= len(topics):
+            raise BucketFormatError("the directory of the object names a topic that it does not have")
+        begins = rows["position"]
+        lengths = rows["messages"].astype("u8") * UNIT_SIZE + rows["size"]
+        if (
+            int(begins.min()) < HEADER_SIZE
+            or int(begins.max()) > state_position
+            or int((begins + lengths).max()) > state_position
+        ):
+            raise BucketFormatError("the directory of the object names a block outside of it")
     return Directory(topics, rows, position=position, length=length, state=(state_position, state_length, state_crc))
 
 

@@ -271,6 +271,7 @@ class Extension(Protocol):
     ) -> TierBatch | None:
         """Copy the records of ``units`` into ``target`` as they stand in the tier, the first at ``position``.
 
+        With a negative ``position`` they keep the offsets that they have in the log.
         ``log``: the part of the log from log offset ``start`` on, all of which is complete. ``target`` has the
         records' size, and is used by nothing else. With a ``queue`` (topic, topic id, queue id), items are made of the
         keys. None for anything unusual. The interpreter is released meanwhile.

@@ -245,7 +245,7 @@ class Configuration:
         try:
             new = opt.parse(value, "remote change")
         except ConfigError as error:
-            return f"{value!r} is not {error.expected}"
+            return f"{error.value!r} is not {error.expected}"
         changed = new != getattr(self._sections[section], opt.name)
         if changed and not opt.dynamic:
             return "takes effect at the next start only: change it in the configuration file and restart"

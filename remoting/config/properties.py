@@ -6,20 +6,29 @@ escapes (t, n, r, f, uXXXX) work in keys and values. Two deviations: the file is
 (Java reads ISO-8859-1), and blanks at the end of a value are dropped, since they are never intended.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 _ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 _BLANKS = " \t\f"
+_USER: Final = re.compile(r"(?<=://)\S*@")
+
+
+def without_password(text: str) -> str:
+    """The text with *** instead of the user and the password of a URL."""
+    return _USER.sub("***@", text)
 
 
 class ConfigError(Exception):
     """An invalid configuration.
 
-    Names the file and line (or the flag), the key, the value and what was expected.
+    Names the file and line (or the flag), the key, the value and what was expected. The password of a URL is not shown.
     """
 
     def __init__(self, where: str, key: str, value: str, expected: str) -> None:
+        value = without_password(value)
         self.where, self.key, self.value, self.expected = where, key, value, expected
         super().__init__(f"{where}: {key}={value}: expected {expected}" if key else f"{where}: {value}: {expected}")
 

@@ -1,6 +1,8 @@
 """A broker with a tier: pulls, ids and retries of messages that its disk no longer has."""
 
 import re
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -9,13 +11,15 @@ from typing import Any
 import pytest
 
 from tests.broker.wire_client import WireClient
+from trimq.broker.config import SCHEMA
 from trimq.broker.controller import BrokerController
 from trimq.broker.store.tiered.access.tiered_message_store import TieredMessageStore
 from trimq.broker.testing import running_broker
-from trimq.broker.tiered_config import PLUG_IN, POSIX_PROVIDER
+from trimq.broker.tiered_config import BUCKET_PROVIDER, PLUG_IN, POSIX_PROVIDER
 from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.message import StoredMessage, decode_messages
 from trimq.protocol.tiered_layout import APACHE_UPLOADED
+from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.config.properties import ConfigError
 
 TOPIC, COUNT = "Tiered", 100
@@ -111,9 +115,72 @@ async def test_no_other_message_answers_for_one_that_the_original_uploaded(tmp_p
         ("readAheadCacheSizeThresholdRate", "1.5", "a number above 0 and at most 1"),
         ("tieredStorageLevel", "SOMETIMES", "one of DISABLE, NOT_IN_DISK, NOT_IN_MEM, FORCE"),
         ("tieredStoreFilePath", "", "a directory, with PosixFileSegment"),
+        (
+            "tieredBackendServiceProvider",
+            BUCKET_PROVIDER,
+            "the URL of a bucket, such as s3://BUCKET, with trimq.Bucket",
+        ),
+        *(
+            ("tieredStoreBucket", url, "expected s3://BUCKET, gs://BUCKET or az://CONTAINER, without a user")
+            for url in (
+                "history",
+                "s3://",
+                "s3://history/path",
+                "file:///tmp/x",
+                "s3://user:secret@history",
+                "s3://a?b",
+            )
+        ),
+        *(
+            ("tieredStoreBucketEndpoint", url, "expected https://HOST:PORT, or http:// without encryption")
+            for url in ("minio:9000", "ftp://minio", "https://user:secret@minio", "https://minio/?a=b", "https://")
+        ),
+        *(
+            ("tieredStoreBucketPrefix", text, "names of letters, digits and . = _ - with slashes between them")
+            for text in ("/prod", "prod/", "a//b", "..", "a/../b", "a b")
+        ),
+        ("tieredStoreBucketPathStyle", "sometimes", "true or false"),
+        ("tieredStoreBucketRequestTimeout", "99", "a whole number from 100"),
     ],
 )
 async def test_a_bad_value_stops_the_start(tmp_path: Path, key: str, value: str, expected: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(expected)):
+    with pytest.raises(ConfigError, match=re.escape(expected)) as caught:
         async with tiered_broker(tmp_path, **{key: value}):
             pass
+    assert "secret" not in str(caught.value)
+
+
+def test_a_request_with_a_password_gets_no_reply_with_it() -> None:
+    [refusal] = Configuration(SCHEMA).check_change({"tieredStoreBucket": "s3://user:secret@history"})
+    assert refusal.reason.startswith("'s3://***@history' is not s3://BUCKET")
+
+
+def test_a_bucket_without_its_library_is_a_start_error_that_names_it(tmp_path: Path) -> None:
+    keys = {
+        "storePathRootDir": tmp_path / "store",
+        "messageStorePlugIn": PLUG_IN,
+        "tieredBackendServiceProvider": BUCKET_PROVIDER,
+        "tieredStoreBucket": "s3://history",
+        "listenPort": 0,
+        "brokerIP1": "127.0.0.1",
+    }
+    path = tmp_path / "broker.conf"
+    path.write_text("".join(f"{key}={value}\n" for key, value in keys.items()))
+    program = "import sys; sys.modules['obstore'] = None; from trimq.broker.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "-c", str(path)], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.returncode == 1
+    assert "tieredStoreBucket=s3://history needs the package obstore: pip install 'trimq[s3]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_broker_without_a_bucket_loads_no_library_for_it() -> None:
+    code = """
+import sys
+import trimq.broker.cli, trimq.broker.controller
+import trimq.broker.store.tiered.access.tiered_message_store
+print("obstore" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "False\n"

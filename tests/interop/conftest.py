@@ -10,6 +10,7 @@ import pytest
 
 from tests.interop.harness import REMARKS, processes
 from tests.interop.harness.drivers import Admin, JavaClient, LineDriver, go_client, java_client, mqadmin, node_client
+from tests.interop.harness.object_server import ObjectServer, running_object_server
 from tests.interop.harness.servers import Cluster, running_cluster
 
 HERE = Path(__file__).parent
@@ -121,3 +122,10 @@ def go(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LineDriver]:
     """The Go client."""
     with go_client(tmp_path_factory.mktemp("go")) as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def object_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectServer]:
+    """A server of S3 shared by tests, which use separate buckets."""
+    with running_object_server(tmp_path_factory.mktemp("object-server")) as server:
+        yield server

@@ -14,6 +14,8 @@ type Made<'py> = (Bytes<'py>, Bytes<'py>, i64, i64, Bytes<'py>, Bytes<'py>);
 
 /// Copy the records of ``units`` into ``target`` as they stand in the tier, the first at ``position``.
 ///
+/// With a negative ``position`` they keep the offsets that they have in the log.
+///
 /// ``log``: complete records of the log, from log offset ``start`` on. ``target``: memory of their size that nothing else uses.
 /// Returns units, entries of the side file, the smallest and largest store time, and with a ``queue`` (topic, topic id,
 /// queue id) an item for each key, without seconds and link, and its store time in native byte order. None for anything

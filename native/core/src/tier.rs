@@ -50,7 +50,7 @@ pub struct Queue<'t> {
 /// Copy the records that `units` refer to into `target`, one behind the other, with their positions in the tier.
 ///
 /// `log` is the part of the log from log offset `start` on; `target` has exactly the records' size; the first stands at
-/// `position` in the tier. With a queue, items are made of the keys. None for anything unusual, such as a damaged record: then
+/// `position` in the tier, or if that is negative, all keep the offsets that they have in the log. With a queue, items are made of the keys. None for anything unusual, such as a damaged record: then
 /// what stands in `target` has no meaning.
 pub fn upload(
     log: &[u8],
@@ -66,6 +66,7 @@ pub fn upload(
     made.entries.reserve_exact(count * ENTRY);
     let queue = queue.map(|queue| (Hash::of(queue.topic).then("#"), queue.ids));
     let mut rest = target;
+    let keeps = position < 0;
     let mut position = position;
     let mut units = units.chunks_exact(UNIT);
     for unit in units.by_ref() {
@@ -76,6 +77,12 @@ pub fn upload(
         let (stored, properties) = parse(record)?;
         let (place, behind) = rest.split_at_mut_checked(size)?;
         place.copy_from_slice(record);
+        if keeps {
+            if record[AT_POSITION..AT_POSITION + 8] != physical.to_be_bytes() {
+                return None;
+            }
+            position = physical;
+        }
         place[AT_POSITION..AT_POSITION + 8].copy_from_slice(&position.to_be_bytes());
         rest = behind;
         made.units.extend_from_slice(&position.to_be_bytes());

@@ -13,6 +13,7 @@ import pytest
 
 HERE = Path(__file__).resolve().parent.parent / "partners"
 BUILD_TIMEOUT = 1200
+VERSITYGW = "v1.8.0"
 
 _HOW_TO_GET = {
     "make": "GNU make (for example: apt-get install make)",
@@ -169,3 +170,15 @@ def go_driver() -> Path:
         _run([go, "build", "-o", str(into / "partner"), "."], directory)
 
     return _built("go", sources, "", build) / "partner"
+
+
+def versitygw() -> Path:
+    """The executable of versitygw, an S3 server that keeps objects as files."""
+    go = tool("go")
+
+    def build(into: Path) -> None:
+        # auto: Go fetches a newer Go if this one is too old for the server.
+        settings = [f"GOBIN={into}", "GOTOOLCHAIN=auto", "GOFLAGS=-buildvcs=false"]
+        _run(["env", *settings, go, "install", f"github.com/versity/versitygw/cmd/versitygw@{VERSITYGW}"], into)
+
+    return _built(f"versitygw-{VERSITYGW}", [], VERSITYGW, build) / "versitygw"

@@ -77,7 +77,7 @@ async def all_offsets(store: MessageStore, begin: int, end: int, *, queue_id: in
     return found
 
 
-async def drop_local(store: TieredMessageStore, keep: int = 1) -> None:
+async def drop_local(store: MessageStore, keep: int = 1) -> None:
     """Delete log files as the cleaner does, without waiting for their age."""
     clean = store._clean
     while len(store.files.files) > keep:

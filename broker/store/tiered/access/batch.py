@@ -41,6 +41,8 @@ _BATCH: Final = make_batch()
 _LONG: Final = struct.Struct(">q")
 _SLICE: Final = 256
 """So many records are copied between two turns of the loop."""
+AS_IN_LOG: Final = -1
+"""Instead of a stream position: the records keep the offsets that they have in the log."""
 _IDLE_BUFFERS: Final = 4
 _LARGEST_IDLE: Final = 8 * 1024 * 1024
 _SPARSE: Final = 16
@@ -125,11 +127,12 @@ class BatchBuilder:
         *,
         keys: bool = True,
     ) -> Built | None:
-        """The next messages of a queue; ``position`` is where the first will stand in the stream. Raises OSError.
+        """The next messages of a queue; ``position`` is where the first will stand in the stream, or AS_IN_LOG.
 
-        The batch is valid as long as nothing else uses ``buffer``.
+        Raises OSError.
 
-        None if there is none that may be uploaded. ``keys``: the index needs them.
+        The batch is valid as long as nothing else uses ``buffer``. None if there is none that may be uploaded.
+        ``keys``: the index needs them.
         """
         data = await self._unit_bytes(queue, offset, limits.messages)
         if not data:
@@ -285,7 +288,12 @@ async def _built(part: _Part, records: list[bytes]) -> Built:
     for number, ((phy, size, tags_code), data) in enumerate(zip(UNIT.iter_unpack(part.units), records, strict=True)):
         if number % _SLICE == _SLICE - 1:
             await trio.lowlevel.checkpoint()
-        if len(data) != size:
+        if part.position == AS_IN_LOG:
+            at = phy
+        is_whole = len(data) == size
+        if is_whole and part.position == AS_IN_LOG:
+            is_whole = _LONG.unpack_from(data, AT_PHYSICAL_OFFSET)[0] == phy
+        if not is_whole:
             if number:
                 break
             return Built(None, keys, part.offset + 1)

@@ -10,7 +10,7 @@ messages are read again, and their log files are held (tiered_messages.py).
 """
 
 from collections.abc import Callable, Iterator
-from typing import Final, NamedTuple, Protocol
+from typing import Final
 
 import structlog
 import trio
@@ -18,11 +18,11 @@ import trio
 from trimq.broker.store.queue.consume_queue import ConsumeQueue
 from trimq.broker.store.queue.consume_queue_store import ConsumeQueueStore
 from trimq.broker.store.tiered.access.batch import BatchBuilder, Buffer, Buffers, Limits
+from trimq.broker.store.tiered.access.tier_parts import Backlog, KeyIndex
 from trimq.broker.store.tiered.container.flat_file_store import FlatFileStore
 from trimq.broker.store.tiered.container.flat_message_file import FlatMessageFile
 from trimq.broker.tiered_config import TieredStoreConfig
 from trimq.protocol.queue_unit import FILLER_SIZE, UNIT_SIZE
-from trimq.protocol.tiered_index_batch import KeyItems
 
 _log: Final = structlog.get_logger(__name__)
 
@@ -40,23 +40,6 @@ _MOST_WAITING: Final = 8192
 """With more keys that wait for space in the index, no group is uploaded: they take memory."""
 
 
-class KeyIndex(Protocol):
-    """Where keys are put (IndexStoreService)."""
-
-    @property
-    def waiting(self) -> int:
-        """The number of keys that are in no file yet."""
-        ...
-
-    def put_items(self, topic_id: int, queue_id: int, items: KeyItems, end: int) -> None:
-        """Put the keys of the messages of a queue up to a stream position; there may be none."""
-        ...
-
-    async def fill(self) -> None:
-        """Put the keys that wait into the file. Raises OSError if there is no space for them."""
-        ...
-
-
 class _Pending:
     """A queue with messages that are not uploaded. ``since``: store time in ms of the oldest, or an earlier time."""
 
@@ -68,18 +51,6 @@ class _Pending:
         self.failures = 0
         self.not_before = 0.0
         self.is_running = False
-
-
-class Backlog(NamedTuple):
-    """The messages of a queue that wait for their upload.
-
-    ``since``: store time in ms of the oldest, or an earlier time; 0 if it was there at the start.
-    """
-
-    topic: str
-    queue_id: int
-    messages: int
-    since: int
 
 
 class MessageStoreDispatcher:

@@ -1,6 +1,6 @@
 """Holds the log for messages that are not uploaded: the cleaner keeps their files (LogHolds)."""
 
-from trimq.broker.store.tiered.access.dispatcher import MessageStoreDispatcher
+from trimq.broker.store.tiered.access.tier_parts import TierUploads
 
 
 class TieredMessages:
@@ -8,13 +8,13 @@ class TieredMessages:
 
     name = "messages that are not in the tier"
 
-    def __init__(self, dispatcher: MessageStoreDispatcher) -> None:
-        self._dispatcher = dispatcher
+    def __init__(self, uploads: TierUploads) -> None:
+        self._uploads = uploads
 
     async def lowest(self) -> int | None:
         """See PendingMessages. Raises OSError."""
-        return await self._dispatcher.lowest_waiting()
+        return await self._uploads.lowest_waiting()
 
     async def count(self, start: int, end: int) -> int:
         """See PendingMessages. Raises OSError."""
-        return await self._dispatcher.count_waiting(start, end)
+        return await self._uploads.count_waiting(start, end)

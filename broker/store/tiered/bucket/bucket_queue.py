@@ -4,7 +4,7 @@ The records are those of the log, with their offsets there: what is read is what
 is read, because a join has replaced it or its messages have expired: then the manifest is read again.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -19,6 +19,7 @@ from trimq.broker.store.tiered.container.message_runs import Fetched, MessageRun
 from trimq.protocol.bucket_manifest import StoredObject, Stretch
 from trimq.protocol.bucket_object import Block
 from trimq.protocol.queue_unit import UNIT_SIZE
+from trimq.protocol.tiered_layout import UNSET_TIME
 
 _T = TypeVar("_T")
 _ATTEMPTS: Final = 4
@@ -30,13 +31,15 @@ _HEAD_READ: Final = 128
 class BucketQueue:
     """One queue: see TieredQueue. Its stretches may change while it is read."""
 
-    __slots__ = ("_blocks", "_end", "_table", "is_destroyed", "queue_id", "topic", "topic_id")
+    __slots__ = ("_blocks", "_end", "_table", "is_destroyed", "queue_id", "topic", "topic_id", "uploaded")
 
     def __init__(self, topic: str, queue_id: int, topic_id: int, blocks: BlockReader) -> None:
         self.topic = topic
         self.queue_id = queue_id
         self.topic_id = topic_id
         self.is_destroyed = False
+        self.uploaded = 0
+        """Messages uploaded since the start."""
         self._blocks = blocks
         self._table = StretchTable()
         self._end = 0
@@ -44,14 +47,29 @@ class BucketQueue:
     # -- what is there
 
     def add(self, stored: StoredObject, stretch: Stretch) -> None:
-        """Add messages. Where stretches overlap, the later generation has them, then the later epoch."""
-        self._table.add(stored, stretch)
+        """Add messages. Where stretches overlap, the later generation has them, then the later epoch.
+
+        A stretch without messages says where the queue ended when its last messages expired.
+        """
+        if stretch.messages:
+            self._table.add(stored, stretch)
         self._end = max(self._end, stretch.end)
 
     def replace(self, gone: Collection[StoredObject], new: Sequence[tuple[StoredObject, Stretch]]) -> None:
         """Take the stretches of some objects away and add others: after a join, or because messages have expired."""
-        self._table.replace(gone, new)
-        self._end = max(self._end, self._table.end)
+        self._table.replace(gone, [(stored, stretch) for stored, stretch in new if stretch.messages])
+        self._end = max([self._end, *(stretch.end for _, stretch in new)])
+
+    def reset(self, stretches: Iterable[tuple[StoredObject, Stretch]]) -> None:
+        """Have these stretches instead: those of a manifest that was read again."""
+        self._table = StretchTable()
+        for stored, stretch in stretches:
+            self.add(stored, stretch)
+
+    def destroy(self) -> None:
+        """Have no messages any more: the topic was deleted."""
+        self.is_destroyed = True
+        self.reset(())
 
     @property
     def min_offset(self) -> int:
@@ -68,6 +86,21 @@ class BucketQueue:
     def size(self) -> int:
         """Bytes of all records."""
         return self._table.size
+
+    @property
+    def oldest_ms(self) -> int:
+        """See TieredQueue."""
+        return self._table.begin_ms if self._table.first is not None else UNSET_TIME
+
+    @property
+    def newest_ms(self) -> int:
+        """See TieredQueue."""
+        return self._table.end_ms if self._table.first is not None else UNSET_TIME
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """See TieredQueue."""
+        return self.size, UNIT_SIZE * self._table.messages
 
     @property
     def stretches(self) -> Iterator[tuple[StoredObject, Stretch]]:

@@ -67,7 +67,8 @@ class ObjectBuilder:
     """
 
     def __init__(self, header: ObjectHeader) -> None:
-        self._header: bytes | None = encode_header(header)
+        self.header = header
+        self._began = False
         self._open: dict[tuple[str, int], _Part] = {}
         self._complete: list[_Part] = []
         self._last: tuple[str, int] | None = None
@@ -146,20 +147,25 @@ class ObjectBuilder:
                 self._close(key)
         return self._taken()
 
-    def finish(self, state: bytes = b"") -> tuple[list[Any], Directory]:
-        """The rest of the object, all of it without ``take``; and its directory. ``state``: see encode_end."""
+    def finish(self, state: bytes = b"", end: int | None = None) -> tuple[list[Any], Directory]:
+        """The rest of the object, all of it without ``take``; and its directory. ``state``: see encode_end.
+
+        ``end``: where its part of the log ends, if that was not known before; without ``take`` only.
+        """
+        if end is not None:
+            self.header = self.header._replace(end=end)
         for key in list(self._open):
             self._close(key)
         pieces = self._taken()
-        end = encode_end(self._blocks, self._position, state)
-        directory = decode_end(end, self._position + len(end))
-        return [*pieces, end], directory
+        rest = encode_end(self._blocks, self._position, state)
+        directory = decode_end(rest, self._position + len(rest))
+        return [*pieces, rest], directory
 
     def _taken(self) -> list[Any]:
         found: list[Any] = []
-        if self._header is not None:
-            found.append(self._header)
-            self._header = None
+        if not self._began:
+            found.append(encode_header(self.header))
+            self._began = True
         for part in sorted(self._complete, key=_order):
             units = b"".join(part.units)
             block = part.block(self._position, units)

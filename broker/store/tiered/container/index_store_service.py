@@ -15,7 +15,7 @@ import trio
 
 from trimq.broker.store.disk.disk import Disk
 from trimq.broker.store.disk.durable_files import make_durable_directory, write_durably
-from trimq.broker.store.tiered.container.flat_append_file import FlatAppendFile
+from trimq.broker.store.tiered.container.index_files import IndexFiles
 from trimq.broker.store.tiered.container.index_marks import MARKS_NAME, FileMark, Marks, encode_marks
 from trimq.broker.store.tiered.container.index_recovery import COMPACTING, DIRECTORY, recover_local
 from trimq.broker.store.tiered.container.index_search import IndexSearch
@@ -44,12 +44,16 @@ class IndexStoreService:
         disk: Disk,
         root: str,
         config: TieredStoreConfig,
-        flat_append_file: FlatAppendFile,
+        flat_append_file: IndexFiles,
         *,
         persist: Callable[[], Awaitable[None]],
         wall_ms: Callable[[], int],
+        seal_after_ms: int | None = None,
     ) -> None:
-        """``root`` is the store's directory; ``persist`` makes the metadata of the segments durable."""
+        """``root`` is the store's directory; ``persist`` makes the metadata of the segments durable.
+
+        ``seal_after_ms``: a file with keys is uploaded when it is so old, full or not.
+        """
         self._disk = disk
         self._directory = f"{root}/{DIRECTORY}"
         self._config = config
@@ -59,6 +63,7 @@ class IndexStoreService:
         self._flat = flat_append_file
         self._persist = persist
         self._wall_ms = wall_ms
+        self._seal_after_ms = seal_after_ms
         self._batch = make_batch()
         self._pending: deque[KeyItems] = deque()
         self._taken = 0
@@ -266,6 +271,7 @@ class IndexStoreService:
         while True:
             try:
                 await self.expire()
+                await self._seal_old()
                 if trio.current_time() >= self._not_before and await self.upload_next():
                     self._failures = 0
                     continue
@@ -280,6 +286,15 @@ class IndexStoreService:
         self._not_before = trio.current_time() + pause
         if self._failures == 1:
             _log.error("tiered_index_failed", directory=self._directory, error=str(error))
+
+    async def _seal_old(self) -> None:
+        """Go on with a new file if the current one is old. Raises OSError."""
+        async with self._space_lock:
+            file = self._current
+            if self._seal_after_ms is None or file is None or not file.count:
+                return
+            if not 0 <= self._wall_ms() - file.stamp < self._seal_after_ms:
+                await self._add_file()
 
     async def upload_next(self) -> bool:
         """Upload the oldest local file, if it is not the last. Returns whether it did. Raises OSError."""

@@ -1,8 +1,10 @@
 """What reads of the tier need of its queues, whatever holds these: segments of a provider, or objects of a bucket."""
 
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from trimq.broker.store.tiered.container.message_runs import Fetched
+from trimq.broker.store.tiered.driver.provider_stats import CallStats
 
 
 class TieredQueue(Protocol):
@@ -28,6 +30,26 @@ class TieredQueue(Protocol):
         """Behind the last message that can be read."""
         ...
 
+    @property
+    def uploaded(self) -> int:
+        """Messages uploaded since the start."""
+        ...
+
+    @property
+    def oldest_ms(self) -> int:
+        """Store time in ms of the first message; UNSET_TIME if there is none."""
+        ...
+
+    @property
+    def newest_ms(self) -> int:
+        """The largest store time in ms of a message, as far as it is known without reading; or UNSET_TIME."""
+        ...
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Bytes of all records and of all units."""
+        ...
+
     async def read_messages(self, offset: int, count: int, max_bytes: int) -> Fetched:
         """Messages from ``offset`` on: at least one if there is one, at most ``count``, together up to ``max_bytes``.
 
@@ -44,6 +66,10 @@ class TieredQueue(Protocol):
 
         ``position``: in the queue's stream, or in the log, as what wrote the entry counts.
         """
+        ...
+
+    async def read_physical(self, physical: int) -> bytes | None:
+        """The record that had an offset in the log; None if this queue has none. Raises OSError."""
         ...
 
     async def narrow(self, first: int, end: int, later: int) -> tuple[int, int]:
@@ -67,4 +93,29 @@ class TieredQueues(Protocol):
 
     def topic_id(self, topic: str) -> int | None:
         """The number of a topic in the index; None if nothing of it was uploaded."""
+        ...
+
+    def all(self) -> Iterator[TieredQueue]:
+        """Every queue."""
+        ...
+
+    def of_topic(self, topic: str) -> Sequence[TieredQueue]:
+        """The queues of a topic."""
+        ...
+
+    @property
+    def queues(self) -> int:
+        """The number of queues."""
+        ...
+
+    def calls(self) -> Iterator[tuple[str, str, CallStats]]:
+        """The requests to what keeps the tier: kind of file, operation, durations and sizes. For metrics."""
+        ...
+
+    def topics(self) -> list[str]:
+        """The topics with queues in the tier."""
+        ...
+
+    async def destroy_topic(self, topic: str) -> None:
+        """Delete a topic from the tier. Raises OSError."""
         ...

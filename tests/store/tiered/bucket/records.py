@@ -94,7 +94,7 @@ def add(builder: ObjectBuilder, batch: Sequence[Message], topic: str = TOPIC, qu
 
 async def stored(
     bucket: Bucket, queues: Mapping[tuple[str, int], Sequence[Message]], *, generation: int = 0, epoch: int = 1
-) -> tuple[StoredObject, list[Stretch]]:
+) -> tuple[StoredObject, Sequence[Stretch]]:
     """An object in the bucket with these messages."""
     everything = [message for batch in queues.values() for message in batch]
     begin = min(message.physical for message in everything)

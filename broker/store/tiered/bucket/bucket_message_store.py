@@ -1,0 +1,411 @@
+"""A store whose tier is a bucket of an object store (tieredBackendServiceProvider=trimq.Bucket).
+
+A bucket that is away, slow, full or forbidden costs local disk only: messages wait there for their upload. Until its
+manifest was read, a consumer of older messages is asked to come again.
+
+A master owns the bucket by an epoch; a slave only reads. An empty disk gets the history of the bucket (restore.py).
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from random import Random
+from typing import Any, Final
+
+import structlog
+import trio
+
+from trimq.broker.config import MessageStoreConfig
+from trimq.broker.store.message_store import StoreLoadError
+from trimq.broker.store.tiered.access.batch import BatchBuilder
+from trimq.broker.store.tiered.access.tiered_messages import TieredMessages
+from trimq.broker.store.tiered.access.tiered_store import TieredStore
+from trimq.broker.store.tiered.bucket.backoff import Backoff
+from trimq.broker.store.tiered.bucket.bucket import Bucket
+from trimq.broker.store.tiered.bucket.bucket_queues import BucketQueues
+from trimq.broker.store.tiered.bucket.garbage import find_garbage
+from trimq.broker.store.tiered.bucket.index_completion import complete_index
+from trimq.broker.store.tiered.bucket.index_objects import IndexObjects
+from trimq.broker.store.tiered.bucket.join_sources import LogSource
+from trimq.broker.store.tiered.bucket.joiner import Joiner
+from trimq.broker.store.tiered.bucket.manifest import FencedError, Manifest
+from trimq.broker.store.tiered.bucket.object_store import ObjectStore
+from trimq.broker.store.tiered.bucket.restore import is_empty, read_restored, restore
+from trimq.broker.store.tiered.bucket.state_files import StateFiles
+from trimq.broker.store.tiered.bucket.uploader import BucketUploads
+from trimq.broker.store.tiered.container.index_store_service import IndexStoreService
+from trimq.broker.store.types import GetMessageResult, GetMessageStatus, MessageFilter, TierTrouble
+from trimq.broker.tiered_config import TieredStorageLevel, TieredStoreConfig
+from trimq.protocol.bucket_manifest import Entry
+from trimq.protocol.bucket_names import broker_prefix
+from trimq.protocol.bucket_object import BucketFormatError
+
+_log: Final = structlog.get_logger(__name__)
+
+AWAY: Final = "tier_away"
+FENCED: Final = "tier_fenced"
+DAMAGED: Final = "tier_damaged"
+
+_STOP_SECONDS: Final = 10.0
+"""How long a stop waits for the upload under way and for the last one."""
+_START_SECONDS: Final = 5.0
+"""How long a start waits for the manifest; then it goes on, and consumers of older messages wait."""
+_READ_AGAIN: Final = 600.0
+"""Seconds after which a slave reads the manifest again."""
+_UPKEEP: Final = 10.0
+"""Seconds between two looks for objects to join or to delete."""
+_SEARCH_AFTER: Final = 600.0
+_SEARCH_AGAIN: Final = 86_400.0
+"""Seconds after the start, and from one to the next, until the bucket is searched for what interrupted writes left."""
+_AT_ONCE: Final = 1000
+_MOST_SLOTS: Final = 500_000
+_MOST_KEYS: Final = 2_000_000
+"""Most hash slots and keys of an index file, whatever the configuration says: 60 MB, uploaded as a whole."""
+_SEAL_AFTER_MS: Final = 3_600_000
+"""An index file with keys is uploaded after an hour, full or not: a restore has to read the keys of no more again."""
+
+
+class BucketMessageStore(TieredStore):
+    """See MessageStore. ``tier`` is its configuration, ``objects`` the object store."""
+
+    def __init__(
+        self,
+        config: MessageStoreConfig,
+        tier: TieredStoreConfig,
+        objects: ObjectStore,
+        *,
+        cluster: str,
+        broker_name: str,
+        random: Random | None = None,
+        **more: Any,
+    ) -> None:
+        """``more``: the keyword arguments of MessageStore. ``random``: for pauses and the name of the owner."""
+        super().__init__(config, tier, cluster=cluster, broker_name=broker_name, **more)
+        self._random = random or Random()  # noqa: S311 - no secret
+        prefix = broker_prefix(tier.tiered_store_bucket_prefix, cluster, broker_name)
+        threads = self.disk.with_own_threads()
+        self.bucket = Bucket(objects, threads, prefix)
+        self.manifest = Manifest(self.bucket, cluster, broker_name)
+        self.bucket_queues = BucketQueues(self.bucket, self.manifest, tier, threads, self.clock.monotonic)
+        builder = BatchBuilder(self.commit_log, self.queues)
+
+        def local(entries: Sequence[Entry]) -> LogSource:
+            return LogSource(entries, builder, self.queues, lambda: self.min_phy_offset)
+
+        self.joiner = Joiner(self.bucket, self.bucket_queues, threads, self.root, local)
+        self._trouble: TierTrouble | None = None
+        self.is_loaded = trio.Event()
+        """Set once the history in the bucket is known."""
+        if config.message_index_enable:
+            self._index_objects = IndexObjects(
+                self.bucket, self._named_indexes, lambda: self.bucket_queues.epoch, self.bucket_queues.begin_of
+            )
+            self.bucket_queues.name_indexes(lambda: self._index_objects.names)
+            self.tier_index = IndexStoreService(
+                self.disk,
+                self.root,
+                replace(
+                    tier,
+                    tiered_store_index_file_max_hash_slot_num=min(
+                        tier.tiered_store_index_file_max_hash_slot_num, _MOST_SLOTS
+                    ),
+                    tiered_store_index_file_max_index_num=min(tier.tiered_store_index_file_max_index_num, _MOST_KEYS),
+                ),
+                self._index_objects,
+                persist=self._save_indexes,
+                wall_ms=self.clock.wall_ms,
+                seal_after_ms=_SEAL_AFTER_MS,
+            )
+        self.uploads = BucketUploads(
+            tier,
+            self.queues,
+            builder,
+            self.bucket_queues,
+            self.tier_index,
+            StateFiles(self.disk, self.root, self.clock.monotonic),
+            excluded=self.is_excluded,
+            uploadable=self._uploadable,
+            wall_ms=self.clock.wall_ms,
+            random=self._random,
+        )
+        if not self.replication.is_slave:
+            self.queues.on_growing = self.uploads.note
+            self.hold_log(TieredMessages(self.uploads))
+        self._read_tier(self.tier_index)
+
+    def _named_indexes(self) -> Sequence[str]:
+        return self.manifest.root.indexes if self.manifest.root is not None else ()
+
+    async def _save_indexes(self) -> None:
+        """Let the root name the uploaded index files. Raises OSError."""
+        before, names = set(self._named_indexes()), self._index_objects.names
+        if names is None or set(names) == before:
+            return
+        try:
+            await self.uploads.save()
+        except FencedError as error:
+            self._fenced(error)
+            raise OSError(str(error)) from error
+        self.bucket_queues.discard(sorted(before - set(names)))
+
+    @property
+    def tier_queues(self) -> BucketQueues:
+        """See TieredStore."""
+        return self.bucket_queues
+
+    @property
+    def tier_uploads(self) -> BucketUploads:
+        """See TieredStore."""
+        return self.uploads
+
+    def tier_trouble(self) -> TierTrouble | None:
+        """See MessageStore. The codes are tier_away, tier_fenced and tier_damaged."""
+        if self._trouble is not None or not self.uploads.problem:
+            return self._trouble
+        return TierTrouble(AWAY, self._away(self.uploads.problem))
+
+    def _away(self, error: str) -> str:
+        bucket = self.tier.tiered_store_bucket
+        return f"the bucket {bucket} cannot be used, messages wait on the local disk and uploads are repeated: {error}"
+
+    # -- lifecycle
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator["BucketMessageStore"]:
+        """See MessageStore. Raises StoreLoadError also if the disk is empty and the bucket cannot be read."""
+        if not self.replication.is_slave and await self.disk.run(is_empty, self.disk, self.config):
+            await self._restore()
+        self._starts = await self.disk.run(read_restored, self.disk, self.root)
+        async with super().opened():
+            self._begin_queues(self._starts)
+            async with trio.open_nursery() as nursery:
+                finished = trio.Event()
+                nursery.start_soon(self._run_tier, finished)
+                nursery.start_soon(self._run_expiry)
+                nursery.start_soon(self.fetcher.run)
+                with trio.move_on_after(_START_SECONDS):
+                    await self.is_loaded.wait()
+                try:
+                    yield self
+                finally:
+                    with trio.CancelScope(shield=True):
+                        await self._stop_tier(finished)
+                    nursery.cancel_scope.cancel()
+
+    async def _restore(self) -> None:
+        try:
+            await self.manifest.load()
+            if self.manifest.root is None:
+                return
+            found = await restore(self.disk, self.config, self.bucket, self.manifest)
+        except (OSError, BucketFormatError) as error:
+            raise StoreLoadError(
+                f"the directory {self.root} is empty, and the history of the broker cannot be read from the bucket "
+                f"{self.tier.tiered_store_bucket}: {error}. Start again when it can be read, or configure the broker "
+                "without a tier to start with nothing"
+            ) from error
+        _log.warning("store_restored_from_bucket", log_start=found.log_start, queues=len(found.queues))
+        for queue in found.queues:
+            if queue.missing > 0:
+                _log.warning(
+                    "messages_not_in_tier", topic=queue.topic, queue=queue.queue_id, begin=queue.end, end=queue.start
+                )
+
+    def _begin_queues(self, starts: dict[tuple[str, int], int]) -> None:
+        """Let the queues of a restored store that have no message yet begin where they should."""
+        for (topic, queue_id), start in starts.items():
+            if start and self.queues.peek_next_offset(topic, queue_id) < start:
+                self.queues.find_or_create(topic, queue_id).start_at(start)
+
+    async def _run_tier(self, finished: trio.Event) -> None:
+        try:
+            if self.replication.is_slave:
+                await self._follow()
+            elif await self._open_tier(self._claim):
+                self._continue_queues()
+                await self._open_index()
+                async with trio.open_nursery() as nursery:
+                    if self.tier_index is not None:
+                        nursery.start_soon(self.tier_index.run)
+                    nursery.start_soon(self._run_upkeep)
+                    await self.uploads.run()
+                    nursery.cancel_scope.cancel()
+        except FencedError as error:
+            self._fenced(error)
+        finally:
+            finished.set()
+
+    async def _open_index(self) -> None:
+        """Open the key index, and put the keys that it has not: before uploads put those of later messages."""
+        index = self.tier_index
+        if index is None:
+            return
+        pauses = Backoff(self._random)
+        objects = self._index_objects
+
+        async def complete() -> None:
+            await complete_index(index, objects.upto, self.bucket, self.manifest, self.bucket_queues)
+
+        steps: list[Callable[[], Awaitable[None]]] = [index.recover, complete]
+        while steps and not self.uploads.is_stopping:
+            try:
+                await steps[0]()
+            except OSError as error:
+                _log.error("tiered_index_not_completed", error=str(error))
+                await self.uploads.wait_until_stop(pauses.next())
+                continue
+            except BucketFormatError as error:  # keys of what follows may not be found
+                _log.error("tiered_index_not_completed", error=str(error))
+            del steps[0]
+
+    def _fenced(self, error: FencedError) -> None:
+        self._trouble = TierTrouble(FENCED, f"nothing is uploaded until the next start: {error}")
+        self.uploads.fenced = True
+        _log.error("tier_fenced", bucket=self.tier.tiered_store_bucket, reason=str(error))
+
+    async def _open_tier(self, read: Callable[[], Awaitable[None]]) -> bool:
+        """Read the manifest, again and again until it succeeds. Returns False if it never will. Raises FencedError."""
+        pauses = Backoff(self._random)
+        while not self.uploads.is_stopping:
+            try:
+                await read()
+            except OSError as error:
+                if self._trouble is None:
+                    _log.error("tier_not_readable", bucket=self.tier.tiered_store_bucket, error=str(error))
+                self._trouble = TierTrouble(AWAY, self._away(str(error)))
+            except FencedError:
+                self.is_loaded.set()  # what was read is served
+                raise
+            except BucketFormatError as error:
+                self._trouble = TierTrouble(DAMAGED, f"nothing is uploaded, and older messages cannot be read: {error}")
+                _log.error("tier_damaged", bucket=self.tier.tiered_store_bucket, error=str(error))
+                return False
+            else:
+                if self._trouble is not None:
+                    _log.info("tier_readable", bucket=self.tier.tiered_store_bucket)
+                self._trouble = None
+                self.is_loaded.set()
+                return True
+            await self.uploads.wait_until_stop(pauses.next())
+        return False
+
+    async def _claim(self) -> None:
+        await self.bucket_queues.load()
+        if self.commit_log.max_offset < self.manifest.end:
+            # Log offsets would be given twice. Reads go on: each store serves what it has.
+            raise FencedError(
+                f"the bucket has messages up to log offset {self.manifest.end}, and the log of this broker ends at "
+                f"{self.commit_log.max_offset}: restore the store from the bucket (mqstore tiered restore)"
+            )
+        leadership = self.replication.leadership
+        await self.bucket_queues.claim(leadership.epoch if leadership is not None else 0)
+
+    async def _follow(self) -> None:
+        """A slave: read the manifest, and read it again from time to time."""
+        while await self._open_tier(self.bucket_queues.load):
+            await self.uploads.wait_until_stop(_READ_AGAIN)
+
+    async def _stop_tier(self, finished: trio.Event) -> None:
+        """Upload what waits; what remains stays local, and the next start goes on with it."""
+        self.uploads.stop()
+        with trio.move_on_after(_STOP_SECONDS):
+            await finished.wait()
+            if self.manifest.is_owner and self._trouble is None:
+                try:
+                    await self.uploads.upload_all()
+                except (OSError, FencedError) as error:
+                    _log.error("tier_not_complete", bucket=self.tier.tiered_store_bucket, error=str(error))
+        if self.tier_index is not None:
+            await self.tier_index.close(upload=False)  # the next start goes on with the local files
+
+    async def _run_upkeep(self) -> None:
+        """Join objects, and delete what does not belong to the history any more."""
+        pauses = Backoff(self._random)
+        failed = False
+        next_search = self.clock.monotonic() + _SEARCH_AFTER
+        replaced: list[str] = []
+        while not self.uploads.fenced:
+            try:
+                found = await self.joiner.join_next(self.clock.wall_ms())
+                replaced += found
+                if replaced:
+                    await self.uploads.save()
+                    self.bucket_queues.discard(replaced)
+                    replaced = []
+                await self.bucket_queues.garbage.delete_due()
+                if self.clock.monotonic() >= next_search:
+                    await self.delete_garbage()
+                    next_search = self.clock.monotonic() + _SEARCH_AGAIN
+            except FencedError as error:
+                self._fenced(error)
+                return
+            except (OSError, BucketFormatError) as error:
+                if not failed:
+                    _log.error("tier_upkeep_failed", bucket=self.tier.tiered_store_bucket, error=str(error))
+                failed = True
+                await trio.sleep(pauses.next())
+                continue
+            if failed:
+                _log.info("tier_upkeep_resumed", bucket=self.tier.tiered_store_bucket)
+            failed = False
+            pauses.reset()
+            await trio.sleep(0 if found else _UPKEEP)
+
+    async def delete_garbage(self) -> int:
+        """Delete what interrupted writes have left in the bucket; return the number. Raises OSError."""
+        grace = self.tier.tiered_store_bucket_grace_time
+        found = await find_garbage(self.bucket, self.manifest, self.clock.wall_ms(), grace)
+        names = [info.name for info in found]
+        for at in range(0, len(names), _AT_ONCE):
+            await self.bucket.delete(names[at : at + _AT_ONCE])
+        if names:
+            _log.info("tier_garbage_deleted", bucket=self.tier.tiered_store_bucket, count=len(names))
+        return len(names)
+
+    async def _run_expiry(self) -> None:
+        while True:
+            await trio.sleep(self.tier.tiered_store_delete_file_interval / 1000)
+            if self.tier.tiered_store_delete_file_enable:
+                await self.expire_tier()
+
+    async def expire_tier(self) -> int:
+        """Delete the objects whose messages are all older than the reserved time. Returns their number."""
+        if not self.manifest.is_owner or self.uploads.fenced:
+            return 0
+        before = self.clock.wall_ms() - self.bucket_queues.reserved_ms("")
+        try:
+            count = await self.bucket_queues.expire(before)
+        except OSError as error:
+            _log.error("tiered_segment_not_deleted", bucket=self.tier.tiered_store_bucket, error=str(error))
+            return 0
+        except FencedError as error:
+            self._fenced(error)
+            return 0
+        if count:
+            _log.info("tiered_segments_deleted", count=count)
+        return count
+
+    # -- reads
+
+    def _tier_may_have(self, topic: str, queue_id: int, offset: int) -> bool:
+        """Whether only a bucket whose manifest was not read yet can have a message."""
+        if self.is_loaded.is_set() or self._level is TieredStorageLevel.DISABLE:
+            return False
+        queue = self.find_queue(topic, queue_id)
+        return queue is None or offset < queue.min_offset
+
+    def _get(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_count: int,
+        max_bytes: int,
+        filter: MessageFilter | None,
+        group: str = "",
+    ) -> GetMessageResult | None:
+        if self._tier_may_have(topic, queue_id, offset):
+            return GetMessageResult(
+                GetMessageStatus.OFFSET_FOUND_NULL, offset, offset, self.max_offset(topic, queue_id)
+            )
+        return super()._get(topic, queue_id, offset, max_count, max_bytes, filter, group)

@@ -1,0 +1,91 @@
+"""Objects that belong to the history no more: replaced by a join, expired, or left behind by an interrupted write.
+
+They are deleted after a grace: consumers, slaves and queries that have read the manifest before still read them.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from trimq.broker.store.tiered.bucket.bucket import Bucket
+from trimq.broker.store.tiered.bucket.manifest import Manifest
+from trimq.broker.store.tiered.bucket.manifest_reads import may_be_named
+from trimq.broker.store.tiered.bucket.object_store import ObjectInfo
+from trimq.protocol.bucket_manifest import Root
+from trimq.protocol.bucket_names import ROOT, parse_name
+
+_AT_ONCE: Final = 1000
+
+
+class Garbage:
+    """The names that wait for their deletion. Those of a process that ends are found by ``find_garbage``."""
+
+    def __init__(self, bucket: Bucket, monotonic: Callable[[], float], grace_ms: int) -> None:
+        self._bucket = bucket
+        self._monotonic = monotonic
+        self._grace = grace_ms / 1000
+        self._waiting: deque[tuple[float, str]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, names: Sequence[str]) -> None:
+        """Objects that the root does not name any more."""
+        due = self._monotonic() + self._grace
+        self._waiting.extend((due, name) for name in names)
+
+    async def delete_due(self) -> int:
+        """Delete what has waited long enough; return the number of objects. Raises OSError; then they still wait."""
+        now, count = self._monotonic(), 0
+        while self._waiting and self._waiting[0][0] <= now:
+            names = [name for due, name in self._waiting if due <= now][:_AT_ONCE]
+            await self._bucket.delete(names)
+            for _ in names:
+                self._waiting.popleft()
+            count += len(names)
+        return count
+
+
+async def find_garbage(bucket: Bucket, manifest: Manifest, now_ms: int, grace_ms: int) -> list[ObjectInfo]:
+    """The objects of the broker that the manifest does not name, and that are older than the grace.
+
+    ``manifest``: just loaded, or the owner's. The clock of the object store counts, as far as its newest object shows
+    it: this machine's may be ahead of it, and then what is being written now would be old. Raises OSError.
+    """
+    root = manifest.root
+    if root is None:
+        return []
+    found: list[ObjectInfo] = []
+    newest, after = 0, ""
+    while True:
+        listed = await bucket.list("", after, _AT_ONCE)
+        # After the listing: what was written meanwhile is named now.
+        named = set(_named(manifest, root))
+        found += [info for info in listed if info.name not in named and not _may_be_named(info.name, manifest, root)]
+        newest = max([newest, *(info.modified_ms for info in listed)])
+        if len(listed) < _AT_ONCE:
+            before = min(now_ms, newest) - grace_ms
+            return [info for info in found if info.modified_ms < before]
+        after = listed[-1].name
+
+
+def _named(manifest: Manifest, root: Root) -> Iterator[str]:
+    yield ROOT
+    for ref in root.pages:
+        yield ref.name
+    if root.state:
+        yield root.state
+    yield from root.indexes
+    for entry in manifest.entries:
+        if entry.object.length:
+            yield entry.object.name
+
+
+def _may_be_named(name: str, manifest: Manifest, root: Root) -> bool:
+    """Whether a broker, which may only have been frozen, can still make this object a part of the history."""
+    parts = parse_name(name)
+    if parts is not None:
+        if parts.epoch > root.epoch:
+            return True
+        return parts.epoch == root.epoch and not parts.generation and parts.begin >= manifest.end
+    return may_be_named(name, root)

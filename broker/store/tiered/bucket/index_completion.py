@@ -1,0 +1,176 @@
+"""After a start: puts the keys into the tier's index that are in none of its files.
+
+These are the keys of messages that were uploaded behind the last uploaded index file, as far as no local file has them:
+after a restore there is no local one. The objects are read again in the order of the log. Keys that are put twice do no
+harm: a query returns each message once.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple, Protocol
+
+import structlog
+import trio
+
+from trimq.broker.store.tiered.bucket.bucket import Bucket
+from trimq.broker.store.tiered.bucket.manifest import Manifest
+from trimq.protocol.bucket_manifest import Entry
+from trimq.protocol.bucket_object import Block, BucketFormatError, block_crc
+from trimq.protocol.index_batch import make_batch
+from trimq.protocol.message_keys import index_keys_of
+from trimq.protocol.queue_unit import UNIT, UNIT_SIZE
+from trimq.protocol.record import RecordError, decode_head
+from trimq.protocol.tiered_index_batch import KeyItems, KeysOfMessage, items_of
+
+_log: Final = structlog.get_logger(__name__)
+
+_READ: Final = 4 * 1024 * 1024
+"""Blocks that follow each other are read together up to so many bytes."""
+_AT_ONCE: Final = 64
+
+
+class CompletableIndex(Protocol):
+    """The key index (IndexStoreService)."""
+
+    def indexed_until(self, topic_id: int, queue_id: int) -> int | None:
+        """See IndexStoreService."""
+        ...
+
+    def put_items(self, topic_id: int, queue_id: int, items: KeyItems, end: int) -> None:
+        """See IndexStoreService."""
+        ...
+
+    async def fill(self) -> None:
+        """See IndexStoreService. Raises OSError."""
+        ...
+
+    async def flush(self) -> None:
+        """See IndexStoreService."""
+        ...
+
+
+class TopicIds(Protocol):
+    """The numbers of topics in the index (BucketQueues)."""
+
+    def topic_id(self, topic: str) -> int:
+        """See BucketQueues."""
+        ...
+
+
+class _Run(NamedTuple):
+    """Blocks of an object that follow each other there."""
+
+    blocks: list[Block]
+
+    @property
+    def begin(self) -> int:
+        return self.blocks[0].position
+
+    @property
+    def length(self) -> int:
+        return self.blocks[-1].position + self.blocks[-1].length - self.begin
+
+
+async def complete_index(
+    index: CompletableIndex, upto: int, bucket: Bucket, manifest: Manifest, topics: TopicIds
+) -> int:
+    """Put the missing keys. ``upto``: all keys below this log offset are in uploaded files.
+
+    Returns the number of messages read. Raises OSError, BucketFormatError.
+    """
+    count = 0
+    for entry in list(manifest.entries):
+        missing = {
+            (stretch.topic, stretch.queue_id)
+            for stretch in entry.stretches
+            if stretch.messages
+            and stretch.last_physical >= _begin(index, upto, topics, stretch.topic, stretch.queue_id)
+        }
+        if missing:
+            count += await _complete(index, upto, bucket, manifest, topics, entry, missing)
+    await index.flush()
+    if count:
+        _log.info("tiered_index_completed", messages=count)
+    return count
+
+
+def _begin(index: CompletableIndex, upto: int, topics: TopicIds, topic: str, queue_id: int) -> int:
+    return max(upto, index.indexed_until(topics.topic_id(topic), queue_id) or 0)
+
+
+async def _complete(
+    index: CompletableIndex,
+    upto: int,
+    bucket: Bucket,
+    manifest: Manifest,
+    topics: TopicIds,
+    entry: Entry,
+    missing: set[tuple[str, int]],
+) -> int:
+    directory = await manifest.read_directory(entry.object)
+    begins = {key: _begin(index, upto, topics, *key) for key in missing}
+    wanted = [
+        block
+        for block in directory.blocks()
+        if (block.topic, block.queue_id) in begins and block.last_physical >= begins[block.topic, block.queue_id]
+    ]
+    count = 0
+    for run in _runs(sorted(wanted, key=_position)):
+        data = memoryview(await bucket.read_range(entry.object.name, run.begin, run.length))
+        for block in run.blocks:
+            at = block.position - run.begin
+            part = data[at : at + block.length]
+            if len(part) != block.length or block_crc(part, ()) != block.crc:
+                raise BucketFormatError(
+                    f"{entry.object.name} in the bucket: the messages of {block.topic}/{block.queue_id} from "
+                    f"{block.offset} on are damaged"
+                )
+            count += await _put(index, topics, block, part, begins[block.topic, block.queue_id])
+    return count
+
+
+def _position(block: Block) -> int:
+    return block.position
+
+
+def _runs(blocks: Sequence[Block]) -> Iterator[_Run]:
+    run: _Run | None = None
+    for block in blocks:
+        if run is not None and run.begin + run.length == block.position and run.length + block.length <= _READ:
+            run.blocks.append(block)
+            continue
+        if run is not None:
+            yield run
+        run = _Run([block])
+    if run is not None:
+        yield run
+
+
+async def _put(index: CompletableIndex, topics: TopicIds, block: Block, data: Any, begin: int) -> int:
+    """Put the keys of a block. Returns the number of messages."""
+    topic_id = topics.topic_id(block.topic)
+    at = block.messages * UNIT_SIZE
+    units = list(UNIT.iter_unpack(data[:at]))
+    messages: list[KeysOfMessage] = []
+    batch = make_batch()
+    count = 0
+    for number, (physical, size, _) in enumerate(units):
+        record = bytes(data[at : at + size])
+        at += size
+        if physical >= begin:
+            count += 1
+            try:
+                head = decode_head(record)
+            except RecordError:
+                pass  # damaged: readers skip it
+            else:
+                text = str(record[head.properties_at : head.properties_end], "utf-8", "replace")
+                keys = index_keys_of(text)
+                messages.append(
+                    KeysOfMessage(block.topic, topic_id, block.queue_id, keys, physical, size, head.store_timestamp)
+                )
+        if len(messages) >= _AT_ONCE or (number == len(units) - 1 and count):
+            index.put_items(topic_id, block.queue_id, items_of(batch, messages), physical + size)
+            messages = []
+            await index.fill()
+            await trio.lowlevel.checkpoint()
+    return count

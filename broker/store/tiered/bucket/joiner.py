@@ -1,0 +1,186 @@
+"""Joins objects in the background: the messages of a queue that were uploaded in many objects come to stand together.
+
+A join takes objects that follow each other in the log, up to 1 GiB, and writes segments: one for each queue with much
+in them, and one for all others. Memory stays at a part of an upload. Then the manifest names the segments, and after
+the grace the old objects go. What an interrupted join has written is garbage.
+
+Segments are joined again while they are small: with many queues or few messages they grow over generations.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+from trimq.broker.store.disk.disk import Disk
+from trimq.broker.store.tiered.bucket.bucket import Bucket
+from trimq.broker.store.tiered.bucket.bucket_queues import BucketQueues
+from trimq.broker.store.tiered.bucket.join_sources import NotLocalError, Piece, Source, SpoolSource
+from trimq.broker.store.tiered.bucket.object_builder import ObjectBuilder
+from trimq.protocol.bucket_manifest import Entry, StoredObject, stretches_of
+from trimq.protocol.bucket_object import BLOCK_BYTES, Kind, ObjectHeader
+
+JOIN_BYTES: Final = 1024 * 1024 * 1024
+"""A join takes no more than this, and what has half of it is not joined again."""
+JOIN_OBJECTS: Final = 256
+"""So many upload objects are joined, however small they are."""
+JOIN_SEGMENTS: Final = 16
+"""The same for the results of earlier joins."""
+PART_SIZE: Final = 16 * 1024 * 1024
+LARGE_PART: Final = 32
+"""A queue with this part of a join, or more, gets a segment of its own, if that is PART_SIZE at least."""
+SPOOL: Final = "tier.join"
+
+
+class Window(NamedTuple):
+    """What one upload or one join has written: entries of one stretch of the log."""
+
+    begin: int
+    end: int
+    generation: int
+    entries: list[Entry]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all objects."""
+        return sum(entry.object.length for entry in self.entries)
+
+
+def windows_of(entries: Sequence[Entry]) -> list[Window]:
+    """The windows of a manifest in the order of the log, without what has expired."""
+    found: list[Window] = []
+    for entry in entries:
+        begin, end, generation = entry.object[:3]
+        if not entry.object.length:
+            continue
+        if found and found[-1][:3] == (begin, end, generation):
+            found[-1].entries.append(entry)
+        else:
+            found.append(Window(begin, end, generation, [entry]))
+    return found
+
+
+def choose(windows: Sequence[Window], saved: int) -> list[Window]:
+    """The windows that are joined next; empty if none are.
+
+    ``saved``: only what lies before this log offset, which the root's pages have.
+    """
+    run: list[Window] = []
+    for window in [window for window in windows if window.end <= saved]:
+        if window.generation and window.size >= JOIN_BYTES // 2:
+            run = []
+            continue
+        if run and window.generation != run[-1].generation:
+            run = []
+        run.append(window)
+        most = JOIN_SEGMENTS if window.generation else JOIN_OBJECTS
+        size = sum(one.size for one in run)
+        if len(run) > 1 and (size >= JOIN_BYTES or len(run) >= most):
+            return run[:-1] if size > JOIN_BYTES and len(run) > 2 else run
+    return []
+
+
+class Joiner:
+    """The joins of an owner. Belongs to the event loop."""
+
+    def __init__(
+        self, bucket: Bucket, queues: BucketQueues, disk: Disk, root: str, local: Callable[[Sequence[Entry]], Source]
+    ) -> None:
+        """``root``: the directory of the store, where the spool is. ``local``: makes a LogSource of entries."""
+        self._bucket = bucket
+        self._queues = queues
+        self._disk = disk
+        self._spool = f"{root}/{SPOOL}"
+        self._local = local
+        self._number = 0
+        self.joins = 0
+        self.bytes = 0
+        """Bytes of messages that were joined."""
+
+    async def join_next(self, now_ms: int) -> list[str]:
+        """Do the next join. Returns the names of what is not needed any more; empty if there is nothing to join.
+
+        The manifest has the result then. Once the root names it, these objects are garbage. Raises OSError,
+        BucketFormatError.
+        """
+        manifest = self._queues.manifest
+        saved = manifest.root.end if manifest.root is not None else 0
+        chosen = choose(windows_of(manifest.entries), saved)
+        if not chosen:
+            return []
+        entries = [entry for window in chosen for entry in window.entries]
+        header = ObjectHeader(Kind.SEGMENT, self._queues.epoch, chosen[0].begin, chosen[-1].end, now_ms)
+        generation = chosen[0].generation + 1
+        written: list[str] = []
+        try:
+            new = await self._write_all(self._local(entries), header, generation, written)
+        except NotLocalError:
+            async with SpoolSource.copied(self._disk, self._spool, self._bucket, manifest, entries) as source:
+                new = await self._write_all(source, header, generation, written)
+        if self._has_changed(entries):
+            return written
+        self._queues.replace(entries, new)
+        self.joins += 1
+        self.bytes += sum(stretch.size for entry in new for stretch in entry.stretches)
+        named = {entry.object.name for entry in new}
+        return [*(entry.object.name for entry in entries), *(name for name in written if name not in named)]
+
+    def _has_changed(self, entries: Sequence[Entry]) -> bool:
+        """Whether some objects have expired meanwhile, or lost a topic that was deleted."""
+        now = {entry.object: entry for entry in self._queues.manifest.entries}
+        return any(
+            entry.object not in now or len(now[entry.object].stretches) != len(entry.stretches) for entry in entries
+        )
+
+    async def _write_all(
+        self, source: Source, header: ObjectHeader, generation: int, written: list[str]
+    ) -> list[Entry]:
+        """Write the segments; ``written`` gets the names of all that may be in the bucket."""
+        new: list[Entry] = []
+        for pieces in _parts(source.pieces):
+            self._number = (self._number + 1) % 10_000
+            stored = StoredObject(header.begin, header.end, generation, header.epoch, self._number, 0, 0)
+            written.append(stored.name)
+            new.append(await self._write(source, pieces, header, stored))
+        return new
+
+    async def _write(
+        self, source: Source, pieces: Sequence[Piece], header: ObjectHeader, stored: StoredObject
+    ) -> Entry:
+        """Write a segment of some pieces."""
+        builder = ObjectBuilder(header)
+        size = sum(piece.length for piece in pieces)
+        writer = self._bucket.writer(stored.name, PART_SIZE) if size > PART_SIZE else None
+        sent = 0
+        for piece in pieces:
+            async for batch in source.batches(piece):
+                times = batch.begin_ms, batch.end_ms
+                builder.add(piece.topic, piece.queue_id, batch.offset, batch.units, batch.records, *times)
+                if writer is not None and builder.size - sent >= BLOCK_BYTES:
+                    for part in await self._disk.run(builder.take):
+                        await writer.write(part)
+                    sent = builder.size
+        rest, directory = await self._disk.run(builder.finish)
+        if writer is None:
+            await self._bucket.create(stored.name, rest)
+        else:
+            for part in rest:
+                await writer.write(part)
+            await writer.finish()
+        stored = stored._replace(length=directory.length, directory=directory.position)
+        return Entry(stored, stretches_of(directory))
+
+
+def _parts(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
+    """The pieces of each segment: a queue with much has one of its own."""
+    sizes: dict[tuple[str, int], int] = {}
+    for piece in pieces:
+        key = piece.topic, piece.queue_id
+        sizes[key] = sizes.get(key, 0) + piece.length
+    least = max(PART_SIZE, sum(sizes.values()) // LARGE_PART)
+    shared: list[Piece] = []
+    own: dict[tuple[str, int], list[Piece]] = {}
+    for piece in pieces:
+        key = piece.topic, piece.queue_id
+        (own.setdefault(key, []) if sizes[key] >= least else shared).append(piece)
+    yield from own.values()
+    if shared:
+        yield shared

@@ -1,0 +1,146 @@
+"""Makes an empty directory the store of a broker whose history is in a bucket.
+
+Topics, groups and consumer offsets come from the last upload. The log begins at the first file boundary above all that
+was uploaded, so no message of before gets a second log offset. A queue goes on behind its last uploaded message, and
+behind the offset of each consumer group: what lies between was lost, and its offsets are not given to other messages.
+The history itself stays in the bucket.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from trimq.broker.config import MessageStoreConfig
+from trimq.broker.store.disk.disk import Disk
+from trimq.broker.store.disk.durable_files import make_durable_directory, read_whole, write_durably
+from trimq.broker.store.disk.mapped_file_queue import StoreLoadError
+from trimq.broker.store.tiered.bucket.bucket import Bucket
+from trimq.broker.store.tiered.bucket.manifest import Manifest
+from trimq.protocol import lenient_json
+from trimq.protocol.bucket_object import BucketFormatError
+from trimq.protocol.bucket_state import decode_state
+from trimq.protocol.file_names import offset_name
+
+RESTORED: Final = "config/tierRestored.json"
+"""Where the queues of a restored store begin: it holds until each of them has a message."""
+_OFFSETS: Final = "consumerOffset.json"
+
+
+class _Starts(msgspec.Struct):
+    """The file RESTORED: topic to queue id to the offset of its next message."""
+
+    queues: dict[str, dict[int, int]]
+
+
+class RestoredQueue(NamedTuple):
+    """A queue: where its messages in the bucket begin and end, and the offset of its next message."""
+
+    topic: str
+    queue_id: int
+    begin: int
+    end: int
+    start: int
+
+    @property
+    def missing(self) -> int:
+        """Messages that consumers had already got, and that are not in the bucket."""
+        return self.start - self.end
+
+
+class Restored(NamedTuple):
+    """What was restored: where the log begins, the queues, the names of the state files."""
+
+    log_start: int
+    queues: list[RestoredQueue]
+    files: list[str]
+
+
+def is_empty(disk: Disk, config: MessageStoreConfig) -> bool:
+    """Whether a directory holds neither a log nor queues. Blocks."""
+    return not disk.list(str(config.commit_log_path)) and not disk.list(f"{config.root}/consumequeue")
+
+
+async def restore(disk: Disk, config: MessageStoreConfig, bucket: Bucket, manifest: Manifest) -> Restored:
+    """Make the directory of ``config``, which ``is_empty``, the store of the manifest's broker.
+
+    A restore that was interrupted is repeated as a whole: the file of the log comes last. Raises OSError,
+    BucketFormatError.
+    """
+    state = await read_state(bucket, manifest)
+    queues = list(_queues(manifest, state))
+    size = config.mapped_file_size_commit_log
+    log_start = -(-manifest.end // size) * size
+    starts: dict[str, dict[int, int]] = {}
+    for queue in queues:
+        starts.setdefault(queue.topic, {})[queue.queue_id] = queue.start
+
+    def write() -> None:
+        root, log = str(config.root), str(config.commit_log_path)
+        make_durable_directory(disk, f"{root}/config")
+        make_durable_directory(disk, log)
+        for name, data in state.items():
+            write_durably(disk, f"{root}/config/{name}", data)
+        write_durably(disk, f"{root}/{RESTORED}", msgspec.json.encode(_Starts(starts)))
+        path = f"{log}/{offset_name(log_start)}"
+        fd = disk.create(path, size)
+        disk.close(fd)
+        disk.sync_directory(log)
+
+    await disk.run(write)
+    return Restored(log_start, queues, list(state))
+
+
+async def read_state(bucket: Bucket, manifest: Manifest) -> dict[str, bytes]:
+    """The state files as of the last upload that has them. Raises OSError, BucketFormatError."""
+    for entry in reversed(manifest.chain):
+        directory = await manifest.read_directory(entry.object)
+        if directory.state_length:
+            data = await bucket.read_range(entry.object.name, directory.state_position, directory.state_length)
+            return decode_state(directory.checked_state(bytes(data)))
+    if manifest.root is None or not manifest.root.state:
+        return {}
+    return decode_state((await bucket.read(manifest.root.state)).data)
+
+
+def _queues(manifest: Manifest, state: Mapping[str, bytes]) -> Iterator[RestoredQueue]:
+    ranges: dict[tuple[str, int], tuple[int, int]] = {}
+    for entry in manifest.entries:
+        for stretch in entry.stretches:
+            key = stretch.topic, stretch.queue_id
+            begin, end = ranges.get(key, (stretch.offset, stretch.end))
+            ranges[key] = min(begin, stretch.offset), max(end, stretch.end)
+    consumed = _consumed(state.get(_OFFSETS, b"{}"))
+    for key in sorted({*ranges, *consumed}):
+        begin, end = ranges.get(key, (0, 0))
+        yield RestoredQueue(*key, begin, end, max(end, consumed.get(key, 0)))
+
+
+def _consumed(data: bytes) -> dict[tuple[str, int], int]:
+    """The greatest offset of a group by topic and queue. Raises BucketFormatError."""
+    found: dict[tuple[str, int], int] = {}
+    try:
+        table: Any = lenient_json.loads(data).get("offsetTable", {})
+        for name, offsets in table.items():
+            topic = name.partition("@")[0]
+            for queue_id, offset in offsets.items():
+                key = topic, int(queue_id)
+                found[key] = max(found.get(key, 0), int(offset))
+    except (ValueError, AttributeError, TypeError) as error:
+        raise BucketFormatError(f"{_OFFSETS} in the bucket is damaged") from error
+    return found
+
+
+def read_restored(disk: Disk, root: str) -> dict[tuple[str, int], int]:
+    """Where the queues of a restored store begin; empty for another store. Blocks.
+
+    Raises OSError, StoreLoadError.
+    """
+    data = read_whole(disk, f"{root}/{RESTORED}")
+    if data is None:
+        return {}
+    try:
+        table = msgspec.json.decode(data, type=_Starts).queues
+    except msgspec.DecodeError as error:
+        raise StoreLoadError(f"{root}/{RESTORED} is damaged: restore the store from the bucket again") from error
+    return {(topic, queue_id): start for topic, queues in table.items() for queue_id, start in queues.items()}

@@ -1,0 +1,441 @@
+"""Uploads messages to a bucket: one object holds a stretch of the log for all queues.
+
+An object is closed at 16 MiB of the log, or when its first message has waited for tieredStoreGroupCommitTimeout: so the
+number of requests grows with the bytes and the time, and not with the number of queues. Objects follow each other in
+the order of the log: each begins where the one before ends. What is not on the device yet, or not confirmed, is not
+uploaded.
+
+An upload that fails is repeated, with the same end, after a pause that grows to a minute. Nothing is kept in memory
+meanwhile: the messages are read again, and their log files are held (tiered_messages.py).
+"""
+
+from collections.abc import Callable, Iterator
+from random import Random
+from typing import Final
+
+import structlog
+import trio
+
+from trimq.broker.store.queue.consume_queue import ConsumeQueue
+from trimq.broker.store.queue.consume_queue_store import ConsumeQueueStore
+from trimq.broker.store.tiered.access.batch import AS_IN_LOG, BatchBuilder, Buffer, Limits
+from trimq.broker.store.tiered.access.tier_parts import Backlog, KeyIndex
+from trimq.broker.store.tiered.bucket.backoff import Backoff
+from trimq.broker.store.tiered.bucket.bucket_queue import BucketQueue
+from trimq.broker.store.tiered.bucket.bucket_queues import BucketQueues
+from trimq.broker.store.tiered.bucket.object_builder import ObjectBuilder
+from trimq.broker.store.tiered.bucket.state_files import StateFiles
+from trimq.broker.tiered_config import TieredStoreConfig
+from trimq.protocol.bucket_manifest import Entry, StoredObject, stretches_of
+from trimq.protocol.bucket_names import ObjectName
+from trimq.protocol.bucket_object import BLOCK_MESSAGES, Kind, ObjectHeader
+from trimq.protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE
+from trimq.protocol.tiered_index_batch import KeyItems
+
+_log: Final = structlog.get_logger(__name__)
+
+OBJECT_BYTES: Final = 16 * 1024 * 1024
+"""An object covers no more of the log than this, unless its first message alone is larger."""
+OBJECTS_A_ROOT: Final = 64
+"""The root is replaced after so many objects: a start has to read the directories of no more."""
+_LOOK: Final = 1.0
+_SLICE: Final = 500
+_MOST_WAITING: Final = 8192
+"""With more keys that wait for space in the index, nothing is uploaded: they take memory."""
+
+
+class _Pending:
+    """A queue with messages that are not uploaded."""
+
+    __slots__ = ("queue", "since")
+
+    def __init__(self, queue: ConsumeQueue, since: int) -> None:
+        self.queue = queue
+        self.since = since
+
+
+class _ObjectMemory(Buffer):
+    """The memory of the records of one object. What it holds is valid until ``clear``."""
+
+    def __init__(self) -> None:
+        super().__init__(bytearray())
+        self._used = 0
+
+    def view(self, size: int) -> memoryview:
+        """So many bytes that no other view has."""
+        if self._used + size > len(self.memory):
+            self.memory = bytearray(max(size, OBJECT_BYTES))
+            self._used = 0
+        self._used += size
+        return memoryview(self.memory)[self._used - size : self._used]
+
+    def clear(self) -> None:
+        """Use the memory again."""
+        self._used = 0
+
+    def release(self) -> None:
+        """Free the memory."""
+        self.memory = bytearray()
+        self._used = 0
+
+
+class _Stretch:
+    """What an object is made of. ``keys``: (topic id, queue id, items, log offset behind) of each batch."""
+
+    def __init__(self, begin: int, end: int) -> None:
+        self.begin = begin
+        self.end = end
+        self.messages = 0
+        self.bytes = 0
+        self.keys: list[tuple[int, int, KeyItems, int]] = []
+        self.counts: list[tuple[BucketQueue, int]] = []
+
+
+class BucketUploads:
+    """The uploads of a store. ``note`` is called for each queue that gets messages."""
+
+    def __init__(  # noqa: PLR0913 - the parts of a tier meet here
+        self,
+        config: TieredStoreConfig,
+        queues: ConsumeQueueStore,
+        builder: BatchBuilder,
+        tier: BucketQueues,
+        index: KeyIndex | None,
+        state: StateFiles,
+        *,
+        excluded: Callable[[str], bool],
+        uploadable: Callable[[], int],
+        wall_ms: Callable[[], int],
+        random: Random,
+    ) -> None:
+        """``excluded``: whether a topic stays local. ``uploadable``: everything below this log offset is durable."""
+        self.config = config
+        self._queues = queues
+        self._builder = builder
+        self._tier = tier
+        self._index = index
+        self._state = state
+        self._excluded = excluded
+        self._uploadable = uploadable
+        self._wall_ms = wall_ms
+        self._pending: dict[tuple[str, int], _Pending] = {}
+        self._position = 0
+        """All messages below this log offset are in the bucket; it may be greater than the end of the last object."""
+        self._scanned = False
+        self._attempted: int | None = None
+        """The end of an object whose upload has failed: the next attempt has the same one."""
+        self._next_group = 0.0
+        self._wake = trio.Event()
+        self._stopped = trio.Event()
+        self._memory = _ObjectMemory()
+        self._backoff = Backoff(random)
+        self._not_before = 0.0
+        self.problem = ""
+        """Why nothing is uploaded at the moment."""
+        self.fenced = False
+        """Whether another broker owns the bucket: nothing is uploaded until the next start."""
+        self.messages = 0
+        self.bytes = 0
+        self.objects = 0
+        self.failures = 0
+        self.skipped = 0
+        """Messages that were deleted before they were uploaded."""
+
+    # -- which queues wait
+
+    def note(self, queue: ConsumeQueue) -> None:
+        """A queue has got messages. Called where they are appended."""
+        key = queue.topic, queue.queue_id
+        waiting = self._pending.get(key)
+        # The queue of a deleted topic gives way to the one of a new topic of its name.
+        if (waiting is None or waiting.queue is not queue) and not self._excluded(queue.topic):
+            if not self._pending:
+                self._wake.set()
+            self._pending[key] = _Pending(queue, self._wall_ms())
+
+    async def scan(self) -> None:
+        """Find the queues that had messages before. Once the manifest is loaded."""
+        self._position = self._tier.end
+        for number, (topic, ids) in enumerate(self._queues.topics().items()):
+            if number % _SLICE == _SLICE - 1:
+                await trio.lowlevel.checkpoint()
+            if self._excluded(topic):
+                continue
+            for queue_id in ids:
+                flat = self._tier.find(topic, queue_id)
+                uploaded = flat.commit_offset if flat is not None else 0
+                there = self._queues.peek_next_offset(topic, queue_id)
+                if there < uploaded:
+                    # The log has all that was uploaded (BucketMessageStore), so the topic was deleted and created anew.
+                    self._tier.forget(topic, queue_id)
+                    _log.warning("queue_removed_from_tier", topic=topic, queue=queue_id, begin=there, end=uploaded)
+                if there != uploaded:
+                    queue = self._queues.find(topic, queue_id)
+                    if queue is not None:
+                        self._pending.setdefault((topic, queue_id), _Pending(queue, 0))
+        self._scanned = True
+
+    @property
+    def behind(self) -> int:
+        """The number of messages that wait for their upload."""
+        return sum(backlog.messages for backlog in self.backlogs())
+
+    def backlogs(self) -> Iterator[Backlog]:
+        """What waits in each queue that has something new."""
+        for (topic, queue_id), waiting in list(self._pending.items()):
+            messages = max(0, waiting.queue.next_offset - self._begin(waiting.queue))
+            yield Backlog(topic, queue_id, messages, waiting.since)
+
+    def _begin(self, queue: ConsumeQueue) -> int:
+        """The first offset of a queue that is not uploaded, of those that are still there."""
+        flat = self._tier.find(queue.topic, queue.queue_id)
+        return queue.min_offset if flat is None else max(flat.commit_offset, queue.min_offset)
+
+    async def lowest_waiting(self) -> int | None:
+        """The lowest log offset of a message that is not uploaded, or one below it; None if all are."""
+        if not self.config.tiered_store_protect_local:
+            return None
+        if not self._scanned:
+            return 0
+        return self._position if self._pending else None
+
+    async def count_waiting(self, start: int, end: int) -> int:
+        """The number of such messages between two log offsets. Raises OSError."""
+        count = 0
+        for waiting in list(self._pending.values()):
+            offset = self._begin(waiting.queue)
+            while units := await self._builder.units(waiting.queue, offset, 4096):
+                count += sum(max(start, self._position) <= phy < end and size != FILLER_SIZE for phy, size, _ in units)
+                offset += len(units)
+                if units[-1][0] >= end:
+                    break
+        return count
+
+    # -- the loop
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether ``stop`` was called."""
+        return self._stopped.is_set()
+
+    async def wait_until_stop(self, seconds: float) -> None:
+        """Return after ``stop``, at the latest after so many seconds."""
+        with trio.move_on_after(seconds):
+            await self._stopped.wait()
+
+    def stop(self) -> None:
+        """Begin no further object."""
+        self._stopped.set()
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Upload until ``stop``. Raises FencedError when another broker has taken the bucket."""
+        if not self._scanned:
+            await self.scan()
+        while not self.is_stopping:
+            self._wake = trio.Event()
+            if trio.current_time() >= self._not_before and await self._try(force=False):
+                continue
+            if not self._pending:
+                self._memory.release()
+                await self._wake.wait()
+                continue
+            with trio.move_on_after(_LOOK):
+                await self._wake.wait()
+
+    async def upload_all(self) -> None:
+        """Upload all that may be uploaded now and replace the root. Raises OSError, FencedError."""
+        if not self._scanned:
+            await self.scan()
+        while await self._upload_object(force=True):
+            pass
+        if self._tier.unsaved:
+            await self.save()
+
+    async def save(self) -> None:
+        """Replace the root. Raises OSError, FencedError."""
+        state = await self._state.changed_since_root()
+        await self._tier.save(None if state is None else state.data)
+        if state is not None:
+            self._state.named(state)
+
+    async def _try(self, *, force: bool) -> bool:
+        try:
+            uploaded = await self._upload_object(force=force)
+            if self._tier.unsaved >= OBJECTS_A_ROOT:
+                await self.save()
+        except OSError as error:
+            self.failures += 1
+            self._not_before = trio.current_time() + self._backoff.next()
+            if not self.problem:
+                _log.error("tiered_upload_failed", bucket=self.config.tiered_store_bucket, error=str(error))
+            self.problem = str(error)
+            return False
+        if self.problem and uploaded:
+            _log.info("tiered_upload_resumed", bucket=self.config.tiered_store_bucket, failures=self.failures)
+            self.problem = ""
+            self._backoff.reset()
+        return uploaded
+
+    # -- one object
+
+    async def _upload_object(self, *, force: bool) -> bool:
+        """Upload the next object. Returns False if there is nothing to upload yet. Raises OSError."""
+        limit = self._uploadable()
+        if limit <= self._position:
+            await self._drop_uploaded()
+            return False
+        if not self._pending:
+            self._position = limit  # only messages that stay local
+            return False
+        if not force and self._attempted is None and not self._is_due(limit):
+            return False
+        if self._index is not None and self._index.waiting > _MOST_WAITING:
+            await self._index.fill()
+        end = self._attempted or min(limit, self._position + OBJECT_BYTES)
+        began = self._wall_ms()
+        self._memory.clear()
+        builder = ObjectBuilder(ObjectHeader(Kind.LOG, self._tier.epoch, self._tier.end, end, began))
+        stretch = await self._fill(builder, end, is_edge=end == limit or self._attempted is not None)
+        if stretch.messages:
+            await self._put(builder, stretch)
+        if self.is_stopping and not force:
+            return False
+        self._position = stretch.end
+        await self._drop_uploaded()
+        for waiting in self._pending.values():
+            waiting.since = max(waiting.since, began)
+        return True
+
+    def _is_due(self, limit: int) -> bool:
+        if limit - self._position >= OBJECT_BYTES or not self.config.tiered_store_group_commit:
+            return True
+        first = next(iter(self._pending.values()))
+        # A clock that was set back must not delay an upload until it has caught up.
+        return not 0 <= self._wall_ms() - first.since < self.config.tiered_store_group_commit_timeout
+
+    async def _fill(self, builder: ObjectBuilder, end: int, *, is_edge: bool) -> _Stretch:
+        """Put the messages of all queues that wait, up to a log offset, into an object.
+
+        ``is_edge``: no record lies over ``end``. Otherwise the object ends where such a record begins.
+        """
+        stretch = _Stretch(self._tier.end, end)
+        while True:
+            first = end
+            for _, waiting in sorted(self._pending.items()):
+                queue = waiting.queue
+                offset = await self._fill_queue(builder, stretch, queue, end)
+                if not is_edge and offset < queue.next_offset:
+                    for phy, size, _ in await self._builder.units(queue, offset, 1):
+                        first = min(first, phy if size != FILLER_SIZE else end)
+            stretch.end = first
+            # A single message that is larger than an object.
+            if first > self._position or is_edge:
+                return stretch
+            end = self._position + 2 * (end - self._position)
+            is_edge = False
+
+    async def _fill_queue(self, builder: ObjectBuilder, stretch: _Stretch, queue: ConsumeQueue, end: int) -> int:
+        """Put the next messages of a queue into an object. Returns the offset behind them. Raises OSError."""
+        tier = self._tier.find_or_create(queue.topic, queue.queue_id)
+        offset = max(tier.commit_offset, queue.min_offset)
+        if tier.commit_offset < offset:
+            # Not before: what the log had before the tier was switched on is uploaded as far as it is there.
+            lost = offset - tier.commit_offset if tier.commit_offset else 0
+            self._skip(queue, tier.commit_offset, lost)
+        while offset < queue.next_offset and not queue.deleted:
+            built = await self._builder.build(
+                queue,
+                offset,
+                AS_IN_LOG,
+                Limits(BLOCK_MESSAGES, OBJECT_BYTES, end),
+                tier.topic_id,
+                self._memory,
+                keys=self._index is not None,
+            )
+            if built is None:
+                break
+            if built.batch is None:
+                self._skip(queue, offset, built.skip_to - offset)
+                offset = built.skip_to
+                continue
+            batch = built.batch
+            if UNIT.unpack_from(batch.units)[0] < self._position:
+                # Uploaded before: the bucket has forgotten where the queue ends, since its messages have expired there.
+                offset = await self._first_from(queue, offset, self._position)
+                continue
+            builder.add(queue.topic, queue.queue_id, offset, batch.units, batch.records, batch.begin_ms, batch.end_ms)
+            count = len(batch.units) // UNIT_SIZE
+            offset += count
+            stretch.messages += count
+            stretch.bytes += batch.size
+            stretch.counts.append((tier, count))
+            if self._index is not None:
+                phy, size, _ = UNIT.unpack_from(batch.units, len(batch.units) - UNIT_SIZE)
+                stretch.keys.append((tier.topic_id, queue.queue_id, built.keys, phy + size))
+        return offset
+
+    async def _first_from(self, queue: ConsumeQueue, offset: int, position: int) -> int:
+        """The first offset behind ``offset`` of a message at a log offset or behind it. Raises OSError."""
+        low, high = offset + 1, queue.next_offset
+        while low < high:
+            middle = (low + high) // 2
+            units = await self._builder.units(queue, middle, 1)
+            if units and (units[0][1] == FILLER_SIZE or units[0][0] < position):
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def _skip(self, queue: ConsumeQueue, begin: int, lost: int) -> None:
+        if lost:
+            self.skipped += lost
+            _log.warning("messages_not_in_tier", topic=queue.topic, queue=queue.queue_id, begin=begin, end=begin + lost)
+
+    async def _put(self, builder: ObjectBuilder, stretch: _Stretch) -> None:
+        """Write an object and note what it has. Raises OSError; then nothing counts as uploaded."""
+        state = await self._state.changed()
+        pieces, directory = builder.finish(b"" if state is None else state.data, stretch.end)
+        name = ObjectName(stretch.begin, 0, 0, self._tier.epoch, 0)
+        self._attempted = stretch.end
+        await self._wait_for_rate(stretch.bytes)
+        try:
+            await self._tier.bucket.create(str(name), pieces)
+        except FileExistsError:
+            # Only this owner writes with its epoch: the reply to an earlier attempt was lost.
+            entry = await self._tier.find_upload()
+            stretch.end = entry.object.end
+        else:
+            stored = StoredObject(stretch.begin, stretch.end, 0, name.epoch, 0, directory.length, directory.position)
+            entry = Entry(stored, stretches_of(directory))
+        self._attempted = None
+        if state is not None:
+            self._state.sent(state)
+        self._tier.add(entry)
+        self.objects += 1
+        self.messages += stretch.messages
+        self.bytes += stretch.bytes
+        for tier, count in stretch.counts:
+            tier.uploaded += count
+        if self._index is not None:
+            for topic_id, queue_id, items, end in stretch.keys:
+                self._index.put_items(topic_id, queue_id, items, end)
+            await self._index.fill()
+
+    async def _wait_for_rate(self, size: int) -> None:
+        """Wait until an object of so many bytes may go, or until ``stop``: it waits for the time of those before."""
+        at = max(self._next_group, trio.current_time())
+        self._next_group = at + size / self.config.tiered_store_max_upload_bytes_per_second
+        with trio.move_on_at(at):
+            await self._stopped.wait()
+
+    async def _drop_uploaded(self) -> None:
+        """Forget the queues that have nothing new."""
+        for number, (key, waiting) in enumerate(list(self._pending.items())):
+            if number % _SLICE == _SLICE - 1:
+                await trio.lowlevel.checkpoint()
+            queue = waiting.queue
+            # A dirty queue can get units without ``note``: it is looked at until it is flushed.
+            done = queue.deleted or (self._begin(queue) >= queue.next_offset and not queue.dirty)
+            if done and self._pending.get(key) is waiting:
+                del self._pending[key]
