@@ -148,7 +148,8 @@ def bucket_lines(listing: BucketListing, *, segments: bool) -> Iterator[str]:
     for listed in listing.objects if segments else []:
         yield (
             f"object      log {listed.begin:15} to {listed.end:15}  generation {listed.generation} "
-            f"epoch {listed.epoch} {listed.length:12} bytes, {listed.messages} messages of {listed.queues} queues  {listed.name}"
+            f"epoch {listed.epoch}  {listed.length:12} bytes, {listed.messages} messages of {listed.queues} queues  "
+            f"{listed.name}"
         )
     for file in listing.index:
         times = times_text(time_text(file.begin_timestamp), time_text(file.end_timestamp))

@@ -1,17 +1,18 @@
 """Checks the messages of an object in a bucket, and index files. Plain functions: they may run in threads."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from trimq.protocol.bucket_manifest import StoredObject
-from trimq.protocol.bucket_object import Block, block_crc
+from trimq.protocol.bucket_manifest import StoredObject, Stretch
+from trimq.protocol.bucket_object import Block, Directory, block_crc
 from trimq.protocol.queue_unit import UNIT, UNIT_SIZE
 from trimq.protocol.record import OVERHEAD_V1, RecordState, check_record
 from trimq.protocol.tiered_index_batch import COMPACT_TYPE
 from trimq.protocol.tiered_index_layout import COMPACT_ITEM_SIZE, END_MAGIC, HEADER, HEADER_SIZE, SLOT_SIZE
 
+_READ: Final = 4 * 1024 * 1024
 _SLOT: Final = np.dtype([("at", ">i4"), ("length", ">i4")])
 
 
@@ -92,6 +93,43 @@ def _record_fault(block: Block, data: Any, physical: int, size: int, offset: int
     if topic != block.topic.encode():
         return f"its record is one of topic {topic.decode('utf-8', 'replace')}", 0
     return "", head.store_timestamp
+
+
+def living(stretches: Sequence[Stretch], directory: Directory) -> list[Block]:
+    """The blocks of the stretches, by their places in the object."""
+    ranges: dict[tuple[str, int], list[tuple[int, int]]] = {}
+    for stretch in stretches:
+        ranges.setdefault((stretch.topic, stretch.queue_id), []).append((stretch.offset, stretch.end))
+    found = [
+        block
+        for block in directory.blocks()
+        if any(begin <= block.offset < end for begin, end in ranges.get((block.topic, block.queue_id), ()))
+    ]
+    return sorted(found, key=lambda block: block.position)
+
+
+def runs(blocks: Sequence[Block]) -> Iterator[list[Block]]:
+    """Blocks that follow each other, up to 4 MiB; a longer block alone."""
+    run: list[Block] = []
+    for block in blocks:
+        begin = run[0].position if run else 0
+        if run and (
+            run[-1].position + run[-1].length != block.position or block.position + block.length - begin > _READ
+        ):
+            yield run
+            run = []
+        run.append(block)
+    if run:
+        yield run
+
+
+def check_run(stored: StoredObject, run: Sequence[Block], data: bytes) -> list[Checked]:
+    """Check blocks that follow each other."""
+    view: Any = memoryview(data)
+    base = run[0].position
+    return [
+        check_block(stored, block, view[block.position - base : block.position - base + block.length]) for block in run
+    ]
 
 
 def check_index(data: Any, end: int) -> tuple[int, list[str]]:

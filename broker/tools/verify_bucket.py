@@ -5,14 +5,14 @@ replaces is noted. That every key has an entry in the index is not checked.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 from msgspec import Struct, field
 
 from trimq.broker.store.tiered.bucket.index_objects import parse_index_name
 from trimq.broker.store.tiered.bucket.manifest_reads import read_directory, read_newest_state
 from trimq.broker.tools.bucket_entries import Entries, read_entries
-from trimq.broker.tools.check_block import Checked, check_block, check_index
+from trimq.broker.tools.check_block import check_index, check_run, living, runs
 from trimq.broker.tools.command_parts import Progress
 from trimq.broker.tools.offline_bucket import OfflineBucket
 from trimq.broker.tools.verify import Faults, Verdict
@@ -21,7 +21,6 @@ from trimq.protocol.bucket_manifest import Entry, StoredObject, Stretch, stretch
 from trimq.protocol.bucket_names import INDEXES, LOG, SEGMENTS, parse_saved
 from trimq.protocol.bucket_object import (
     HEADER_SIZE,
-    Block,
     BucketFormatError,
     Directory,
     Kind,
@@ -237,19 +236,19 @@ class BucketVerification:
             return
         self._read(_ends_of(stored))
         self._check_stretches(entry, directory)
-        blocks = _living(entry.stretches, directory)
+        blocks = living(entry.stretches, directory)
         if not self._check_messages:
             self._report.messages += sum(block.messages for block in blocks)
             self._report.bytes += sum(block.size for block in blocks)
             return
-        for run in _runs(blocks):
+        for run in runs(blocks):
             begin, end = run[0].position, run[-1].position + run[-1].length
             try:
                 data = await self._bucket.read_range(stored.name, begin, end - begin)
             except FileNotFoundError:
                 self._missing.append((stored.name, f"{stored.name} has gone meanwhile: {count} messages"))
                 return
-            for checked in await self._bucket.run(_check_run, stored, run, bytes(data)):
+            for checked in await self._bucket.run(check_run, stored, run, bytes(data)):
                 self._report.messages += checked.messages
                 self._report.bytes += checked.bytes
                 for text in checked.faults:
@@ -382,39 +381,3 @@ def _check_header(stored: StoredObject, header: ObjectHeader) -> None:
         raise BucketFormatError(
             f"its header says {header.kind.name} of epoch {header.epoch}, log {header.begin} to {header.end}"
         )
-
-
-def _living(stretches: Sequence[Stretch], directory: Directory) -> list[Block]:
-    """The blocks of the stretches, by their places in the object."""
-    ranges: dict[tuple[str, int], list[tuple[int, int]]] = {}
-    for stretch in stretches:
-        ranges.setdefault((stretch.topic, stretch.queue_id), []).append((stretch.offset, stretch.end))
-    found = [
-        block
-        for block in directory.blocks()
-        if any(begin <= block.offset < end for begin, end in ranges.get((block.topic, block.queue_id), ()))
-    ]
-    return sorted(found, key=lambda block: block.position)
-
-
-def _runs(blocks: Sequence[Block]) -> Iterator[list[Block]]:
-    """Blocks that follow each other, up to 4 MiB; a longer block alone."""
-    run: list[Block] = []
-    for block in blocks:
-        begin = run[0].position if run else 0
-        if run and (
-            run[-1].position + run[-1].length != block.position or block.position + block.length - begin > _READ
-        ):
-            yield run
-            run = []
-        run.append(block)
-    if run:
-        yield run
-
-
-def _check_run(stored: StoredObject, run: Sequence[Block], data: bytes) -> list[Checked]:
-    view: Any = memoryview(data)
-    base = run[0].position
-    return [
-        check_block(stored, block, view[block.position - base : block.position - base + block.length]) for block in run
-    ]

@@ -14,7 +14,7 @@ from tests.store.stores import settings
 from trimq.broker.config import MessageStoreConfig
 from trimq.broker.store.durability.log_sync import SyncPlace
 from trimq.broker.store.tiered.bucket.bucket_message_store import BucketMessageStore
-from trimq.broker.store.tiered.bucket.object_store import ObjectInfo
+from trimq.broker.store.tiered.bucket.object_store import ObjectInfo, ObjectStore
 from trimq.broker.store.tiered.bucket.obstore_store import ObstoreStore
 from trimq.broker.tiered_config import BUCKET_PROVIDER, PLUG_IN, TieredStoreConfig
 from trimq.remoting.runtime.clock import ManualClock
@@ -79,7 +79,7 @@ def _no_fault(_call: str, _name: str, _done: bool) -> None: ...
 @asynccontextmanager
 async def opened(
     disk: SimDisk,
-    objects: Objects,
+    objects: ObjectStore,
     config: TieredStoreConfig | None = None,
     local: MessageStoreConfig | None = None,
     clock: ManualClock | None = None,
