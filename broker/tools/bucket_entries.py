@@ -64,7 +64,7 @@ async def read_entries(bucket: Bucket, cluster: str, broker: str, page_read: Cal
 
 
 def _page_lost(ref: PageRef, why: str) -> str:
-    return f"the page {ref.name}, with {ref.objects} objects: {why}"
+    return f"{ref.objects} objects of the page {ref.name}: {why}"
 
 
 def _add(entries: list[Entry], page: list[Entry]) -> None:

@@ -232,7 +232,8 @@ class BucketVerification:
             self._missing.append((stored.name, f"{stored.name} is not in the bucket: {count} messages"))
             return
         except BucketFormatError as error:
-            self._report.lost.add(f"{stored.name}, with {count} messages: {error}")
+            why = error.__cause__ or error  # without advice to run this command
+            self._report.lost.add(f"{stored.name}, with {count} messages: {why}")
             return
         self._read(_ends_of(stored))
         self._check_stretches(entry, directory)
