@@ -17,6 +17,7 @@ from tests.store.tiered.bucket.stores import Objects, opened, tier
 from tests.store.tiered.bucket.test_bucket_message_store import write
 from trimq.broker.store.tiered.bucket.bucket_message_store import BucketMessageStore
 from trimq.broker.store.tiered.bucket.index_objects import IndexName
+from trimq.broker.store.tiered.bucket.manifest import Manifest
 from trimq.broker.store.tiered.bucket.object_store import ObjectStore
 from trimq.broker.store.tiered.bucket.obstore_store import ObstoreStore, connect
 from trimq.broker.tools import command_parts
@@ -329,7 +330,7 @@ async def test_a_bucket_without_a_history() -> None:
 
 def test_an_index_file_with_a_strange_name(bucket: Bucket) -> None:
     async def change() -> None:
-        owner = history.Manifest(bucket.found.bucket, "C1", "broker-a")
+        owner = Manifest(bucket.found.bucket, "C1", "broker-a")
         await owner.claim()
         await owner.save(indexes=["index/1", str(IndexName(1, 2, 3, 0, 1))])
 

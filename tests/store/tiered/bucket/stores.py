@@ -9,9 +9,9 @@ import trio
 import trio.testing
 from obstore.store import MemoryStore
 
-from tests.store.simdisk import SimDisk
 from tests.store.stores import settings
 from trimq.broker.config import MessageStoreConfig
+from trimq.broker.store.disk.disk import Disk
 from trimq.broker.store.durability.log_sync import SyncPlace
 from trimq.broker.store.tiered.bucket.bucket_message_store import BucketMessageStore
 from trimq.broker.store.tiered.bucket.object_store import ObjectInfo, ObjectStore
@@ -78,7 +78,7 @@ def _no_fault(_call: str, _name: str, _done: bool) -> None: ...
 
 @asynccontextmanager
 async def opened(
-    disk: SimDisk,
+    disk: Disk,
     objects: ObjectStore,
     config: TieredStoreConfig | None = None,
     local: MessageStoreConfig | None = None,
