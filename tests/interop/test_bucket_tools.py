@@ -158,9 +158,7 @@ async def test_uploads_that_were_never_completed_are_aborted(
     dead, alive = str(ObjectName(0, 4000, 1, 1, 3)), str(ObjectName(0, 4000, 1, 2, 4))
     for path in dead, alive, "strange":
         await begin_upload(bucket, path)
-    config = TieredStoreConfig(
-        tiered_store_bucket=f"s3://{name}", tiered_store_bucket_endpoint=object_server.endpoint
-    )
+    config = TieredStoreConfig(tiered_store_bucket=f"s3://{name}", tiered_store_bucket_endpoint=object_server.endpoint)
     uploads = open_unfinished_uploads(config)
     assert uploads is not None
     listed = uploads.list(PREFIX)

@@ -125,6 +125,8 @@ class BucketUploads:
         self._attempted: int | None = None
         """The end of an object whose upload has failed: the next attempt has the same one."""
         self._next_group = 0.0
+        self._one = trio.Lock()
+        """Objects come one after the other."""
         self._wake = trio.Event()
         self._stopped = trio.Event()
         self._memory = _ObjectMemory()
@@ -281,6 +283,10 @@ class BucketUploads:
 
     async def _upload_object(self, *, force: bool) -> bool:
         """Upload the next object. Returns False if there is nothing to upload yet. Raises OSError."""
+        async with self._one:
+            return await self._upload_next(force=force)
+
+    async def _upload_next(self, *, force: bool) -> bool:
         limit = self._uploadable()
         if limit <= self._position:
             await self._drop_uploaded()

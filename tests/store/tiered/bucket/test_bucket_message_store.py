@@ -11,7 +11,7 @@ import trio.testing
 
 from tests.store.simdisk import SimDisk
 from tests.store.stores import TOPIC, fill, put, settings, until_dispatched
-from tests.store.tiered.bucket.stores import Objects, opened, tier
+from tests.store.tiered.bucket.stores import Objects, opened, tier, uploaded
 from tests.store.tiered.test_tiered_message_store import all_offsets, drop_local, get
 from trimq.broker.store.message_store import MessageStore, StoreLoadError
 from trimq.broker.store.tiered.bucket import uploader
@@ -21,12 +21,6 @@ from trimq.broker.tiered_config import TieredStorageLevel
 from trimq.protocol.message import decode_messages
 from trimq.protocol.topic_rules import SCHEDULE_TOPIC
 from trimq.remoting.runtime.clock import ManualClock
-
-
-async def uploaded(store: BucketMessageStore) -> None:
-    await until_dispatched(store)
-    await store.flush()
-    await store.uploads.upload_all()
 
 
 async def until(condition: Callable[[], bool], seconds: float = 60) -> None:
@@ -186,6 +180,12 @@ def waiting(store: BucketMessageStore) -> int:
     return store.uploads.behind
 
 
+def trouble(store: BucketMessageStore) -> tuple[str, str]:
+    found = store.tier_trouble()
+    assert found is not None
+    return found
+
+
 def nothing(call: str, name: str, done: bool) -> None:
     pass
 
@@ -218,12 +218,13 @@ async def test_a_bucket_that_is_away_costs_local_disk_only(autojump_clock: trio.
         await store.flush()
         await trio.sleep(300)
         assert waiting(store) == 30
-        assert "no way to" in store.tier_reason
+        assert trouble(store)[0] == "tier_away"
+        assert "no way to" in trouble(store)[1]
         assert 3 < store.uploads.failures < 60  # the pauses grow
         assert await store.log_holds.lowest() == await store.uploads.lowest_waiting() is not None
         objects.fail = nothing
         await until(lambda: not store.uploads.behind, 200)
-        assert store.tier_reason == ""
+        assert store.tier_trouble() is None
         await drop_local(store)
         assert len(await all_offsets(store, 0, 60)) == 60
 
@@ -313,7 +314,8 @@ async def test_a_log_that_ends_before_the_bucket_uploads_nothing() -> None:
         await uploaded(store)
         owner = store.manifest.root
     async with opened(old, objects) as store:
-        assert "restore" in store.tier_reason
+        assert trouble(store)[0] == "tier_fenced"
+        assert "restore" in trouble(store)[1]
         await fill(store, 5, first=20)
         await until_dispatched(store)
         assert len(await all_offsets(store, 0, 25)) == 25
