@@ -172,9 +172,10 @@ async def test_uploads_that_were_never_completed_are_aborted(
         return [upload["name"] for upload in report["uploads"]]
 
     assert await found() == []  # too young
-    for path in (object_server.files(name)).rglob("*"):
-        if path.is_dir() and any(upload.upload_id == path.name for upload in listed.uploads):
-            os.utime(path, (path.stat().st_mtime - 86_400,) * 2)
+    ids = {upload.upload_id for upload in listed.uploads}
+    for directory in object_server.files(name).rglob("*"):
+        if directory.name in ids:
+            os.utime(directory, (directory.stat().st_mtime - 86_400,) * 2)
     assert await found() == [dead]
     assert "1 uploads that were never completed" in await in_thread(mqstore, "gc", "-c", conf)
     assert len(uploads.list(PREFIX).uploads) == 3
