@@ -211,8 +211,3 @@ async def test_a_store_that_is_away(name: str, monkeypatch: pytest.MonkeyPatch) 
     assert uploads is not None
     with pytest.raises(OSError, match="cannot be asked for uploads"):
         uploads.list("")
-
-
-@pytest.mark.parametrize("bucket", ["gs://x", "az://x", "memory://x"])
-def test_other_object_stores(bucket: str) -> None:
-    assert open_unfinished_uploads(TieredStoreConfig(tiered_store_bucket=bucket)) is None

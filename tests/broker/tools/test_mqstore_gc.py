@@ -1,5 +1,6 @@
 """``mqstore tiered gc``: what is found, what is kept, and a broker that goes on meanwhile."""
 
+import json
 from collections.abc import Sequence
 from threading import Thread
 from typing import Any
@@ -7,21 +8,21 @@ from typing import Any
 import pytest
 import trio
 
+from tests.broker.tools.test_mqstore import run
 from tests.store.simdisk import SimDisk
 from tests.store.stores import fill, settings
 from tests.store.tiered.bucket import history
 from tests.store.tiered.bucket.faulty_store import BROKER, CLUSTER
-from tests.store.tiered.bucket.stores import Objects, opened, tier
-from tests.store.tiered.bucket.test_bucket_message_store import uploaded
+from tests.store.tiered.bucket.stores import Objects, opened, tier, uploaded
 from tests.store.tiered.test_tiered_message_store import all_offsets
 from trimq.broker.store.tiered.bucket import joiner, uploader
 from trimq.broker.store.tiered.bucket.garbage import kind_of
 from trimq.broker.store.tiered.bucket.index_objects import IndexName
 from trimq.broker.store.tiered.bucket.manifest import Manifest
-from trimq.broker.store.tiered.bucket.obstore_store import ObstoreStore
+from trimq.broker.store.tiered.bucket.obstore_store import ObstoreStore, connect
 from trimq.broker.store.tiered.bucket.unfinished_uploads import ListedUploads, UnfinishedUpload
 from trimq.broker.tiered_config import TieredStorageLevel
-from trimq.broker.tools import collect_garbage
+from trimq.broker.tools import collect_garbage, tiered_commands
 from trimq.broker.tools.collect_garbage import OTHER_STORES, GarbageReport, garbage_lines
 from trimq.broker.tools.offline_bucket import OfflineBucket
 from trimq.broker.tools.verify_bucket import BucketVerification
@@ -203,6 +204,24 @@ async def test_uploads_that_cannot_be_listed_stop_nothing() -> None:
     assert history.name(0, 1) not in await named(found)
 
 
+def test_a_command_without_the_library_for_uploads(monkeypatch: pytest.MonkeyPatch) -> None:
+    objects = connect("memory://gc", endpoint="", region="", path_style=True, timeout_ms=1000)
+    trio.run(lambda: owner_of(of(objects)))
+
+    def missing(_: Any) -> None:
+        raise OSError("the package botocore is missing")
+
+    monkeypatch.setattr(tiered_commands, "open_unfinished_uploads", missing)
+    words = ("gc", "--bucket", "memory://gc", "--cluster", CLUSTER, "--broker", BROKER)
+    done = run("tiered", *words)
+    assert done.exit_code == 0, done.output
+    assert "note        uploads that were never completed are not looked for: the package botocore" in done.output
+    assert done.output.endswith("there is no garbage\n")
+    done = run("tiered", *words, "--delete", "--json")
+    report = json.loads(done.stdout)
+    assert (report["isDeleted"], report["objects"], report["uploads"]) == (True, [], [])
+
+
 async def test_a_broker_goes_on_while_garbage_is_collected(monkeypatch: pytest.MonkeyPatch) -> None:
     """At each write of uploads, joins, claims and expiry: another process deletes all that is garbage, however young.
 
@@ -218,7 +237,7 @@ async def test_a_broker_goes_on_while_garbage_is_collected(monkeypatch: pytest.M
     deleted: list[str] = []
 
     def collect(call: str, name: str, done: bool) -> None:
-        if call not in {"create", "replace"} or failures:
+        if call not in {"create", "replace", "finish"} or failures:
             return
 
         async def run() -> None:

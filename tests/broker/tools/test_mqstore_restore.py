@@ -9,8 +9,7 @@ import trio
 from tests.broker.tools.test_mqstore import run
 from tests.broker.tools.test_mqstore_bucket import COUNT, LATER, OTHERS, PLAIN, PREFIX, fill_bucket
 from tests.store.stores import TOPIC, fill, settings
-from tests.store.tiered.bucket.stores import opened, tier
-from tests.store.tiered.bucket.test_bucket_message_store import uploaded
+from tests.store.tiered.bucket.stores import opened, tier, uploaded
 from tests.store.tiered.test_tiered_message_store import all_offsets
 from trimq.broker.store.disk.real_disk import RealDisk
 from trimq.broker.store.disk.store_lock import StoreLock

@@ -55,7 +55,7 @@ def open_unfinished_uploads(config: TieredStoreConfig) -> UnfinishedUploads | No
         from botocore.config import Config  # noqa: PLC0415 - a broker without a bucket does not need it
         from botocore.session import Session  # noqa: PLC0415 - as above
     except ModuleNotFoundError as error:
-        if error.name != "botocore":
+        if error.name != "botocore":  # a part of it is missing
             raise
         raise OSError("the package botocore is missing: pip install 'trimq[s3]'") from error
     name = config.tiered_store_bucket.removeprefix("s3://")
