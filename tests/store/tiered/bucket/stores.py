@@ -9,12 +9,12 @@ import trio
 import trio.testing
 from obstore.store import MemoryStore
 
-from tests.store.simdisk import SimDisk
 from tests.store.stores import settings, until_dispatched
 from trimq.broker.config import MessageStoreConfig
+from trimq.broker.store.disk.disk import Disk
 from trimq.broker.store.durability.log_sync import SyncPlace
 from trimq.broker.store.tiered.bucket.bucket_message_store import BucketMessageStore
-from trimq.broker.store.tiered.bucket.object_store import ObjectInfo, ObjectWriter
+from trimq.broker.store.tiered.bucket.object_store import ObjectInfo, ObjectStore, ObjectWriter
 from trimq.broker.store.tiered.bucket.obstore_store import ObstoreStore
 from trimq.broker.tiered_config import BUCKET_PROVIDER, PLUG_IN, TieredStoreConfig
 from trimq.remoting.runtime.clock import ManualClock
@@ -114,8 +114,8 @@ def _no_fault(_call: str, _name: str, _done: bool) -> None: ...
 
 @asynccontextmanager
 async def opened(
-    disk: SimDisk,
-    objects: Objects,
+    disk: Disk,
+    objects: ObjectStore,
     config: TieredStoreConfig | None = None,
     local: MessageStoreConfig | None = None,
     clock: ManualClock | None = None,
