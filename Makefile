@@ -226,7 +226,7 @@ nightly: mutations $(call extension,$(VENV)) ## mutations, crashes with more see
 test-partners: $(VENV)/.dev-stamp ## tests with clients, Spark and operations; all run even if one fails
 	@$(MAKE) --no-print-directory --keep-going test-clients check-spark test-spark test-operations
 
-test-clients: $(VENV)/.dev-stamp $(call extension,$(VENV)) ## run the tests with official clients and Apache's broker (JDK with Maven, Node.js, Go)
+test-clients: $(VENV)/.dev-stamp $(call extension,$(VENV)) ## run the tests with official clients, Apache's broker and an object store (JDK with Maven, Node.js, Go)
 	@$(call pytest_beside,partners,tests/interop tests/client tests/crash tests/bench)
 
 # Tests that depend on no version of PySpark run with the newest only; those of Delta Lake, which does not support it, do not.

@@ -51,7 +51,7 @@ def _tier_metrics(context: BrokerContext) -> "TierMetrics | None":
         return None
     # Only then: as in the controller, a broker without a tier imports nothing of it.
     from trimq.broker.metrics.tier import TierMetrics  # noqa: PLC0415
-    from trimq.broker.store.tiered.access.tiered_message_store import TieredMessageStore  # noqa: PLC0415
+    from trimq.broker.store.tiered.access.tiered_store import TieredStore  # noqa: PLC0415
 
     store = context.store
-    return TierMetrics(store) if isinstance(store, TieredMessageStore) else None
+    return TierMetrics(store) if isinstance(store, TieredStore) else None

@@ -23,6 +23,7 @@ from trimq.broker.health import (
     replication_notes,
     replication_reasons,
     store_reasons,
+    tier_notes,
     timer_notes,
     transaction_notes,
 )
@@ -238,6 +239,7 @@ class BrokerController:
         self.health.checks.append(lambda: store_reasons(store))
         self.health.checks.append(lambda: replication_reasons(store))
         self.health.notes.append(lambda: log_hold_notes(store))
+        self.health.notes.append(lambda: tier_notes(store))
         self.health.notes.append(lambda: replication_notes(store))
         await stack.enter_async_context(opened(store))
         if replica is not None:

@@ -106,6 +106,13 @@ def log_hold_notes(store: MessageStore) -> Iterator[Reason]:
             yield Reason(PENDING_DELETED, f"{text} (diskSpaceCleanForciblyRatio)")
 
 
+def tier_notes(store: MessageStore) -> Iterator[Reason]:
+    """Why nothing is uploaded to the tier. The broker is ready all the same: what waits stays on the local disk."""
+    trouble = store.tier_trouble()
+    if trouble is not None:
+        yield Reason(trouble.code, trouble.text)
+
+
 def name_server_reasons(registration: BrokerOuterAPI) -> Iterator[Reason]:
     """Reasons why clients cannot find this broker: no name server was reached, or another broker took its name and id.
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 from prometheus_client.core import Metric
 
 from trimq.broker.metrics.limit import SeriesLimit
-from trimq.broker.store.tiered.access.tiered_message_store import TieredMessageStore
+from trimq.broker.store.tiered.access.tiered_store import TieredStore
 from trimq.protocol.tiered_layout import UNSET_TIME
 from trimq.remoting.http.metrics import counter, counters, gauge, gauges, head, histograms, label
 from trimq.remoting.runtime.durations import Durations
@@ -23,6 +23,9 @@ _PREFIX: Final = "rocketmq_tiered_store_"
 _SLICE: Final = 100
 """Queues that are looked at for one piece of the page."""
 _Queue = tuple[str, int]
+_WRITES: Final = ("write", "put")
+_READS: Final = ("read", "get")
+"""Operations that move bytes, on segments and on objects of a bucket."""
 _STORAGE: Final = {"storage_type": "tiered", "storage_medium": "blob"}
 """As RocketMQ labels every provider but its own local store."""
 
@@ -30,14 +33,14 @@ _STORAGE: Final = {"storage_type": "tiered", "storage_medium": "blob"}
 class TierMetrics:
     """Reads the counters of uploads, fetcher, cache and provider."""
 
-    def __init__(self, store: TieredMessageStore) -> None:
+    def __init__(self, store: TieredStore) -> None:
         self._store = store
 
     def families(self, labels: dict[str, str]) -> Iterator[Metric]:
         """The metrics with a fixed number of series. ``labels`` are those that RocketMQ puts on each of its metrics."""
         yield from self._reads({**labels, **_STORAGE})
         yield from self._calls({**labels, **_STORAGE})
-        uploads, reads = self._store.uploads, self._store.fetcher.reads
+        uploads, reads = self._store.tier_uploads, self._store.fetcher.reads
         yield counter(
             "trimq_tiered_store_upload_failures_total", "Uploads that failed; they are repeated.", uploads.failures
         )
@@ -95,14 +98,14 @@ class TierMetrics:
         names, values = (*labels, "file_type", "operation"), tuple(labels.values())
         latency: dict[tuple[str, ...], Durations] = {}
         sizes: dict[str, dict[tuple[str, ...], Durations]] = {"read": {}, "write": {}}
-        for kind, files in self._store.flat_files.factory.stats.kinds.items():
-            for operation, calls in (("read", files.reads), ("write", files.writes)):
-                latency[*values, kind, operation, "true"] = calls.succeeded
-                latency[*values, kind, operation, "false"] = calls.failed
-                sizes[operation][*values, kind, operation] = calls.sizes
+        for kind, operation, calls in self._store.tier_queues.calls():
+            latency[*values, kind, operation, "true"] = calls.succeeded
+            latency[*values, kind, operation, "false"] = calls.failed
+            if operation in _WRITES or operation in _READS:
+                sizes["write" if operation in _WRITES else "read"][*values, kind, operation] = calls.sizes
         yield histograms(
             f"{_PREFIX}provider_rpc_latency",
-            "Duration (ms) of reads and writes of segments.",
+            "Duration (ms) of requests to what keeps the tier.",
             (*names, "success"),
             latency,
             scale=1000,
@@ -121,12 +124,12 @@ class TierMetrics:
 
     def _backlog_lines(self, labels: str, limit: SeriesLimit) -> Iterator[str]:
         """First the queues with a backlog, then the others, of which there may be many."""
-        files = self._store.flat_files
+        files = self._store.tier_queues
         behind: dict[_Queue, int] = {}
         latency: dict[_Queue, int] = {}
         total = files.queues
         now = self._store.clock.wall_ms()
-        for number, backlog in enumerate(self._store.uploads.backlogs()):
+        for number, backlog in enumerate(self._store.tier_uploads.backlogs()):
             queue = backlog.topic, backlog.queue_id
             file = files.find(*queue)
             total += file is None
@@ -134,7 +137,7 @@ class TierMetrics:
             since = backlog.since
             if not since:
                 # It was there at the start: what is known is that it came behind the last one that was uploaded.
-                since = UNSET_TIME if file is None else file.commit_log.max_timestamp
+                since = UNSET_TIME if file is None else file.newest_ms
             latency[queue] = max(0, now - since) if backlog.messages and since != UNSET_TIME else 0
             if number % _SLICE == 0:
                 yield ""
@@ -152,8 +155,8 @@ class TierMetrics:
                 yield f"{name}{{{labels},{where}}} {rows.get((topic, queue_id), 0)}\n"
 
     def _files(self) -> Iterator[Any]:
-        """Each queue: a FlatMessageFile, which metrics may not import."""
-        files = self._store.flat_files
+        """Each queue: a TieredQueue, which metrics may not import."""
+        files = self._store.tier_queues
         for topic in files.topics():
             yield from files.of_topic(topic)
 
@@ -161,9 +164,10 @@ class TierMetrics:
         sizes: Counter[str] = Counter()
         begun = 0
         for number, file in enumerate(self._files()):
-            begun += file.commit_log.min_timestamp != UNSET_TIME
-            sizes["commit_log"] += file.commit_log.size
-            sizes["consume_queue"] += file.consume_queue.size
+            begun += file.oldest_ms != UNSET_TIME
+            records, units = file.sizes
+            sizes["commit_log"] += records
+            sizes["consume_queue"] += units
             if number % _SLICE == 0:
                 yield ""
         name = "trimq_tiered_store_size_bytes"
@@ -172,7 +176,7 @@ class TierMetrics:
             yield f'{name}{{file_type="{kind}"}} {size}\n'
         name = f"{_PREFIX}messages_dispatch_total"
         yield head(name, "counter", "Messages uploaded.")
-        for file in islice(self._files(), limit.room(name, self._store.flat_files.queues)):
+        for file in islice(self._files(), limit.room(name, self._store.tier_queues.queues)):
             where = f'topic="{label(file.topic)}",queue_id="{file.queue_id}",file_type="commit_log"'
             yield f"{name}{{{labels},{where}}} {file.uploaded}\n"
         name = "rocketmq_storage_message_reserve_time"
@@ -180,7 +184,7 @@ class TierMetrics:
         now = self._store.clock.wall_ms()
         most = limit.room(name, begun)
         for number, file in enumerate(self._files()):
-            oldest = file.commit_log.min_timestamp
+            oldest = file.oldest_ms
             if oldest != UNSET_TIME and most:
                 most -= 1
                 where = f'topic="{label(file.topic)}",queue_id="{file.queue_id}"'

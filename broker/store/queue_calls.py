@@ -8,6 +8,7 @@ from trimq.broker.store.log.commit_log import CommitLog
 from trimq.broker.store.log.topic_queue import TopicQueue
 from trimq.broker.store.queue.consume_queue_store import ConsumeQueueStore
 from trimq.broker.store.read.query import BoundaryType, MessageFinder
+from trimq.broker.store.types import TierTrouble
 from trimq.protocol.topic_rules import is_system_topic
 
 
@@ -60,6 +61,10 @@ class QueueCalls(InMemoryCalls):
     async def tier_info(self) -> dict[str, str]:
         """The tier's part of a broker's runtime information; nothing without a tier."""
         return {}
+
+    def tier_trouble(self) -> TierTrouble | None:
+        """Why nothing is uploaded to the tier at the moment; None if all is well, or if there is no tier."""
+        return None
 
     async def message_store_time(self, topic: str, queue_id: int, offset: int) -> int:
         """Store timestamp of a queue's message; -1 if there is none."""

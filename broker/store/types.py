@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from enum import IntEnum
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from msgspec import Struct
 
@@ -115,3 +115,10 @@ class MessageFilter(Protocol):
     def match_record(self) -> Callable[[bytes], bool]:
         """Match by the record's properties, encoded as in the record; called only if ``needs_properties``."""
         ...
+
+
+class TierTrouble(NamedTuple):
+    """Why nothing is uploaded to the tier. ``code``: a word for programs; ``text``: what it is, and what to do."""
+
+    code: str
+    text: str

@@ -11,8 +11,8 @@ from trimq.broker.store.queue_calls import QueueCalls
 BROKER = Path(__file__).parents[2] / "broker"
 SEEN = {"config", "clock", "disk", "root", "stats", "recovered", "recovering", "on_overdue", "log_holds", "timer_data"}
 """Public attributes of a store, besides its side of replication."""
-PARTS_OF_THE_TIER = {("tier.py", name) for name in ("uploads", "fetcher", "flat_files", "tier_index")}
-"""What the metrics of the tier (broker/metrics/tier.py) show, of a TieredMessageStore."""
+PARTS_OF_THE_TIER = {("tier.py", name) for name in ("tier_uploads", "fetcher", "tier_queues", "tier_index")}
+"""What the metrics of the tier (broker/metrics/tier.py) show, of a TieredStore."""
 CALLS = {*vars(MessageStore), *vars(QueueCalls), *InMemoryCalls.__annotations__}
 OF_REPLICATION = {
     "config",

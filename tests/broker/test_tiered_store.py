@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.broker.wire_client import WireClient
+from trimq.broker.config import SCHEMA
 from trimq.broker.controller import BrokerController
 from trimq.broker.store.tiered.access.tiered_message_store import TieredMessageStore
 from trimq.broker.testing import running_broker
@@ -18,6 +19,7 @@ from trimq.broker.tiered_config import BUCKET_PROVIDER, PLUG_IN, POSIX_PROVIDER
 from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.message import StoredMessage, decode_messages
 from trimq.protocol.tiered_layout import APACHE_UPLOADED
+from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.config.properties import ConfigError
 
 TOPIC, COUNT = "Tiered", 100
@@ -146,6 +148,11 @@ async def test_a_bad_value_stops_the_start(tmp_path: Path, key: str, value: str,
         async with tiered_broker(tmp_path, **{key: value}):
             pass
     assert "secret" not in str(caught.value)
+
+
+def test_a_request_with_a_password_gets_no_reply_with_it() -> None:
+    [refusal] = Configuration(SCHEMA).check_change({"tieredStoreBucket": "s3://user:secret@history"})
+    assert refusal.reason.startswith("'s3://***@history' is not s3://BUCKET")
 
 
 def test_a_bucket_without_its_library_is_a_start_error_that_names_it(tmp_path: Path) -> None:

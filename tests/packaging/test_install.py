@@ -129,6 +129,13 @@ def test_the_extra_broker_has_what_makes_it_fast() -> None:
     assert {name for name in HEAVY if not re.search(rf"^{name}==", locked, re.MULTILINE)} == set()
 
 
+def test_only_the_extra_for_buckets_has_its_library() -> None:
+    assert [extra for extra, needs in EXTRAS.items() if "obstore" in map(name_of, needs)] == ["s3"]
+    assert "trimq[broker]" in EXTRAS["s3"]
+    locked = (ROOT / "requirements" / "dev.txt").read_text(encoding="utf-8")
+    assert re.search(r"^obstore==", locked, re.MULTILINE)
+
+
 def test_producer_consumer_and_message_load_no_server_and_no_tool() -> None:
     """Slow imports stay out: trio where asyncio runs, numpy, command lines."""
     code = "from trimq import Consumer, Message, Producer; import sys; print(*sys.modules)"

@@ -16,7 +16,7 @@ from trimq.broker.controller import BrokerController
 from trimq.broker.metrics.limit import SeriesLimit
 from trimq.broker.metrics.tier import TierMetrics
 from trimq.broker.store.tiered.access import fetcher
-from trimq.broker.store.tiered.access.dispatcher import Backlog
+from trimq.broker.store.tiered.access.tier_parts import Backlog
 from trimq.broker.store.tiered.access.tiered_message_store import TieredMessageStore
 from trimq.broker.store.tiered.driver.posix import PosixFileSegment
 from trimq.protocol import lenient_json

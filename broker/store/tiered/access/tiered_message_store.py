@@ -42,7 +42,6 @@ class TieredMessageStore(TieredStore):
         self.flat_files = FlatFileStore(
             FileSegmentFactory(tier, self.disk.with_own_threads(), cluster), metadata, broker_name
         )
-        self.tier_index: IndexStoreService | None = None
         if config.message_index_enable:
             index_file = self.flat_files.index_file()
             self.tier_index = IndexStoreService(

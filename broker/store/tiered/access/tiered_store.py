@@ -17,6 +17,7 @@ from trimq.broker.store.disk.memory import memory_limit
 from trimq.broker.store.message_store import MessageStore
 from trimq.broker.store.tiered.access.fetcher import Index, MessageStoreFetcher, log_failed_read
 from trimq.broker.store.tiered.access.tier_parts import TierUploads
+from trimq.broker.store.tiered.container.index_store_service import IndexStoreService
 from trimq.broker.store.tiered.container.tiered_queue import TieredQueue, TieredQueues
 from trimq.broker.store.types import GetMessageResult, GetMessageStatus, MessageFilter, QueryMessageResult
 from trimq.broker.tiered_config import TieredStorageLevel, TieredStoreConfig
@@ -42,6 +43,7 @@ class TieredStore(MessageStore, ABC):
         """``more``: the keyword arguments of MessageStore."""
         super().__init__(config, **more)
         self.tier = tier
+        self.tier_index: IndexStoreService | None = None
         self._stays_local = frozenset({cluster, broker_name})
         self._level = tier.tiered_storage_level
 

@@ -14,6 +14,7 @@ import trio
 from trimq.broker.store.disk.disk import Disk
 from trimq.broker.store.tiered.bucket.bucket import Bucket
 from trimq.broker.store.tiered.bucket.loaded_block import (
+    NO_CRC,
     BlockTable,
     DamagedObjectError,
     LoadedBlock,
@@ -142,11 +143,11 @@ class BlockReader:
         return table, first, rows
 
     async def block(self, stored: StoredObject, stretch: Stretch, offset: int) -> Block:
-        """The block with an offset of the stretch. Of a single one the checksum may be missing (-1)."""
+        """The block with an offset of the stretch. If it is the only one, its checksum may be missing (NO_CRC)."""
         if stretch.blocks == 1 and stored not in self.directories:
             numbers = stretch.first_physical, stretch.last_physical, stretch.begin_ms, stretch.end_ms
             place = stretch.topic, stretch.queue_id, stretch.offset
-            return Block(*place, stretch.messages, stretch.size, stretch.position, *numbers, -1)
+            return Block(*place, stretch.messages, stretch.size, stretch.position, *numbers, NO_CRC)
         return (await self.blocks_from(stored, stretch, offset, 1, 0))[0]
 
     async def blocks_from(
@@ -176,6 +177,8 @@ class BlockReader:
 
     async def blocks_until(self, stored: StoredObject, stretch: Stretch, offset: int, later: int) -> list[Block]:
         """The blocks, from the one with an offset on, that may have messages stored at ``later`` (ms) or after it."""
+        if stretch.blocks == 1:
+            return [await self.block(stored, stretch, offset)]
         table, first, rows = await self._rows(stored, stretch)
         at = max(0, int(np.searchsorted(rows["offset"].astype(np.int64), offset, "right")) - 1)
         return [
@@ -220,9 +223,18 @@ class BlockReader:
 
         return await self._once([(stored, block.position) for block in wanted], read)
 
-    async def load_one(self, stored: StoredObject, stretch: Stretch, offset: int) -> LoadedBlock:
-        """The whole block with an offset of the stretch."""
-        return (await self.load(stored, await self.blocks_from(stored, stretch, offset, 1, 0)))[0]
+    async def load_from(
+        self, stored: StoredObject, stretch: Stretch, offset: int, max_count: int = 1, max_bytes: int = 0
+    ) -> list[LoadedBlock]:
+        """The block with an offset of the stretch, and those behind it as ``blocks_from`` and ``load`` say."""
+        block = await self.block(stored, stretch, offset)
+        if block.crc == NO_CRC and block.messages <= _FEW and stored.length - stored.directory > _SMALL:
+            # A hundred thousand queues have a directory of megabytes: each message is checked instead.
+            try:
+                return await self.load(stored, [block])
+            except DamagedObjectError:
+                pass  # maybe it was damaged before the upload already
+        return await self.load(stored, await self.blocks_from(stored, stretch, offset, max_count, max_bytes))
 
     # -- a few messages
 

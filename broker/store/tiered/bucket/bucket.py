@@ -5,8 +5,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
-import trio
-
 from trimq.broker.store.disk.disk import Disk
 from trimq.broker.store.tiered.bucket.object_store import ChangedError, ObjectInfo, ObjectStore, ObjectWriter, Read
 from trimq.broker.store.tiered.driver.provider_stats import CallStats
@@ -38,19 +36,21 @@ class Bucket:
         """Durations and sizes of calls by kind, for metrics."""
 
     async def call(self, kind: str, requests: int, fn: Callable[..., _T], *arguments: Any) -> _T:
-        """Call a method of the object store, which sends so many requests."""
-        await trio.lowlevel.checkpoint_if_cancelled()
-        self.requests[kind] += requests
+        """Call a method of the object store, which sends so many requests.
+
+        A request that goes on in its thread must not be followed by one that it could overtake: so a call that is
+        cancelled has not begun, or ends with its request (see Disk.run).
+        """
         stats = self.calls[kind]
         began = time.perf_counter()
         try:
-            # Shielded: a request that goes on in its thread must not be followed by one that it could overtake.
-            with trio.CancelScope(shield=True):
-                result = await self._disk.run(fn, *arguments)
+            result = await self._disk.run(fn, *arguments)
         except OSError as error:
+            self.requests[kind] += requests
             took = stats.succeeded if isinstance(error, _ANSWERS) else stats.failed
             took.add(time.perf_counter() - began)
             raise
+        self.requests[kind] += requests
         stats.succeeded.add(time.perf_counter() - began)
         return result
 

@@ -33,12 +33,16 @@ from trimq.broker.store.tiered.bucket.restore import is_empty, read_restored, re
 from trimq.broker.store.tiered.bucket.state_files import StateFiles
 from trimq.broker.store.tiered.bucket.uploader import BucketUploads
 from trimq.broker.store.tiered.container.index_store_service import IndexStoreService
-from trimq.broker.store.types import GetMessageResult, GetMessageStatus, MessageFilter
+from trimq.broker.store.types import GetMessageResult, GetMessageStatus, MessageFilter, TierTrouble
 from trimq.broker.tiered_config import TieredStorageLevel, TieredStoreConfig
 from trimq.protocol.bucket_names import broker_prefix
 from trimq.protocol.bucket_object import BucketFormatError
 
 _log: Final = structlog.get_logger(__name__)
+
+AWAY: Final = "tier_away"
+FENCED: Final = "tier_fenced"
+DAMAGED: Final = "tier_damaged"
 
 _STOP_SECONDS: Final = 10.0
 """How long a stop waits for the upload under way and for the last one."""
@@ -82,11 +86,9 @@ class BucketMessageStore(TieredStore):
         self.manifest = Manifest(self.bucket, cluster, broker_name)
         self.bucket_queues = BucketQueues(self.bucket, self.manifest, tier, threads, self.clock.monotonic)
         self.joiner = Joiner(self.bucket, self.bucket_queues, threads, self.root)
-        self.tier_problem = ""
-        """Why nothing is uploaded, in words; empty if all is well."""
+        self._trouble: TierTrouble | None = None
         self.is_loaded = trio.Event()
         """Set once the history in the bucket is known."""
-        self.tier_index: IndexStoreService | None = None
         if config.message_index_enable:
             self._index_objects = IndexObjects(
                 self.bucket, self._named_indexes, lambda: self.bucket_queues.epoch, self.bucket_queues.begin_of
@@ -149,10 +151,15 @@ class BucketMessageStore(TieredStore):
         """See TieredStore."""
         return self.uploads
 
-    @property
-    def tier_reason(self) -> str:
-        """Why nothing is uploaded at the moment, in words; empty if all is well."""
-        return self.tier_problem or self.uploads.problem
+    def tier_trouble(self) -> TierTrouble | None:
+        """See MessageStore. The codes are tier_away, tier_fenced and tier_damaged."""
+        if self._trouble is not None or not self.uploads.problem:
+            return self._trouble
+        return TierTrouble(AWAY, self._away(self.uploads.problem))
+
+    def _away(self, error: str) -> str:
+        bucket = self.tier.tiered_store_bucket
+        return f"the bucket {bucket} cannot be used, messages wait on the local disk and uploads are repeated: {error}"
 
     # -- lifecycle
 
@@ -245,7 +252,7 @@ class BucketMessageStore(TieredStore):
             del steps[0]
 
     def _fenced(self, error: FencedError) -> None:
-        self.tier_problem = str(error)
+        self._trouble = TierTrouble(FENCED, f"nothing is uploaded until the next start: {error}")
         self.uploads.fenced = True
         _log.error("tier_fenced", bucket=self.tier.tiered_store_bucket, reason=str(error))
 
@@ -256,20 +263,20 @@ class BucketMessageStore(TieredStore):
             try:
                 await read()
             except OSError as error:
-                if not self.tier_problem:
+                if self._trouble is None:
                     _log.error("tier_not_readable", bucket=self.tier.tiered_store_bucket, error=str(error))
-                self.tier_problem = str(error)
+                self._trouble = TierTrouble(AWAY, self._away(str(error)))
             except FencedError:
                 self.is_loaded.set()  # what was read is served
                 raise
             except BucketFormatError as error:
-                self.tier_problem = str(error)
+                self._trouble = TierTrouble(DAMAGED, f"nothing is uploaded, and older messages cannot be read: {error}")
                 _log.error("tier_damaged", bucket=self.tier.tiered_store_bucket, error=str(error))
                 return False
             else:
-                if self.tier_problem:
+                if self._trouble is not None:
                     _log.info("tier_readable", bucket=self.tier.tiered_store_bucket)
-                self.tier_problem = ""
+                self._trouble = None
                 self.is_loaded.set()
                 return True
             await self.uploads.wait_until_stop(pauses.next())
@@ -296,7 +303,7 @@ class BucketMessageStore(TieredStore):
         self.uploads.stop()
         with trio.move_on_after(_STOP_SECONDS):
             await finished.wait()
-            if self.manifest.is_owner and not self.tier_problem:
+            if self.manifest.is_owner and self._trouble is None:
                 try:
                     await self.uploads.upload_all()
                 except (OSError, FencedError) as error:

@@ -13,13 +13,14 @@ import trio
 
 from trimq.broker.store.read.query import store_timestamp_of
 from trimq.broker.store.tiered.bucket.block_reader import BlockReader, GoneError
-from trimq.broker.store.tiered.bucket.loaded_block import LoadedBlock, run_of
+from trimq.broker.store.tiered.bucket.loaded_block import run_of
 from trimq.broker.store.tiered.bucket.stretch_table import Part, StretchTable
 from trimq.broker.store.tiered.container.message_runs import Fetched, MessageRun, Messages
 from trimq.protocol.bucket_manifest import StoredObject, Stretch
 from trimq.protocol.bucket_object import Block
 from trimq.protocol.queue_unit import UNIT_SIZE
 from trimq.protocol.record import AT_QUEUE_OFFSET
+from trimq.protocol.tiered_layout import UNSET_TIME
 
 _T = TypeVar("_T")
 _ATTEMPTS: Final = 4
@@ -88,6 +89,21 @@ class BucketQueue:
         return self._table.size
 
     @property
+    def oldest_ms(self) -> int:
+        """See TieredQueue."""
+        return self._table.begin_ms if self._table.first is not None else UNSET_TIME
+
+    @property
+    def newest_ms(self) -> int:
+        """See TieredQueue."""
+        return self._table.end_ms if self._table.first is not None else UNSET_TIME
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """See TieredQueue."""
+        return self.size, UNIT_SIZE * self._table.messages
+
+    @property
     def stretches(self) -> Iterator[tuple[StoredObject, Stretch]]:
         """The stretches and their objects, in the order of offsets."""
         return self._table.items(self.topic, self.queue_id)
@@ -144,11 +160,10 @@ class BucketQueue:
             if run is not None:
                 self._blocks.note_end(self.topic, self.queue_id, run.end)
                 return Fetched(Messages([run]), run.end)
-        blocks = await self._blocks.blocks_from(stored, stretch, offset, count, max_bytes)
         runs: list[MessageRun] = []
         at, left = offset, max_bytes
         # All but the first block fit: see blocks_from.
-        for loaded in await self._blocks.load(stored, blocks):
+        for loaded in await self._blocks.load_from(stored, stretch, offset, count, max_bytes):
             first = at - loaded.offset
             last = loaded.last(first, count - (at - offset), left)
             for run in loaded.runs(first, last):
@@ -230,7 +245,7 @@ class BucketQueue:
                     return data
             elif units.fit(block):
                 return None
-        loaded = await self._blocks.load_one(stored, stretch, block.offset)
+        (loaded,) = await self._blocks.load_from(stored, stretch, block.offset)
         numbers = np.flatnonzero(loaded.table["phy"] == physical)
         return loaded.record(int(numbers[0])) if len(numbers) else None
 
@@ -258,7 +273,7 @@ class BucketQueue:
             time = -1 if data is None else store_timestamp_of(data, int(units.table["phy"][number]))
             if time >= 0:
                 return time
-        loaded = await self._blocks.load_one(stored, stretch, offset)
+        (loaded,) = await self._blocks.load_from(stored, stretch, offset)
         return int(loaded.times()[offset - loaded.offset])
 
     # -- by time
@@ -299,7 +314,7 @@ class BucketQueue:
                 break
             if block.begin_ms >= later:
                 return first
-            loaded: LoadedBlock = (await self._blocks.load(stored, [block]))[0]
+            (loaded,) = await self._blocks.load_from(stored, stretch, block.offset)
             times = await self._blocks.in_thread(loaded.times)
             hits = np.flatnonzero(times[first - block.offset : last - block.offset] >= later)
             if len(hits):

@@ -11,6 +11,7 @@ from trimq.broker.store.tiered.bucket.bucket import Bucket
 from trimq.broker.store.tiered.bucket.bucket_queue import BucketQueue
 from trimq.broker.store.tiered.bucket.garbage import Garbage
 from trimq.broker.store.tiered.bucket.manifest import Manifest
+from trimq.broker.store.tiered.driver.provider_stats import CallStats
 from trimq.broker.tiered_config import TieredStoreConfig
 from trimq.protocol.bucket_manifest import Entry, StoredObject, Stretch
 from trimq.protocol.bucket_names import ObjectName
@@ -142,6 +143,11 @@ class BucketQueues:
     def queues(self) -> int:
         """The number of queues."""
         return sum(map(len, self._queues.values()))
+
+    def calls(self) -> Iterator[tuple[str, str, CallStats]]:
+        """See TieredQueues."""
+        for operation, stats in self.bucket.calls.items():
+            yield "object", operation, stats
 
     def topics(self) -> list[str]:
         """The topics with queues in the bucket."""

@@ -19,6 +19,8 @@ from trimq.protocol.record import decode_head
 _RUN_BYTES: Final = 1024 * 1024
 _RUN_MESSAGES: Final = 4096
 """A run has no more than that: it is made in one turn of the event loop."""
+NO_CRC: Final = -1
+"""Instead of the checksum of a block, which only the directory has."""
 _COST: Final = 512
 """Bytes of memory of a value in a cache besides its data."""
 
@@ -112,7 +114,7 @@ def checked_blocks(stored: StoredObject, blocks: Sequence[Block], data: Any) -> 
     for block in blocks:
         at = block.position - base
         piece: Any = view[at : at + block.length]
-        if len(piece) != block.length or block_crc(piece, ()) != block.crc:
+        if len(piece) != block.length or not _is_right(piece, block):
             raise DamagedObjectError(f"{stored.name} is damaged in the bucket: {_place(block)}")
         # Blocks leave the cache one by one: none may keep the memory of the others.
         loaded = LoadedBlock(block, bytes(piece) if len(blocks) > 1 else data)
@@ -122,11 +124,18 @@ def checked_blocks(stored: StoredObject, blocks: Sequence[Block], data: Any) -> 
     return found
 
 
+def _is_right(data: Any, block: Block) -> bool:
+    if block.crc != NO_CRC:
+        return block_crc(data, ()) == block.crc
+    units = LoadedUnits(data, block.messages)
+    return units.fit(block) and has_all(data[block.messages * UNIT_SIZE :], units, block, 0, block.messages)
+
+
 def _place(block: Block) -> str:
     return f"{block.topic}/{block.queue_id}, offsets {block.offset} to {block.offset + block.messages - 1}"
 
 
-def has_all(data: bytes, units: LoadedUnits, block: Block, first: int, last: int) -> bool:
+def has_all(data: Any, units: LoadedUnits, block: Block, first: int, last: int) -> bool:
     """Whether ``data`` has the messages of these numbers, bodies included: the block's checksum covers more."""
     table, begin = units.table[first:last], units.begin(first)
     if len(data) != int(units.ends[last - 1]) - begin:

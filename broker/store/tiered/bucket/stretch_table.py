@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from trimq.protocol.bucket_manifest import StoredObject, Stretch
 
 _WIDTH: Final = 9
-_OFFSET, _MESSAGES, _FIRST, _LAST = 0, 1, 5, 6
+_OFFSET, _MESSAGES, _FIRST, _LAST, _BEGIN_MS, _END_MS = 0, 1, 5, 6, 7, 8
 
 
 class Part(NamedTuple):
@@ -55,6 +55,21 @@ class StretchTable:
     def size(self) -> int:
         """Bytes of all records."""
         return sum(self._numbers[2::_WIDTH])
+
+    @property
+    def messages(self) -> int:
+        """The messages of all stretches; those where they overlap count more than once."""
+        return sum(self._numbers[_MESSAGES::_WIDTH])
+
+    @property
+    def begin_ms(self) -> int:
+        """The smallest store time of the first stretch; there is one."""
+        return self._numbers[_BEGIN_MS]
+
+    @property
+    def end_ms(self) -> int:
+        """The largest store time of the last stretch; there is one."""
+        return self._numbers[_END_MS - _WIDTH]
 
     def add(self, stored: StoredObject, stretch: Stretch) -> None:
         """Add a stretch, unless it is there."""

@@ -10,6 +10,7 @@ from trimq.broker.store.tiered.container.flat_append_file import FlatAppendFile
 from trimq.broker.store.tiered.container.flat_message_file import FlatMessageFile
 from trimq.broker.store.tiered.driver.factory import FileSegmentFactory
 from trimq.broker.store.tiered.driver.metadata import DefaultMetadataStore
+from trimq.broker.store.tiered.driver.provider_stats import CallStats
 from trimq.protocol.tiered_layout import INDEX_TOPIC, SegmentType, queue_path
 
 _AT_ONCE: Final = 64
@@ -85,6 +86,12 @@ class FlatFileStore:
     def queues(self) -> int:
         """The number of queues."""
         return sum(map(len, self._files.values()))
+
+    def calls(self) -> Iterator[tuple[str, str, CallStats]]:
+        """See TieredQueues."""
+        for kind, files in self.factory.stats.kinds.items():
+            yield kind, "read", files.reads
+            yield kind, "write", files.writes
 
     def topics(self) -> list[str]:
         """The topics with queues in the tier."""

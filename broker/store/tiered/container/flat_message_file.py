@@ -107,6 +107,21 @@ class FlatMessageFile:
         """Behind the last message that can be read."""
         return self.consume_queue.commit_offset // UNIT_SIZE
 
+    @property
+    def oldest_ms(self) -> int:
+        """See TieredQueue."""
+        return self.commit_log.min_timestamp
+
+    @property
+    def newest_ms(self) -> int:
+        """See TieredQueue."""
+        return self.commit_log.max_timestamp
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """See TieredQueue."""
+        return self.commit_log.size, self.consume_queue.size
+
     # -- start
 
     async def recover(self) -> None:

@@ -1,9 +1,10 @@
 """What reads of the tier need of its queues, whatever holds these: segments of a provider, or objects of a bucket."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from trimq.broker.store.tiered.container.message_runs import Fetched
+from trimq.broker.store.tiered.driver.provider_stats import CallStats
 
 
 class TieredQueue(Protocol):
@@ -27,6 +28,26 @@ class TieredQueue(Protocol):
     @property
     def commit_offset(self) -> int:
         """Behind the last message that can be read."""
+        ...
+
+    @property
+    def uploaded(self) -> int:
+        """Messages uploaded since the start."""
+        ...
+
+    @property
+    def oldest_ms(self) -> int:
+        """Store time in ms of the first message; UNSET_TIME if there is none."""
+        ...
+
+    @property
+    def newest_ms(self) -> int:
+        """The largest store time in ms of a message, as far as it is known without reading; or UNSET_TIME."""
+        ...
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Bytes of all records and of all units."""
         ...
 
     async def read_messages(self, offset: int, count: int, max_bytes: int) -> Fetched:
@@ -76,6 +97,19 @@ class TieredQueues(Protocol):
 
     def all(self) -> Iterator[TieredQueue]:
         """Every queue."""
+        ...
+
+    def of_topic(self, topic: str) -> Sequence[TieredQueue]:
+        """The queues of a topic."""
+        ...
+
+    @property
+    def queues(self) -> int:
+        """The number of queues."""
+        ...
+
+    def calls(self) -> Iterator[tuple[str, str, CallStats]]:
+        """The requests to what keeps the tier: kind of file, operation, durations and sizes. For metrics."""
         ...
 
     def topics(self) -> list[str]:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from trio.testing import wait_all_tasks_blocked
 
 from tests.store.tiered.bucket.buckets import MemoryBucket
+from tests.store.tiered.bucket.queues import Entry, put, queue_of
 from tests.store.tiered.bucket.records import TOPIC, Message, messages
-from tests.store.tiered.bucket.test_bucket_queue import Entry, put, queue_of
 from tests.store.tiered.test_fetcher import FakeIndex, S, get, naive, offsets, opened
 from trimq.broker.store.tiered.access.fetcher import FEW, MessageStoreFetcher
 from trimq.broker.store.tiered.bucket.bucket_queue import BucketQueue

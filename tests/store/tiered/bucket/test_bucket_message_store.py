@@ -186,6 +186,12 @@ def waiting(store: BucketMessageStore) -> int:
     return store.uploads.behind
 
 
+def trouble(store: BucketMessageStore) -> tuple[str, str]:
+    found = store.tier_trouble()
+    assert found is not None
+    return found
+
+
 def nothing(call: str, name: str, done: bool) -> None:
     pass
 
@@ -218,12 +224,13 @@ async def test_a_bucket_that_is_away_costs_local_disk_only(autojump_clock: trio.
         await store.flush()
         await trio.sleep(300)
         assert waiting(store) == 30
-        assert "no way to" in store.tier_reason
+        assert trouble(store)[0] == "tier_away"
+        assert "no way to" in trouble(store)[1]
         assert 3 < store.uploads.failures < 60  # the pauses grow
         assert await store.log_holds.lowest() == await store.uploads.lowest_waiting() is not None
         objects.fail = nothing
         await until(lambda: not store.uploads.behind, 200)
-        assert store.tier_reason == ""
+        assert store.tier_trouble() is None
         await drop_local(store)
         assert len(await all_offsets(store, 0, 60)) == 60
 
@@ -313,7 +320,8 @@ async def test_a_log_that_ends_before_the_bucket_uploads_nothing() -> None:
         await uploaded(store)
         owner = store.manifest.root
     async with opened(old, objects) as store:
-        assert "restore" in store.tier_reason
+        assert trouble(store)[0] == "tier_fenced"
+        assert "restore" in trouble(store)[1]
         await fill(store, 5, first=20)
         await until_dispatched(store)
         assert len(await all_offsets(store, 0, 25)) == 25
