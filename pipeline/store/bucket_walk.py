@@ -9,9 +9,10 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from trimq.pipeline.store.bucket import BucketError, BucketReader
+from trimq.pipeline.store.bucket import BucketError, BucketReader, ObjectGoneError
 from trimq.pipeline.store.bucket_plan import BucketPart, BucketPiece
 from trimq.pipeline.store.heads import Array, Heads, check_bodies, read_heads, values_at
+from trimq.pipeline.store.history import read_history
 from trimq.pipeline.store.options import StoreOptions
 from trimq.pipeline.store.walk import Chunk, Damage
 from trimq.protocol.bucket_object import ROW, BucketFormatError, Directory, block_crc, decode_end
@@ -80,23 +81,37 @@ class BucketWalk:
     def _reads(self) -> Iterator[_Read]:
         for piece in self._part.pieces:
             name, stored = self._part.prefix + piece.stored.name, piece.stored
-            data = self._reader.read_range(name, stored.directory, stored.length - stored.directory)
             try:
+                data = self._reader.read_range(name, stored.directory, stored.length - stored.directory)
                 blocks = self._wanted(piece, _blocks(piece, decode_end(data, stored.length)))
             except BucketFormatError as error:
-                if not self._options.damage:
-                    raise BucketError(
-                        f"{name} in the bucket is damaged: {error}. Restore it from a backup of the bucket; "
-                        "damage=true makes a table of all that is damaged"
-                    ) from error
-                damage = Damage(name, stored.begin, stored.end - stored.begin, str(error))
-                yield _Read(name, _Blocks((), np.empty(0, _BLOCKS), *2 * (np.empty(0),)), memoryview(b""), damage)
+                yield self._damaged(name, piece, str(error))
+                continue
+            except ObjectGoneError:
+                if not self._is_named(piece):
+                    raise
+                yield self._damaged(name, piece, "it is missing, although the manifest names it")
                 continue
             for begin, end in _requests(blocks):
                 some = blocks.take(slice(begin, end))
                 at = int(some.rows["position"][0])
                 length = int(some.rows["position"][-1]) + int(some.lengths[-1]) - at
                 yield _Read(name, some, self._reader.read_range(name, at, length))
+
+    def _is_named(self, piece: BucketPiece) -> bool:
+        """Whether the manifest names the object at present: then nothing may have deleted it."""
+        history = read_history(self._reader, self._part.broker, self._options)
+        return piece.stored in history.objects
+
+    def _damaged(self, name: str, piece: BucketPiece, why: str) -> _Read:
+        """A whole object as a damaged place. Raises BucketError unless the table is that of damage."""
+        if not self._options.damage:
+            raise BucketError(
+                f"{name} in the bucket is damaged: {why}. Restore it from a backup of the bucket; with damage=true all "
+                "that is damaged is a table"
+            )
+        damage = Damage(name, piece.stored.begin, piece.stored.end - piece.stored.begin, why)
+        return _Read(name, _Blocks((), np.empty(0, _BLOCKS), np.empty(0), np.empty(0)), memoryview(b""), damage)
 
     def _wanted(self, piece: BucketPiece, blocks: _Blocks) -> _Blocks:
         """The blocks that belong to the piece and may have selected messages."""

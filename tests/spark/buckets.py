@@ -57,7 +57,9 @@ class Place:
     def requests(self) -> list[tuple[str, str]]:
         """Operations and objects of all requests up to now, of this bucket."""
         last = unique("last")
-        store = connect(f"s3://{self.bucket}", endpoint=self.server.endpoint, region="", path_style=True, timeout_ms=9000)
+        store = connect(
+            f"s3://{self.bucket}", endpoint=self.server.endpoint, region="", path_style=True, timeout_ms=9000
+        )
         try:
             store.read(last)
         except FileNotFoundError:
@@ -131,7 +133,9 @@ async def join(store: BucketMessageStore) -> int:
     return joins
 
 
-def run(place: Place, script: Callable[[BucketMessageStore], Awaitable[Any]], broker: str = BROKER, **options: Any) -> None:
+def run(
+    place: Place, script: Callable[[BucketMessageStore], Awaitable[Any]], broker: str = BROKER, **options: Any
+) -> None:
     """Do something with the store."""
 
     async def main() -> None:
