@@ -55,7 +55,7 @@ class Place:
         return self.server.files(self.bucket) / PREFIX / CLUSTER / BROKER
 
     def requests(self) -> list[tuple[str, str]]:
-        """Operations and objects of all requests up to now, of this bucket."""
+        """Operations and objects of all requests to brokers' objects up to now, in whatever bucket."""
         last = unique("last")
         store = connect(
             f"s3://{self.bucket}", endpoint=self.server.endpoint, region="", path_style=True, timeout_ms=9000
@@ -64,12 +64,11 @@ class Place:
             store.read(last)
         except FileNotFoundError:
             pass
-        found = self.server.requests(f"{self.bucket}/{last}")
-        return [(call, name) for call, name in found if name.startswith(f"{self.bucket}/{PREFIX}/")]
+        return [(call, name) for call, name in self.server.requests(last) if name.startswith(f"{PREFIX}/")]
 
     def gets(self) -> list[str]:
         """The names of objects below the broker's prefix that were read, once for each request."""
-        begin = f"{self.bucket}/{PREFIX}/{CLUSTER}/{BROKER}/"
+        begin = f"{PREFIX}/{CLUSTER}/{BROKER}/"
         return [name.removeprefix(begin) for call, name in self.requests() if call == "GetObject"]
 
 

@@ -25,6 +25,7 @@ from tests.store.stores import TOPIC, fill, put, until_dispatched
 from trimq.broker.store.tiered.bucket import joiner
 from trimq.broker.store.tiered.bucket.bucket_message_store import BucketMessageStore
 from trimq.broker.store.tiered.bucket.stretch_table import StretchTable
+from trimq.pipeline.jobs.archive_bucket import BucketBounds, bucket_bounds
 from trimq.pipeline.options import OptionError
 from trimq.pipeline.store.bucket import BucketError, BucketReader, ObjectGoneError
 from trimq.pipeline.store.bucket_plan import plan_history
@@ -97,7 +98,7 @@ def test_the_table_equals_the_log_before_and_after_joins(place: Place, small_joi
 def test_large_stretches_are_divided_and_blocks_next_to_each_other_come_with_one_request(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(joiner, "JOIN_OBJECTS", 2)
+    monkeypatch.setattr(joiner, "JOIN_OBJECTS", 4)
     body = 1 << 20
     count = 40
 
@@ -115,8 +116,8 @@ def test_large_stretches_are_divided_and_blocks_next_to_each_other_come_with_one
     before = len(place.gets())
     assert rows(place) == expected
     segments = [name for name in place.gets()[before:] if name.startswith("segments/")]
-    # Two objects: a directory each, six ranges of at most two blocks of 4 MiB, and the block of the small ones.
-    assert 8 <= len(segments) <= 9
+    # Two objects: a directory each, at most 7 ranges of 8 MiB, and one for the blocks of the small messages.
+    assert 8 <= len(segments) <= 10
     parts = plan_of(parsed(place, splitSize="8m")).parts
     assert len(parts) == 6
     assert rows(place, splitSize="8m") == expected
@@ -356,7 +357,8 @@ def test_a_manifest_that_cannot_be_read(place: Place) -> None:
     shutil.copytree(place.objects, other)
     with pytest.raises(BucketError, match="is that of broker broker-a in cluster C1"):
         rows(place, broker="other")
-    page = next((place.objects / "manifest").glob("page-*"))
+    shutil.rmtree(other)
+    page = max((place.objects / "manifest").glob("page-*"))
     harm(page, 40)
     with pytest.raises(BucketError, match=rf"manifest/{page.name} in the bucket: the manifest page is damaged"):
         rows(place)
@@ -375,7 +377,7 @@ def test_no_text_has_a_key(place: Place, monkeypatch: pytest.MonkeyPatch) -> Non
     assert secret.encode() not in pickle.dumps((plan, parsed(place)))
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong-secret")
     with pytest.raises(
-        BucketError, match="refuses access to .* HTTP status 403 SignatureDoesNotMatch.*environment"
+        BucketError, match=r"refuses access to .* HTTP status 403 SignatureDoesNotMatch.*environment"
     ) as error:
         rows(place, broker=BROKER)
     assert error.value.__cause__ is None
@@ -488,3 +490,91 @@ def test_stretches_of_an_object_may_stand_in_several_pages() -> None:
     (part,) = plan_history(history, parse({"path": "s3://b", "cluster": "C"}))
     (piece,) = part.pieces
     assert [piece.topics[int(row["topic"])] for row in piece.stretches.rows] == ["T", "U", "T"]
+
+
+# -- what an archive may miss
+
+
+def test_an_archive_that_may_miss_messages_is_recognised(place: Place) -> None:
+    ends: list[int] = []
+
+    async def script(store: BucketMessageStore) -> None:
+        for number in range(4):
+            await fill(store, 5, first=5 * number)
+            await fill(store, 5, topic="Other", first=5 * number)
+            store.clock.advance(1.0)  # type: ignore[attr-defined]
+            await upload(store)
+            ends.append(store.manifest.end)
+
+    run(place, script)
+
+    def bounds(begin: int | None, **options: Any) -> BucketBounds:
+        return bucket_bounds(parsed(place, broker=BROKER, **options), begin)
+
+    assert bounds(None) == (0, ends[3], "")
+    assert bounds(0) == bounds(ends[0] - 1) == bounds(ends[3]) == (0, ends[3], "")
+
+    async def first_gone(store: BucketMessageStore) -> None:
+        store.bucket_queues.replace(store.manifest.entries[:1], [])
+        await store.uploads.save()
+
+    run(place, first_gone)
+    start = ends[0]
+    assert bounds(None) == (start, ends[3], "")
+    assert bounds(ends[0]) == (start, ends[3], "")
+    assert bounds(ends[0] - 1).why == f"the bucket begins at {start}, the archive ends at {start - 1}"
+
+    async def one_segment_gone(store: BucketMessageStore) -> None:
+        """Of the oldest window one queue's messages are gone: as if they had been in a segment of their own."""
+        oldest = store.manifest.entries[0]
+        kept = Entry(oldest.object, [one for one in oldest.stretches if one.topic == "Other"])
+        store.manifest.change([oldest.object], [kept])
+        await store.uploads.save()
+
+    run(place, one_segment_gone)
+    assert bounds(ends[1]) == (start, ends[3], "")
+    assert bounds(ends[1] - 1).why == f"1 queues (as {TOPIC}/0) begin later"
+    assert bounds(ends[1] - 1, topics="Other").why == ""
+
+    async def all_gone(store: BucketMessageStore) -> None:
+        await store.bucket_queues.expire(1 << 60)
+
+    run(place, all_gone)
+    assert bounds(None) == (ends[3], ends[3], "")
+    assert bounds(ends[3]) == (ends[3], ends[3], "")
+    assert bounds(ends[2]).why == f"the bucket begins at {ends[3]}, the archive ends at {ends[2]}"
+
+    async def more(store: BucketMessageStore) -> None:
+        await fill(store, 1, topic="New")
+        await upload(store)
+
+    run(place, more)
+    # The queues have ended at the tombstones, all of which the archive has.
+    assert bounds(ends[3]).why == ""
+
+
+def test_a_queue_whose_last_messages_have_expired_unarchived(place: Place) -> None:
+    begin: list[int] = []
+
+    async def script(store: BucketMessageStore) -> None:
+        await fill(store, 3)
+        await upload(store)
+        begin.append(store.manifest.end)
+        await fill(store, 3, topic="Gone")
+        await fill(store, 3, first=3)
+        await upload(store)
+        entry = store.manifest.entries[1]
+        kept, gone = (
+            Entry(entry.object, [one for one in entry.stretches if (one.topic == "Gone") is is_gone])
+            for is_gone in (False, True)
+        )
+        end = gone.stretches[0]._replace(offset=3, messages=0, size=0, blocks=0, position=0)
+        expired = Entry(entry.object._replace(length=0, directory=0, number=1), [end])
+        store.manifest.change([entry.object], [kept, expired])
+        await store.uploads.save()
+
+    run(place, script)
+    options = parsed(place, broker=BROKER)
+    assert bucket_bounds(options, begin[0]).why == "the last messages of 1 queues (as Gone/0) have expired"
+    assert bucket_bounds(parsed(place, broker=BROKER, topics=TOPIC), begin[0]).why == ""
+    assert len(rows(place)) == 6
