@@ -49,12 +49,6 @@ class History(NamedTuple):
     topics: Sequence[str]
     rows: Array
 
-    @property
-    def ends(self) -> Array:
-        """The queue offset behind each stretch."""
-        ends: Array = self.rows["offset"] + self.rows["messages"]
-        return ends
-
 
 class Shown(NamedTuple):
     """The messages that a table has of stretches: ``rows`` with ``begins`` and ``ends``, which are queue offsets."""
