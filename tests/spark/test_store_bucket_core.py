@@ -578,3 +578,30 @@ def test_a_queue_whose_last_messages_have_expired_unarchived(place: Place) -> No
     assert bucket_bounds(options, begin[0]).why == "the last messages of 1 queues (as Gone/0) have expired"
     assert bucket_bounds(parsed(place, broker=BROKER, topics=TOPIC), begin[0]).why == ""
     assert len(rows(place)) == 6
+
+
+def test_a_queue_that_ended_before_the_archive_and_goes_on(place: Place) -> None:
+    begin: list[int] = []
+
+    async def script(store: BucketMessageStore) -> None:
+        await fill(store, 3)
+        await upload(store)
+        await store.bucket_queues.expire(1 << 60)
+        begin.append(store.manifest.end)
+        await fill(store, 3, topic="Other")
+        await upload(store)
+        await fill(store, 3, first=3)
+        await upload(store)
+
+    run(place, script)
+    assert bucket_bounds(parsed(place, broker=BROKER), begin[0]) == (begin[0], log_end(place), "")
+
+
+def log_end(place: Place) -> int:
+    ends: list[int] = []
+
+    async def script(store: BucketMessageStore) -> None:
+        ends.append(store.manifest.end)
+
+    run(place, script)
+    return ends[0]
