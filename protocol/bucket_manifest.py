@@ -109,6 +109,11 @@ class StoredObject(NamedTuple):
         """Its name below the broker's prefix."""
         return str(ObjectName(self.begin, self.end, self.generation, self.epoch, self.number))
 
+    @property
+    def rank(self) -> tuple[int, int, int, int]:
+        """If stretches of several objects overlap, that of the greatest rank has the messages."""
+        return self.generation, self.epoch, self.begin, self.number
+
 
 class StretchRows(Sequence[Stretch]):
     """Stretches as rows of type STRETCH: 80 bytes each, where a Stretch takes 360. ``topics`` is their table."""

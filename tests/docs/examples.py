@@ -74,6 +74,7 @@ RUN_BY: dict[str, dict[str, str]] = {
     "docs/pipeline-jobs.md": {
         "spark.read": "tests/spark/test_job_docs.py::test_the_table_of_the_page",
         "python -m trimq.pipeline rebuild": JOBS,
+        "python -m trimq.pipeline audit s3": "tests/spark/test_job_docs.py::test_the_bucket_of_the_page",
     },
     "docs/sdk/consume.md": {"": GUIDES},
     "docs/sdk/logging.md": {"": GUIDES},

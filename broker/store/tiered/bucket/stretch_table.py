@@ -138,8 +138,7 @@ class StretchTable:
         return best, end
 
     def _rank(self, row: int) -> tuple[int, int, int, int]:
-        stored = self._objects[row]
-        return stored.generation, stored.epoch, stored.begin, stored.number
+        return self._objects[row].rank
 
     def next_begin(self, offset: int) -> int | None:
         """Where the next stretch behind an offset begins."""
