@@ -97,6 +97,8 @@ def fetched(proxy: FaultyProxy) -> int:
 
 def check_finds(producer: Producer, topic: str, sent: list[dict[str, Any]], stored: dict[str, int]) -> None:
     """By id, by key and by time the client finds each message."""
+    # After a restore the keys that the bucket's index has not are read from the messages, in the background.
+    wait_until(lambda: producer.query_key(topic, f"key{MESSAGES - 1}"), "the key of the last message")
     for one in sent[:: MESSAGES // 12]:
         assert producer.ask("viewId", topic=topic, msg_id=one["offsetMsgId"])["uniqKey"] == one["msgId"]
         found = producer.query_key(topic, f"key{one['number']}")
@@ -199,7 +201,17 @@ def test_an_empty_disk_gets_all_of_the_history(
         assert int(new[0]["offsetMsgId"][16:], 16) > max(int(one["offsetMsgId"][16:], 16) for one in sent)
         with latest_java.consumer(cluster, group, {topic: "*"}) as consumer:
             assert bodies(consumer.received(1)) == ["new"]
+            consumer.wait_for_position(topic, MESSAGES + 1)
         wait_for_upload(broker)
+        # A stop after which only the offsets of consumers are new.
+        broker.stop()
+        broker.start()
+        probe.commit_offset(broker.address, group, topic, 1, 7)
+        broker.stop()
+        shutil.rmtree(broker.store)
+        broker.start()
+        committed = [probe.committed_offset(broker.address, group, topic, queue) for queue in range(QUEUES)]
+        assert committed == [MESSAGES // QUEUES + 1, 7]
 
 
 def test_a_kill_and_an_empty_disk_lose_only_what_was_not_uploaded(

@@ -48,6 +48,8 @@ def bucket_options(endpoint: str, bucket: str, **more: str) -> dict[str, str]:
         "tieredStoreGroupCommitTimeout": "200",
         "mappedFileSizeCommitLog": str(256 * KIB),
         "flushConsumerOffsetInterval": "500",
+        "flushCommitLogThoroughInterval": "200",
+        "flushConsumeQueueThoroughInterval": "200",
         "embeddedNamesrvEnable": "false",
         "healthPort": str(free_port()),
         **more,

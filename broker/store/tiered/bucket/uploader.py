@@ -244,12 +244,16 @@ class BucketUploads:
                 await self._wake.wait()
 
     async def upload_all(self) -> None:
-        """Upload all that may be uploaded now and replace the root. Raises OSError, FencedError."""
+        """Upload all that may be uploaded now, and replace the root if there is something new.
+
+        That may be the state alone: consumers commit offsets when there are no new messages. Raises OSError,
+        FencedError.
+        """
         if not self._scanned:
             await self.scan()
         while await self._upload_object(force=True):
             pass
-        if self._tier.unsaved:
+        if self._tier.unsaved or await self._state.changed_since_root() is not None:
             await self.save()
 
     async def save(self) -> None:
