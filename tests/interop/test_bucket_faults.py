@@ -44,8 +44,8 @@ USUAL = 0.1
 """Seconds that a send takes at most in the middle, on a machine that is busy with other tests."""
 LONGEST = 3.0
 """The longest send of a whole test."""
-GROWTH = 96 * 1024 * 1024
-"""Bytes by which a broker may grow: two objects, and what the messages of a test take."""
+GROWTH = 64 * 1024 * 1024
+"""Bytes by which a broker may grow: four objects."""
 
 
 @dataclass
@@ -127,7 +127,7 @@ def test_nothing_acknowledged_is_lost_whatever_happens_to_the_bucket(
     ):
         names.start()
         scene = Scene(server, proxy, server.create_bucket())
-        broker = bucket_broker(tmp_path / "broker", proxy.endpoint, scene.bucket, [names])
+        broker = bucket_broker(tmp_path / "broker", proxy.endpoint, scene.bucket, [names], tieredStoreBucketRequestTimeout="1000")
         with ended_afterwards(broker.process):
             broker.start()
             topic, ticks = unique("Trouble"), unique("Ticks")
@@ -143,9 +143,9 @@ def test_nothing_acknowledged_is_lost_whatever_happens_to_the_bucket(
                 for name, (trouble, reason) in TROUBLES.items():
                     since = len(load.seconds)
                     with trouble(scene):
-                        note = wait_until(lambda: tier_note(broker), name, 60)
-                        assert note.startswith("tier_away: "), name
-                        assert reason in note, name
+                        # The first request may fail for another reason: its connection was that of the trouble before.
+                        wait_until(lambda reason=reason: reason in tier_note(broker), name, 60)  # type: ignore[misc]
+                        assert tier_note(broker).startswith("tier_away: "), name
                         assert health_of(broker).ready
                         flood.is_acknowledged()
                         load.wait_for(100)

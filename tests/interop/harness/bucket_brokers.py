@@ -114,9 +114,9 @@ def wait_for_upload(broker: Broker, timeout: float = 60) -> None:
 
 
 def memory_of(broker: Broker) -> int:
-    """Resident bytes of the process."""
+    """Resident bytes of the process, without those of mapped files."""
     status = Path(f"/proc/{broker.process.pid}/status").read_text(encoding="ascii")
-    (line,) = [line for line in status.splitlines() if line.startswith("VmRSS:")]
+    (line,) = [line for line in status.splitlines() if line.startswith("RssAnon:")]
     return int(line.split()[1]) * KIB
 
 
