@@ -127,7 +127,9 @@ def test_nothing_acknowledged_is_lost_whatever_happens_to_the_bucket(
     ):
         names.start()
         scene = Scene(server, proxy, server.create_bucket())
-        broker = bucket_broker(tmp_path / "broker", proxy.endpoint, scene.bucket, [names], tieredStoreBucketRequestTimeout="1000")
+        broker = bucket_broker(
+            tmp_path / "broker", proxy.endpoint, scene.bucket, [names], tieredStoreBucketRequestTimeout="1000"
+        )
         with ended_afterwards(broker.process):
             broker.start()
             topic, ticks = unique("Trouble"), unique("Ticks")
@@ -181,9 +183,7 @@ def test_nothing_acknowledged_is_lost_whatever_happens_to_the_bucket(
                 check_all(wire, ticks, load.sent)
 
 
-def test_a_slow_bucket_is_used(
-    object_server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_bucket_is_used(object_server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests that take long, and come to an end, are no trouble."""
     with running_proxy(object_server.port) as proxy:
         name, topic = object_server.create_bucket(), unique("Slow")
@@ -198,4 +198,6 @@ def test_a_slow_bucket_is_used(
                     assert not tier_note(broker)
                 assert median(load.seconds) < USUAL
                 wait_for_upload(broker)
-                assert sum(ranges(history(bucket_of(monkeypatch, object_server, name)), topic).values()) == len(load.sent)
+                assert sum(ranges(history(bucket_of(monkeypatch, object_server, name)), topic).values()) == len(
+                    load.sent
+                )

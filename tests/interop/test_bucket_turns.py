@@ -190,7 +190,6 @@ def test_an_empty_disk_gets_all_of_the_history(
         broker.start()
         assert not tier_note(broker)
         assert probe.has_route(names.address, topic)
-        assert "config" in os.listdir(broker.store)
         assert group in (broker.store / "config/subscriptionGroup.json").read_text(encoding="utf-8")
         assert [probe.committed_offset(broker.address, group, topic, queue) for queue in range(QUEUES)] == offsets
         check_finds(producer, topic, sent, stored)

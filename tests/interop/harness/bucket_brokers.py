@@ -143,7 +143,7 @@ class Load:
                     began = time.monotonic()
                     self.sent.append(send_one(wire, topic, len(self.sent) % queues, size))
                     self.seconds.append(time.monotonic() - began)
-        except Exception as error:  # the test decides
+        except Exception as error:  # noqa: BLE001 - the test decides
             self.error = error
 
     def wait_for(self, more: int) -> None:
