@@ -28,7 +28,7 @@ from trimq.broker.store.tiered.bucket.state_files import StateFiles
 from trimq.broker.tiered_config import TieredStoreConfig
 from trimq.protocol.bucket_manifest import Entry, StoredObject, stretches_of
 from trimq.protocol.bucket_names import ObjectName
-from trimq.protocol.bucket_object import BLOCK_MESSAGES, Kind, ObjectHeader
+from trimq.protocol.bucket_object import BLOCK_MESSAGES, BucketFormatError, Kind, ObjectHeader
 from trimq.protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE
 from trimq.protocol.tiered_index_batch import KeyItems
 
@@ -246,12 +246,16 @@ class BucketUploads:
                 await self._wake.wait()
 
     async def upload_all(self) -> None:
-        """Upload all that may be uploaded now and replace the root. Raises OSError, FencedError."""
+        """Upload all that may be uploaded now, and replace the root if there is something new.
+
+        That may be the state alone: consumers commit offsets when there are no new messages. Raises OSError,
+        FencedError.
+        """
         if not self._scanned:
             await self.scan()
         while await self._upload_object(force=True):
             pass
-        if self._tier.unsaved:
+        if self._tier.unsaved or await self._state.changed_since_root() is not None:
             await self.save()
 
     async def save(self) -> None:
@@ -266,7 +270,7 @@ class BucketUploads:
             uploaded = await self._upload_object(force=force)
             if self._tier.unsaved >= OBJECTS_A_ROOT:
                 await self.save()
-        except OSError as error:
+        except (OSError, BucketFormatError) as error:
             self.failures += 1
             self._not_before = trio.current_time() + self._backoff.next()
             if not self.problem:
