@@ -230,6 +230,54 @@ async def test_a_claim_that_fails_is_repeated(call: int, after: bool) -> None:
         assert store.get(reader.root.state) == b"late"
 
 
+async def test_the_second_look_of_a_claim_is_repeated() -> None:
+    store = FaultyStore()
+    bucket = store.bucket()
+    first = manifest(bucket)
+    await first.claim()
+    second = manifest(store.bucket())
+    store.fail_method("list", OSError("away"), after=False, nth=2)
+    with pytest.raises(OSError, match="away"):
+        await second.claim()
+    await upload(bucket, first, 1, state=b"late")
+    await second.claim()
+    assert epoch_of(second) == 2
+    check_history(second.entries, 1000)
+    assert second.root is not None
+    assert second.root.end == 1000
+    assert store.get(second.root.state) == b"late"
+
+
+async def test_a_bucket_that_was_emptied_and_begun_anew() -> None:
+    store = FaultyStore()
+    bucket = store.bucket()
+    owner = manifest(bucket)
+    await owner.claim()
+    await upload(bucket, owner, 1)
+    await owner.save()
+    await owner.save()
+    reader = manifest(store.bucket())
+    await reader.load()
+    assert reader.root is not None
+    # Its names are those of before, and its pages are others.
+    store.put(ROOT, encode_root(replace(reader.root, sequence=2)))
+    since = len(store.calls)
+    await reader.load()
+    assert store.names("read", since) == [ROOT, pages_of(owner)[0].name]
+
+
+async def test_the_first_root_is_written_during_a_load() -> None:
+    store = FaultyStore()
+    bucket = store.bucket()
+    owner = manifest(bucket)
+    await owner.claim()
+    await upload(bucket, owner, 1)
+    store.fail(1, FileNotFoundError("not yet"), after=False)
+    reader = manifest(store.bucket())
+    await reader.load()
+    assert reader.entries == owner.entries
+
+
 async def test_the_least_epoch() -> None:
     store = FaultyStore()
     owner = manifest(store.bucket())
@@ -444,7 +492,7 @@ async def test_objects_are_added_while_a_save_is_under_way() -> None:
 
     def add(name: str, data: Any) -> None:
         if "page" in name:
-            owner.add(more)
+            owner.add(more, b"late")
             owner.change([owner.entries[0].object], [])
         created(name, data)
 
@@ -459,6 +507,7 @@ async def test_objects_are_added_while_a_save_is_under_way() -> None:
     store.store.create = created  # type: ignore[method-assign]
     await owner.save()
     assert owner.root.end == 3000
+    assert store.get(owner.root.state) == b"late"
     await reader.load()
     check_history(reader.entries, 3000, 1000)
 
