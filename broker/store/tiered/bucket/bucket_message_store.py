@@ -145,8 +145,9 @@ class BucketMessageStore(TieredStore):
             return
         try:
             await self.uploads.save()
-        except FencedError as error:
-            self._fenced(error)
+        except (FencedError, BucketFormatError) as error:
+            if isinstance(error, FencedError):
+                self._fenced(error)
             raise OSError(str(error)) from error
         self.bucket_queues.discard(sorted(before - set(names)))
 
@@ -230,7 +231,10 @@ class BucketMessageStore(TieredStore):
                     if self.tier_index is not None:
                         nursery.start_soon(self.tier_index.run)
                     nursery.start_soon(self._run_upkeep)
-                    await self.uploads.run()
+                    try:
+                        await self.uploads.run()
+                    except FencedError as error:  # here: a nursery would put it into a group
+                        self._fenced(error)
                     nursery.cancel_scope.cancel()
         except FencedError as error:
             self._fenced(error)
@@ -315,7 +319,7 @@ class BucketMessageStore(TieredStore):
             if self.manifest.is_owner and self._trouble is None:
                 try:
                     await self.uploads.upload_all()
-                except (OSError, FencedError) as error:
+                except (OSError, FencedError, BucketFormatError) as error:
                     _log.error("tier_not_complete", bucket=self.tier.tiered_store_bucket, error=str(error))
         if self.tier_index is not None:
             await self.tier_index.close(upload=False)  # the next start goes on with the local files
@@ -384,7 +388,7 @@ class BucketMessageStore(TieredStore):
         before = self.clock.wall_ms() - self.bucket_queues.reserved_ms("")
         try:
             count = await self.bucket_queues.expire(before)
-        except OSError as error:
+        except (OSError, BucketFormatError) as error:
             _log.error("tiered_segment_not_deleted", bucket=self.tier.tiered_store_bucket, error=str(error))
             return 0
         except FencedError as error:

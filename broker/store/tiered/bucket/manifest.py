@@ -179,8 +179,6 @@ class Manifest:
                 raise BucketFormatError(f"epoch {epoch} is greater than {MOST_EPOCH}, the greatest that names have")
             owner = self._new_owner()
             self._sequence = 0 if before is None else before.sequence
-            self._garbage.clear()
-            self._written.clear()
             try:
                 await self._find_state()
                 await self._write(epoch, owner, None, None)
@@ -229,8 +227,8 @@ class Manifest:
         """Write the pages that have changed, the state if it is given, and the root that names them.
 
         Without ``state`` the root gets that of the last object which had one, or keeps its own; without ``indexes`` it
-        keeps those that it has. Raises FencedError if another broker has claimed the bucket; OSError; BucketFormatError
-        if the root would be too large.
+        keeps those that it has. Raises FencedError if another broker has claimed the bucket; OSError, also if the root
+        would be too large or is damaged.
         """
         async with self._lock:
             self._must_own()
@@ -243,6 +241,9 @@ class Manifest:
             self.fenced = str(error)
             self._garbage.clear()
             raise FencedError(self.fenced) from error
+        except BucketFormatError as error:
+            # As a store that fails: it costs local disk until it is repaired, and the broker goes on.
+            raise OSError(str(error)) from error
 
     async def _write(self, epoch: int, owner: str, state: bytes | None, indexes: Sequence[str] | None) -> None:
         """Write pages, state and root. Raises ChangedError if the root is another owner's."""
@@ -338,7 +339,6 @@ class Manifest:
                     # An attempt before this one, whose reply was lost.
                     self._written.update(_names(self.root))
                     self.root, self._version = found, version
-                    self._sequence += 1
                     continue
             unnamed = self._written.union(_names(self.root)).difference(_names(root))
             self._garbage.extend(sorted(unnamed))

@@ -240,7 +240,7 @@ async def test_a_block_whose_units_do_not_fit_its_records_is_an_error() -> None:
     found = StoredObject(0, 9999, 1, 1, 0, len(data), HEADER_SIZE + block.length)
     await bucket.create(found.name, [data])
     stretches = stretches_of(decode_end(end, len(data)))
-    queue = queue_of(bucket, Entry(found, stretches, its))
+    queue = queue_of(bucket, Entry(found, list(stretches), its))
     with pytest.raises(OSError, match="units that do not fit"):
         await queue.read_messages(0, 9, 9999)
 

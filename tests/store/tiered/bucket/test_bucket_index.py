@@ -87,6 +87,24 @@ async def test_a_restore_reads_only_the_keys_that_were_not_uploaded() -> None:
         await found(store, 100)
 
 
+async def test_a_file_that_ends_within_an_object_does_not_cover_it() -> None:
+    """Keys go into the index queue by queue: others, with lower log offsets, come into the next file."""
+    disk, objects = SimDisk(), Objects()
+    config = tier(**SMALL)
+    async with opened(disk, objects, config) as store:
+        for number in range(30):
+            for queue_id in range(2):
+                await fill(store, 1, queue_id=queue_id, first=number)
+        await uploaded(store)
+        await upload_index(store)
+        assert len(objects.named("/log/")) == 1
+        assert len(objects.named("/index/")) > 1
+    async with opened(SimDisk(), objects, config) as store:
+        await is_ready(store)
+        for queue_id in range(2):
+            await found(store, 30, queue_id=queue_id)
+
+
 async def test_a_kill_takes_no_key() -> None:
     disk, objects = SimDisk(), Objects()
     config = tier(**SMALL)

@@ -341,6 +341,34 @@ async def test_a_deleted_topic_begins_anew() -> None:
         assert len(await all_offsets_of(store, "Other", 20)) == 20
 
 
+async def test_a_topic_that_was_deleted_while_the_bucket_was_away_begins_anew() -> None:
+    """The manifest still has its messages after a kill: those of the new topic of its name take their place."""
+    disk, objects = SimDisk(), Objects()
+    async with opened(disk, objects) as store:
+        await fill(store, 20)
+        await fill(store, 20, topic="Other")
+        await uploaded(store)
+        objects.fail = away("replace")
+        with pytest.raises(OSError, match="no way"):
+            await store.delete_topic(TOPIC)
+        await put(store, b"new")
+        await until_dispatched(store)
+        await store.flush()
+        await store.uploads._upload_object(force=True)
+        left = disk.copy()
+    objects.fail = nothing
+    for _ in range(2):
+        async with opened(left, objects, tier(tiered_storage_level=TieredStorageLevel.FORCE)) as store:
+            await store.is_loaded.wait()
+            queue = store.tier_queues.find(TOPIC, 0)
+            assert queue is not None
+            await store.uploads.save()
+            assert (queue.min_offset, queue.commit_offset) == (0, 1)
+            found = await get(store, 0)
+            assert decode_messages(b"".join(bytes(buffer) for buffer in found.buffers))[0].body == b"new"
+            assert len(await all_offsets_of(store, "Other", 20)) == 20
+
+
 async def all_offsets_of(store: MessageStore, topic: str, end: int) -> list[int]:
     found: list[int] = []
     while len(found) < end:

@@ -4,7 +4,6 @@ import errno
 from itertools import pairwise
 
 import pytest
-import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +18,7 @@ from trimq.broker.store.tiered.bucket.joiner import Window, choose, windows_of
 from trimq.broker.store.types import GetMessageStatus
 from trimq.broker.tiered_config import TieredStorageLevel
 from trimq.protocol.bucket_manifest import Entry, StoredObject
+from trimq.protocol.bucket_names import ObjectName, page_name, state_name
 from trimq.remoting.runtime.clock import ManualClock
 
 FORCE = {"tiered_storage_level": TieredStorageLevel.FORCE}
@@ -109,49 +109,51 @@ async def test_small_segments_are_joined_again() -> None:
             assert await all_offsets(store, 0, len(messages), queue_id=queue_id) == messages
 
 
-async def test_a_deleted_topic_is_left_out() -> None:
+@pytest.mark.parametrize("is_local", [True, False])
+async def test_a_deleted_topic_is_left_out(is_local: bool) -> None:
     disk, objects = SimDisk(), Objects()
     async with opened(disk, objects, tier(**FORCE)) as store:
         await filled(store, 10)
         for number in range(30):
             await fill(store, 1, topic="Gone", first=number)
-        await filled(store, 10, first=10)
+        await filled(store, 30, first=10)
         await store.delete_topic("Gone")
+        if not is_local:
+            await drop_local(store)
         await joined(store)
-        expected = await everything(store, 20)
+        expected = await everything(store, 40)
         segments = [entry for entry in store.manifest.entries if entry.object.generation]
+        assert segments[0].object.begin == 0
         for entry in segments:
             directory = await store.manifest.read_directory(entry.object)
             assert "Gone" not in directory.topics
     async with opened(disk, objects, tier(**FORCE)) as store:
-        assert await everything(store, 20) == expected
+        assert await everything(store, 40) == expected
         assert store.tier_queues.find("Gone", 0) is None
 
 
 async def test_a_topic_that_is_deleted_during_a_join_does_not_come_back() -> None:
     disk, objects = SimDisk(), Objects()
     async with opened(disk, objects, tier(**FORCE)) as store:
-        await filled(store, 20)
         await fill(store, 10, topic="Gone")
-        await filled(store, 1, first=20)
-        deleted = False
+        await filled(store, 30)
 
-        async def delete() -> None:
-            await store.delete_topic("Gone")
+        def forget(call: str, name: str, done: bool) -> None:
+            if "/segments/" in name and done and call in {"create", "finish"}:
+                store.bucket_queues.forget("Gone", 0, 0)
 
-        # The join gives the loop its turns: the deletion comes between its first read and its end.
-        async with trio.open_nursery() as nursery:
-            for _ in range(8):
-                if not deleted:
-                    nursery.start_soon(delete)
-                    deleted = True
-                await joined(store)
-        await joined(store)
-        assert store.tier_queues.find("Gone", 0) is None
+        objects.fail = forget
+        replaced = await store.joiner.join_next(0)
+        assert replaced
+        assert all(name.startswith("segments/") for name in replaced)  # what it has written is garbage
+        assert not any(entry.object.generation for entry in store.manifest.entries)
+        objects.fail = lambda *_: None
+        assert await joined(store)
         assert not any(stretch.topic == "Gone" for entry in store.manifest.entries for stretch in entry.stretches)
-        expected = await everything(store, 21)
+        expected = await everything(store, 30)
     async with opened(disk, objects, tier(**FORCE)) as store:
-        assert await everything(store, 21) == expected
+        assert await everything(store, 30) == expected
+        assert store.tier_queues.find("Gone", 0) is None
 
 
 @pytest.mark.parametrize("call", ["read_range", "create", "writer"])
@@ -272,6 +274,19 @@ async def test_what_interrupted_writes_left_is_found_and_nothing_else() -> None:
         assert {name for name in everything_there if name in left} == set()
         assert len(left) == 4
         assert await find_garbage(store.bucket, store.manifest, 1 << 60, 3_600_000) == []  # they are too young
+        # What a broker that was only frozen may still name is not garbage, however old it is.
+        root = store.manifest.root
+        assert root is not None
+        for name in (
+            str(ObjectName(store.manifest.end, 0, 0, root.epoch, 0)),
+            str(ObjectName(0, 0, 0, root.epoch + 1, 0)),
+            str(ObjectName(0, 2000, 1, root.epoch + 1, 7)),
+            page_name(root.sequence + 1, root.epoch, 0),
+            state_name(root.sequence, root.epoch + 1),
+        ):
+            objects.create(prefix + name, [b"under way"])
+        found = await find_garbage(store.bucket, store.manifest, 1 << 60, -1)
+        assert {prefix + info.name for info in found} == left
 
 
 WINDOWS = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 9000)), max_size=30)
