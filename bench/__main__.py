@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench import failover, micro_benchmarks, replication, spark_report, tier, timers
+from bench import bucket_report, failover, micro_benchmarks, replication, spark_report, tier, timers
 from bench.plots import Bar, Plots, bars, lines
 from bench.processes import describe
 from bench.stalls import ENDS_MS
@@ -38,6 +38,7 @@ PARTS = (
     "scrape",
     "timers",
     "tier",
+    "bucket",
     "side_by_side",
     "transactions",
     "replication",
@@ -141,6 +142,7 @@ def report() -> str:
         ("Delay of the event loop under load", "stalls", _stalls),
         ("Timed messages", "timers", _timers),
         ("Tiered storage beside Apache RocketMQ 5.5.0", "tier", _tier),
+        ("A bucket beside a tier of POSIX files", "bucket", bucket_report.bucket),
         ("Two brokers on one machine", "two_brokers", _two_brokers),
         ("Other interpreters", "interpreters", _interpreters),
         ("Micro-benchmarks", "micro_benchmarks", _micro_benchmarks),

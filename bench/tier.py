@@ -18,18 +18,36 @@ Needs Go, a JDK and Maven, and five times the backlog of disk space.
 
 import argparse
 import json
-import os
 import shutil
 import statistics
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
+from bench.backlog import (
+    BRIEFLY,
+    COLD_READS,
+    DUE,
+    FILL,
+    LIMIT,
+    PLUG_IN,
+    POSIX,
+    QUEUES,
+    RECORD_BYTES,
+    TOPIC,
+    UPLOADED,
+    Growth,
+    cpu_seconds,
+    create_topic,
+    evict,
+    first_message,
+    stored_messages,
+    until,
+)
 from bench.frames import pull_fields
 from bench.processes import BrokerProcess, load_tool, our_command
 from bench.quiet import settle
@@ -39,37 +57,14 @@ from trimq.protocol.codes import RequestCode
 from trimq.protocol.queue_unit import UNIT_SIZE
 from trimq.protocol.tiered_layout import SegmentType
 
-TOPIC, QUEUES = "Backlog", 8
-RECORD_BYTES = 1250
-"""About the size of a message of the load in the log."""
-PLUG_IN = {
-    "messageStorePlugIn": "org.apache.rocketmq.tieredstore.TieredMessageStore",
-    "tieredBackendServiceProvider": "org.apache.rocketmq.tieredstore.provider.PosixFileSegment",
-    "tieredStorageLevel": "FORCE",
-}
-DUE: dict[str, Any] = {"tieredStoreGroupCommitTimeout": 1000}
-"""In ms; uploads of a backlog begin 30 s later otherwise."""
-FILL = "-mode send -conns 8 -window 32"
-COLD_READS = 8
+TIERED = {"messageStorePlugIn": PLUG_IN, "tieredBackendServiceProvider": POSIX, "tieredStorageLevel": "FORCE"}
 LEAST = 2.0
 """Uploads and catching up, ours divided by Apache's."""
 LEAST_SENDS = 0.9
-UPLOADED = 50_000
-"""Messages a second that are uploaded meanwhile."""
-LIMIT = {"tieredStoreMaxUploadBytesPerSecond": int(1.04 * UPLOADED * RECORD_BYTES)}
-"""A few more than that. Apache's broker has no limit, and ignores it."""
 SENDS: dict[str, tuple[str, dict[str, Any]]] = {
     "sends": ("-mode send -conns 32 -window 2", LIMIT),
     "sendsmost": (FILL, {}),
 }
-_TICKS = os.sysconf("SC_CLK_TCK")
-_LIMIT_SECONDS = 900.0
-_STILL_SECONDS = 1.0
-_LONGEST_WAIT = 20.0
-_PAUSE = 0.001
-"""Between pulls that find nothing, as in rmqload."""
-_BRIEFLY = 5.0
-"""How long writes may go on of a broker that runs: it always has some."""
 
 
 class Tier:
@@ -95,108 +90,7 @@ class Tier:
 
     def evict(self) -> None:
         """Drop all of its files from the page cache."""
-        os.sync()
-        for path in self.root.rglob("*"):
-            if path.is_file():
-                fd = os.open(path, os.O_RDONLY)
-                try:
-                    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-                finally:
-                    os.close(fd)
-
-
-def cpu_seconds(pid: int) -> float:
-    """The processor time of a process so far, in user and kernel mode."""
-    words = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-    return (int(words[11]) + int(words[12])) / _TICKS
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    """Wait until ``condition``. Raises TimeoutError."""
-    began = time.monotonic()
-    while not condition():
-        if time.monotonic() - began > _LIMIT_SECONDS:
-            raise TimeoutError(what)
-        time.sleep(0.05)
-
-
-def create_topic(port: int) -> None:
-    """Create the topic with its queues. Raises RuntimeError."""
-    client = Client(port)
-    fields = {"topic": TOPIC, "defaultTopic": "TBW102", "readQueueNums": QUEUES, "writeQueueNums": QUEUES, "perm": 6}
-    fields |= {"topicFilterType": "SINGLE_TAG", "topicSysFlag": 0, "order": "false"}
-    text = ",".join(f'"{name}":"{value}"' for name, value in fields.items())
-    reply = client.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, text)
-    client.close()
-    if reply.code != 0:
-        raise RuntimeError(f"{reply.code} {reply.remark}")
-
-
-def stored_messages(port: int) -> int:
-    """The number of messages of the topic, once all that were sent are in their queues."""
-    client = Client(port)
-    fields = [f'"topic":"{TOPIC}","queueId":"{queue}"' for queue in range(QUEUES)]
-    count, before = 0, -1
-    while count != before:
-        time.sleep(_STILL_SECONDS)
-        before = count
-        count = sum(int(client.ask(RequestCode.GET_MAX_OFFSET, one).ext_fields()["offset"]) for one in fields)
-    client.close()
-    return count
-
-
-class Growth:
-    """Within a block, how the bytes of the commit log segments grow: sampled in a thread."""
-
-    def __init__(self, tier: Tier) -> None:
-        self._tier = tier
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self._samples: list[tuple[float, int]] = []
-
-    def __enter__(self) -> Self:
-        self._sample()
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-        self._sample()
-
-    def _sample(self) -> None:
-        self._samples.append((time.monotonic(), self._tier.bytes_of(SegmentType.COMMIT_LOG)))
-
-    def _run(self) -> None:
-        while not self._ended.wait(0.02):
-            self._sample()
-
-    @property
-    def began(self) -> float:
-        """When the block began."""
-        return self._samples[0][0]
-
-    @property
-    def ended(self) -> float:
-        """When the last byte came."""
-        return next(at for at, size in self._samples if size == self._samples[-1][1])
-
-    @property
-    def size(self) -> int:
-        """The bytes that came."""
-        return self._samples[-1][1] - self._samples[0][1]
-
-    def rate(self) -> float:
-        """Bytes a second between the first twentieth and the last one, where no start and no last group counts.
-
-        Since the begin if they came so fast that one sample has them all.
-        """
-        low, high = (self._samples[0][1] + self.size * part // 20 for part in (1, 19))
-        first = next(sample for sample in self._samples if sample[1] >= low)
-        last = next(sample for sample in self._samples if sample[1] >= high)
-        if first == last:
-            return self.size / (self.ended - self.began)
-        return (last[1] - first[1]) / (last[0] - first[0])
+        evict(self.root)
 
 
 class Contender:
@@ -217,7 +111,7 @@ class Contender:
         self._starts += 1
         settings = {"storePathRootDir": self._root / store, "timerWheelEnable": "false"} | options
         if tiered:
-            settings |= PLUG_IN | {"tieredStoreFilePath": self._root / f"tier{store.removeprefix('store')}"} | options
+            settings |= TIERED | {"tieredStoreFilePath": self._root / f"tier{store.removeprefix('store')}"} | options
         return BrokerProcess(f"{self.name}-{self._starts}", self._command, self._root, **settings)
 
     def run(self, broker: BrokerProcess, arguments: str, seconds: int) -> dict[str, Any]:
@@ -241,7 +135,10 @@ class Contender:
         """Drain the backlog."""
         settle()
         known = self.tier.messages()
-        with Growth(self.tier) as growth, self.broker(tiered=True, **DUE) as broker:
+        with (
+            Growth(lambda: self.tier.bytes_of(SegmentType.COMMIT_LOG)) as growth,
+            self.broker(tiered=True, **DUE) as broker,
+        ):
             until(lambda: self.tier.messages() >= self.total, "not all messages are in the tier")
             used = cpu_seconds(broker.process.pid)
             memory = broker.memory_mib()
@@ -276,14 +173,9 @@ class Contender:
             client.ask(RequestCode.PULL_MESSAGE, pull_fields("Nothing", 0, 0, 32))
             self.tier.evict()
             for queue in range(COLD_READS):
-                began = time.perf_counter()
-                # A broker may answer that the client should come again.
-                while (reply := client.ask(RequestCode.PULL_MESSAGE, pull_fields(TOPIC, queue, 0, 32))).code:
-                    if time.perf_counter() - began > _LONGEST_WAIT:
-                        raise RuntimeError(f"{self.name}: {reply.code} {reply.remark}")
-                    again += 1
-                    time.sleep(_PAUSE)
-                times.append((time.perf_counter() - began) * 1000)
+                took, more = first_message(client, queue)
+                times.append(took)
+                again += more
             client.close()
         return {"ms_first": round(times[0], 2), "ms_median": round(statistics.median(times), 2), "again": again}
 
@@ -298,7 +190,7 @@ class Contender:
                 with self.broker(tiered=name == "with", store=store, **DUE, **options) as broker:
                     create_topic(broker.port)
                     self.run(broker, f"{FILL} -warm 0s", min(seconds, 4))  # the groups of all queues begin
-                    settle(_BRIEFLY)
+                    settle(BRIEFLY)
                     before, began = tier.messages() if name == "with" else 0, time.monotonic()
                     got[name].append(self.run(broker, f"{arguments} -warm 0s", seconds)["msg_s"])
                     if name == "with":

@@ -72,8 +72,14 @@ class Client:
             answered += self._answers()
         return sent
 
+    def _receive(self) -> None:
+        data = self._socket.recv(1 << 20)
+        if not data:
+            raise ConnectionError("the broker has closed the connection")
+        self._rest += data
+
     def _answers(self) -> int:
-        self._rest += self._socket.recv(1 << 20)
+        self._receive()
         count = at = 0
         while len(self._rest) - at >= 4:
             end = at + 4 + _LENGTH.unpack_from(self._rest, at)[0]
@@ -91,7 +97,7 @@ class Client:
         """Send one request and return the reply."""
         self._socket.sendall(frame(code, 1, fields, body))
         while len(self._rest) < 4 or len(self._rest) < 4 + _LENGTH.unpack_from(self._rest)[0]:
-            self._rest += self._socket.recv(1 << 20)
+            self._receive()
         end = 4 + _LENGTH.unpack_from(self._rest)[0]
         reply, self._rest = decode(memoryview(self._rest[4:end])), self._rest[end:]
         return reply

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,25 +63,30 @@ class ObjectServer:
         with socket.socket() as probe:
             return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
+    def logged(self) -> list[tuple[str, str]]:
+        """Operations and names of objects of the requests that the access log has. It is written a moment later."""
+        log = self.directory / "access.log"
+        return _OPERATION.findall(log.read_text(encoding="utf-8")) if log.exists() else []
+
     def requests(self, last: str) -> list[tuple[str, str]]:
-        """Operations and names of objects of all requests, when that for the object ``last`` is among them."""
+        """The same of all requests, when that for the object ``last`` is among them."""
 
         def logged() -> list[tuple[str, str]]:
-            log = self.directory / "access.log"
-            found = _OPERATION.findall(log.read_text(encoding="utf-8")) if log.exists() else []
+            found = self.logged()
             return found if any(name == last for _, name in found) else []
 
         return wait_until(logged, f"a request for {last}")
 
 
 @contextmanager
-def running_object_server(directory: Path) -> Iterator[ObjectServer]:
-    """Run versitygw on a loopback address."""
+def running_object_server(directory: Path, prefix: Sequence[str] = ()) -> Iterator[ObjectServer]:
+    """Run versitygw on a loopback address. ``prefix``: what stands before its command, such as taskset."""
     program, port = partners.versitygw(), free_port()
     (directory / "data").mkdir()
     process = Process(
         "versitygw",
         [
+            *prefix,
             str(program),
             *("--port", f"127.0.0.1:{port}", "--keep-alive", "--virtual-domain", f"localhost:{port}"),
             *("--access-log", str(directory / "access.log"), "posix", str(directory / "data")),
