@@ -103,9 +103,12 @@ def upload(store: Store) -> Figures:
     tier = _tier_of(store)
     settle()
     before, started = tier.cpu_seconds(), time.monotonic()
-    broker = store.broker(**DUE)
-    uploads = Uploads(broker.port)
-    with broker, Peak(broker) as peak, Growth(uploads, _SAMPLE_SECONDS, 0) as growth:
+    with (
+        store.broker(**DUE) as broker,
+        Uploads(broker.port) as uploads,
+        Peak(broker) as peak,
+        Growth(uploads, _SAMPLE_SECONDS, 0) as growth,
+    ):
         until(lambda: uploads.messages >= store.total, "not all messages are in the tier")
         used, served = cpu_seconds(broker.process.pid), tier.cpu_seconds() - before
     rate = growth.rate()
@@ -166,12 +169,12 @@ def send(store: Store, arguments: str, options: dict[str, Any], seconds: int) ->
         create_topic(broker.port)
         store.run(broker, f"{arguments} -warm 0s", min(seconds, 4))  # the groups of all queues begin
         settle(BRIEFLY)
-        uploads = Uploads(broker.port)
-        before, began = uploads() if store.tier else 0, time.monotonic()
-        figures = {"msg_s": store.run(broker, f"{arguments} -warm 0s", seconds)["msg_s"]}
-        if store.tier:
-            figures["uploaded_msg_s"] = round((uploads() - before) / (time.monotonic() - began))
-    return figures
+        if store.tier is None:
+            return {"msg_s": store.run(broker, f"{arguments} -warm 0s", seconds)["msg_s"]}
+        with Uploads(broker.port) as uploads:
+            before, began = uploads(), time.monotonic()
+            sent = store.run(broker, f"{arguments} -warm 0s", seconds)["msg_s"]
+            return {"msg_s": sent, "uploaded_msg_s": round((uploads() - before) / (time.monotonic() - began))}
 
 
 def restore(store: Store, tier: BucketTier) -> Figures:

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, Self
 
 from bench.backlog import (
     DUE,
@@ -183,14 +183,17 @@ class Uploads:
     """Asks a broker how many messages it has uploaded since its start. ``messages``: the last answer."""
 
     def __init__(self, port: int) -> None:
-        self._port = port
-        self._client: Client | None = None
+        self._client = Client(port)
         self.messages = 0
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
     def __call__(self) -> int:
-        """Ask. The connection is there from the first time on."""
-        if self._client is None:
-            self._client = Client(self._port)
+        """Ask."""
         self.messages = int(information(self._client)["tieredStoreUploaded"])
         return self.messages
 
@@ -242,8 +245,8 @@ class Store:
             self.size = int(information(client)["commitLogMaxOffset"])
             client.close()
             if tiered and self.tier is not None:
-                uploads = Uploads(broker.port)
-                until(lambda: uploads() >= self.total - before, "not all messages are in the tier")
+                with Uploads(broker.port) as uploads:
+                    until(lambda: uploads() >= self.total - before, "not all messages are in the tier")
 
     def wait_for_joins(self, **options: Any) -> None:
         """Run a broker until there is nothing to join."""

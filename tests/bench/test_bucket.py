@@ -141,10 +141,13 @@ def test_growth_from_a_known_begin() -> None:
 
 
 def test_a_connection_that_ends_does_not_wait_forever() -> None:
-
     port = free_port()
     with socket.create_server(("127.0.0.1", port)) as server:
-        closing = threading.Thread(target=lambda: server.accept()[0].close())
+
+        def close_the_first() -> None:
+            server.accept()[0].close()
+
+        closing = threading.Thread(target=close_the_first)
         closing.start()
         client = Client(port)
         with pytest.raises(OSError, match=r"closed|reset"):
