@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,7 +37,7 @@ SERVER_CPU: Final = max(os.sched_getaffinity(0))
 """The load generator has no processor of its own: with two it shares both."""
 _FILL_SECONDS: Final = 600
 _LOOK_SECONDS: Final = 1.0
-_STILL_SECONDS: Final = 1.0
+_STILL_SECONDS: Final = 2.0
 _KINDS: Final = {
     "GetObject": "get",
     "HeadObject": "get",
@@ -151,11 +150,14 @@ class BucketTier:
         return sizes[True] / max(1, sizes.total())
 
     def requests(self) -> Counter[str]:
-        """All requests to the server by kind, once it gets no more."""
-        count, before = len(self._server.logged()), -1
-        while count != before:
-            time.sleep(_STILL_SECONDS)
-            before, count = count, len(self._server.logged())
+        """All requests to the server by kind, once it gets no more. Raises TimeoutError."""
+        counts = [-1]
+
+        def is_still() -> bool:
+            counts.append(len(self._server.logged()))
+            return counts[-1] == counts[-2]
+
+        until(is_still, "the server still gets requests", _STILL_SECONDS)
         return count_kinds(operation for operation, _ in self._server.logged())
 
 
