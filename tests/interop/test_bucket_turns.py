@@ -117,7 +117,9 @@ def test_each_level_reads_the_same_messages(
     with running_proxy(object_server.port) as proxy:
 
         def on(level: str) -> Broker:
-            return bucket_broker(home, proxy.endpoint, bucket, [names], port=port, tieredStorageLevel=level)
+            return bucket_broker(
+                home, proxy.endpoint, bucket, [names], port=port, properties={"tieredStorageLevel": level}
+            )
 
         broker = on("NOT_IN_DISK")
         cluster = Cluster([names], [broker])
