@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from trimq.protocol.bucket_access import ENDPOINT, PREFIX
 from trimq.remoting.config.options import option
 
 MIB = 1024 * 1024
@@ -18,8 +19,6 @@ METADATA_PROVIDER: Final = "org.apache.rocketmq.tieredstore.metadata.DefaultMeta
 
 
 _BUCKET: Final = re.compile(r"(s3|gs|az|memory)://[A-Za-z0-9][A-Za-z0-9._-]*")
-_ENDPOINT: Final = re.compile(r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?(/[A-Za-z0-9._~/-]*)?")
-_PREFIX: Final = re.compile(r"[A-Za-z0-9=_-][A-Za-z0-9.=_-]*(/[A-Za-z0-9=_-][A-Za-z0-9.=_-]*)*|")
 
 
 class TieredStorageLevel(enum.StrEnum):
@@ -49,12 +48,12 @@ def _bucket_problem(text: str) -> str:
 
 
 def _endpoint_problem(text: str) -> str:
-    good = not text or _ENDPOINT.fullmatch(text)
+    good = not text or ENDPOINT.fullmatch(text)
     return "" if good else "https://HOST:PORT, or http:// without encryption, without a user or a password"
 
 
 def _prefix_problem(text: str) -> str:
-    return "" if _PREFIX.fullmatch(text) else "names of letters, digits and . = _ - with slashes between them"
+    return "" if PREFIX.fullmatch(text) else "names of letters, digits and . = _ - with slashes between them"
 
 
 @dataclass(frozen=True)

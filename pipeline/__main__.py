@@ -4,6 +4,7 @@ The same commands run on a cluster with ``spark-submit``. ``PYSPARK_SUBMIT_ARGS`
 with any Spark program.
 """
 
+import functools
 import sys
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -23,9 +24,36 @@ _page = click.option("--page", type=click.Path(dir_okay=False), help="Write a pa
 _split = click.option("--split-size", default=64 << 20, show_default=True, help="Bytes of the log that one task reads.")
 
 
+def _bucket(command: Callable[..., None]) -> Callable[..., None]:
+    """Options of a command whose STORE may be a bucket; the command gets those that are given as ``bucket``."""
+    names = {"cluster": "cluster", "broker": "broker", "endpoint": "endpoint", "region": "region"}
+
+    @functools.wraps(command)
+    def run(*, path_style: bool, **given: Any) -> None:
+        bucket = {option: given.pop(name) for name, option in names.items()}
+        bucket["pathStyle"] = None if path_style else "false"
+        command(bucket={name: value for name, value in bucket.items() if value}, **given)
+
+    for option in (
+        click.option(
+            "--path-style/--virtual-host",
+            default=True,
+            help="The bucket's name is in the path of URLs, or in the host.",
+        ),
+        click.option("--region", help="Region of a bucket of S3."),
+        click.option("--endpoint", metavar="URL", help="URL of the object store."),
+        click.option("--broker", metavar="NAME", help="Name of the broker in the bucket."),
+        click.option(
+            "--cluster", metavar="NAME", help="STORE is a bucket with the tier of brokers: s3://BUCKET/PREFIX."
+        ),
+    ):
+        run = option(run)
+    return run
+
+
 @click.group(name="pipeline", context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
-    """Jobs over message stores on Spark. STORE is a directory or any path that fsspec knows."""
+    """Jobs over message stores on Spark. STORE is a directory, any path that fsspec knows, or a bucket (--cluster)."""
 
 
 @main.command()
@@ -68,17 +96,25 @@ def rebuild(store: str, target: str, split_size: int, as_json: bool, **sizes: An
 @click.option("--slots", default=5_000_000, show_default=True, help="maxHashSlotNum.")
 @click.option("--entries", default=20_000_000, show_default=True, help="maxIndexNum.")
 @click.option("--delay-levels", help="messageDelayLevel, if the broker's differs from the default.")
-def audit(store: str, as_json: bool, page: str | None, **settings: Any) -> None:
+@_bucket
+def audit(store: str, as_json: bool, page: str | None, bucket: dict[str, str], **settings: Any) -> None:
     """Check records, the chain of the log, queues, index and checkpoint of STORE against each other.
 
+    Of a bucket: directories, blocks, records, and the offsets of queues.
+
     Exit codes are those of `mqstore verify`. 0: the store is sound. 1: queues, index or checkpoint do not match the
-    log; a broker's next start or `rebuild` repairs them. 2: the directory cannot be read. 3: records are damaged, or
-    files of the log are missing.
+    log; a broker's next start or `rebuild` repairs them (of a bucket: messages are missing in a queue). 2: the store
+    cannot be read. 3: records are damaged, or files of the log are missing.
     """
     with _session("audit") as spark:
         from trimq.pipeline.jobs import audit as job  # noqa: PLC0415 - needs PySpark
 
-        report = job.audit(spark, store, **{name: value for name, value in settings.items() if value is not None})
+        if bucket:
+            from trimq.pipeline.jobs.audit_bucket import audit_bucket  # noqa: PLC0415 - as above
+
+            report = audit_bucket(spark, store, bucket, split_size=settings["split_size"])
+        else:
+            report = job.audit(spark, store, **{name: value for name, value in settings.items() if value is not None})
     if page:
         job.write_page(report, page)
     _print(
@@ -99,9 +135,18 @@ def audit(store: str, as_json: bool, page: str | None, **settings: Any) -> None:
 @click.option("--topics", help="Only these topics, separated by commas.")
 @click.option("--begin", help="Only records stored at this time or later: ms, or 2026-01-31T12:00:00 (UTC).")
 @click.option("--end", help="Only records stored at this time or earlier.")
-def stats(store: str, as_json: bool, page: str | None, topics: str | None, begin: str | None, end: str | None) -> None:
+@_bucket
+def stats(
+    store: str,
+    as_json: bool,
+    page: str | None,
+    topics: str | None,
+    begin: str | None,
+    end: str | None,
+    bucket: dict[str, str],
+) -> None:
     """Traffic by topic, tag, producer host and hour; sizes, latencies, hot keys."""
-    given = {"topics": topics, "startingTimestamp": begin, "endingTimestamp": end}
+    given = {"topics": topics, "startingTimestamp": begin, "endingTimestamp": end, **bucket}
     with _session("stats") as spark:
         from trimq.pipeline.jobs import stats as job  # noqa: PLC0415 - needs PySpark
 
@@ -118,7 +163,9 @@ def stats(store: str, as_json: bool, page: str | None, topics: str | None, begin
 @_split
 @_json
 @click.option("--topics", default="", help="Only these topics, separated by commas.")
-@click.option("--broker-name", default="broker", show_default=True, help="Separates archives of several brokers.")
+@click.option(
+    "--broker-name", default="", show_default="--broker, or broker", help="Separates archives of several brokers."
+)
 @click.option("--file-size", default=128 << 20, show_default=True, help="Approximate size of a file, in bytes.")
 @click.option("--fail-on-data-loss/--accept-data-loss", default=True, help="Stop if the log was deleted unarchived.")
 @click.option(
@@ -126,6 +173,7 @@ def stats(store: str, as_json: bool, page: str | None, topics: str | None, begin
 )
 @click.option("--format", default="parquet", show_default=True, help="Or another that Spark writes, as orc, json.")
 @click.option("--format-option", multiple=True, metavar="NAME=VALUE", help="For Spark's writer of another format.")
+@_bucket
 def archive(store: str, target: str, as_json: bool, format_option: tuple[str, ...], **settings: Any) -> None:
     """Append the records that STORE got since the last run to the archive TARGET, by topic and day."""
     if wrong := [text for text in format_option if "=" not in text]:
@@ -148,12 +196,13 @@ def archive(store: str, target: str, as_json: bool, format_option: tuple[str, ..
 @click.option("--key", default="get(keys, 0)", show_default=True, help="Rows with the same key keep their order.")
 @click.option("--order", default="commitLogOffset", show_default=True, help="An SQL expression for that order.")
 @click.option("--tasks", default=2, show_default=True, help="Number of tasks that send at the same time.")
-def replay(store: str, where: str, **settings: Any) -> None:
+@_bucket
+def replay(store: str, where: str, bucket: dict[str, str], **settings: Any) -> None:
     """Send rows of STORE into a topic again: at least once, rows with the same key in their order."""
     with _session("replay") as spark:
         from trimq.pipeline.jobs import replay as job  # noqa: PLC0415 - needs PySpark
 
-        table = spark.read.format("rocketmq-store").load(store).where(where)
+        table = spark.read.format("rocketmq-store").options(**bucket).load(store).where(where)
         sent = job.replay(table, job.ReplayOptions(**settings))
     click.echo(f"{sent} messages sent")
 
@@ -165,12 +214,13 @@ def replay(store: str, where: str, **settings: Any) -> None:
 @click.option("--key", default="get(keys, 0)", show_default=True, help="An SQL expression for a row's key.")
 @click.option("--order", default="commitLogOffset", show_default=True, help="An SQL expression: the largest is newest.")
 @click.option("--tombstones/--no-tombstones", default=True, help="An empty body deletes its key, or is a row.")
-def compact(store: str, target: str, topics: str, **settings: Any) -> None:
+@_bucket
+def compact(store: str, target: str, topics: str, bucket: dict[str, str], **settings: Any) -> None:
     """Write the newest record of each key of STORE to TARGET, as Parquet."""
     with _session("compact") as spark:
         from trimq.pipeline.jobs import compact as job  # noqa: PLC0415 - needs PySpark
 
-        reader = spark.read.format("rocketmq-store")
+        reader = spark.read.format("rocketmq-store").options(**bucket)
         table = (reader.option("topics", topics) if topics else reader).load(store)
         job.compact(table, **settings).write.parquet(target)
         click.echo(f"{spark.read.parquet(target).count()} keys")

@@ -109,6 +109,11 @@ class StoredObject(NamedTuple):
         """Its name below the broker's prefix."""
         return str(ObjectName(self.begin, self.end, self.generation, self.epoch, self.number))
 
+    @property
+    def rank(self) -> tuple[int, int, int, int]:
+        """If stretches of several objects overlap, that of the greatest rank has the messages."""
+        return self.generation, self.epoch, self.begin, self.number
+
 
 class StretchRows(Sequence[Stretch]):
     """Stretches as rows of type STRETCH: 80 bytes each, where a Stretch takes 360. ``topics`` is their table."""
@@ -196,9 +201,11 @@ def _payload(entries: Sequence[Entry]) -> bytes:
     rows = np.empty(sum(len(entry.stretches) for entry in entries), STRETCH)
     at = 0
     # Entries that were read from one page share its table of topics, of which they may use few.
-    for topics, group in groupby(enumerate(map(_rows_of, entries)), lambda item: item[1].topics):
+    for _, group in groupby(enumerate(map(_rows_of, entries)), lambda item: id(item[1].topics)):
         begin = at
+        topics: Sequence[str] = ()
         for number, stretches in group:
+            topics = stretches.topics
             own = rows[at : at + len(stretches)]
             own[:] = stretches.rows
             own["object"] = number

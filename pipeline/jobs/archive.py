@@ -13,21 +13,22 @@ attempt uses. The manifest makes the directory part of the archive, so that the 
 import posixpath
 import re
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial, reduce
-from typing import Any, Final
+from typing import Final
 from urllib.parse import quote, unquote
 
 import msgspec
-import pyarrow as pa
 from msgspec import Struct
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as f
 
-from trimq.pipeline.jobs.job_support import Target, groups
+from trimq.pipeline.jobs.archive_bucket import bucket_bounds
+from trimq.pipeline.jobs.archive_files import FILES_SCHEMA, write_files
+from trimq.pipeline.jobs.job_support import Target
 from trimq.pipeline.schema import COLUMNS, spark_schema
 from trimq.pipeline.store.files import DataFile, StoreFiles
-from trimq.pipeline.store.options import StoreOptions
+from trimq.pipeline.store.options import StoreOptions, parse
 from trimq.pipeline.store.tier import plan_tier, possible_losses, tier_files, without_offset
 from trimq.pipeline.store.walk import Damage, LogWalk, Stretch
 
@@ -38,11 +39,6 @@ _OF_FILES: Final = ("orc", "json", "csv", "avro", "xml")
 _STAGING: Final = "_trimq/staging"
 _BATCHES: Final = "_trimq/batches"
 _TABLES: Final = "tables"
-_SCHEMA: Final = "topic string, day string, path string, rows bigint, bytes bigint"
-_ARROW: Final = pa.schema(
-    [("topic", pa.string()), ("day", pa.string()), ("path", pa.string()), ("rows", pa.int64()), ("bytes", pa.int64())]
-)
-_ROW_GROUP: Final = 16 << 20
 _SAMPLE: Final = 1000
 _HEAD: Final = 200
 """Approximate bytes of a row without its body. The mean size of ``_SAMPLE`` rows gives the rows of a file."""
@@ -55,6 +51,8 @@ class ArchiveError(Exception):
 class ArchiveOptions(Struct, frozen=True):
     """``file_size`` is the approximate size of a file in bytes. ``broker_name`` separates archives of several brokers.
 
+    ``bucket``: the options of ``rocketmq-store`` for a bucket (cluster, broker, endpoint, ...), if the store is one.
+
     ``fail_on_data_loss``: stop if the broker has deleted records before they were archived; with a tier, if it has
     messages whose log offset is not known, or may not have all that the log has no longer. ``format``: any that Spark
     can write, with the ``format_options`` of its writer; ``compression`` applies to Parquet.
@@ -64,12 +62,19 @@ class ArchiveOptions(Struct, frozen=True):
     format: str = PARQUET
     format_options: dict[str, str] = {}
     topics: str = ""
-    broker_name: str = "broker"
+    broker_name: str = ""
+    """Empty for the name of the bucket's broker, or "broker"."""
     compression: str = "zstd"
     fail_on_data_loss: bool = True
     split_size: int = 64 << 20
     tiered_store_file_path: str = ""
     """The directory of the tier, for records that the log does not have any more."""
+    bucket: dict[str, str] = {}
+
+    @property
+    def name(self) -> str:
+        """The broker's name in the archive."""
+        return self.broker_name or self.bucket.get("broker") or "broker"
 
 
 class Batch(Struct):
@@ -103,40 +108,44 @@ def batches(target: str, broker_name: str) -> list[Batch]:
 def archive(spark: SparkSession, store: str, target: str, options: ArchiveOptions | None = None) -> Batch | None:
     """Archive the records that were appended since the last run; returns None if there are none.
 
-    Raises ArchiveError if the archive does not continue the log, StorePathError if ``store`` is no store.
+    Raises ArchiveError if the archive does not continue the log, StorePathError if ``store`` is no store, BucketError.
     """
     options = options or ArchiveOptions()
     out = Target(target)
-    done = batches(target, options.broker_name)
+    done = batches(target, options.name)
     number = done[-1].number + 1 if done else 0
     if done and done[-1].format != options.format:
         raise ArchiveError(f"{target} has {done[-1].format}, not {options.format}: an archive has one format")
     # Before anything of this batch is written: files of a killed attempt have the same number, and a manifest written
     # now must not coexist with them.
-    _clear(out, options.broker_name, number)
-    begin, end, lost = _range(StoreFiles(store), done, options)
+    _clear(out, options.name, number)
+    begin, end, lost = _next(store, done, options)
     if begin >= end:
         return None
-    reader = spark.read.format("rocketmq-store").option("path", store).option("brokerName", options.broker_name)
+    reader = spark.read.format("rocketmq-store").option("path", store).option("brokerName", options.name)
     reader = reader.option("startingPosition", begin).option("endingPosition", end)
     reader = reader.option("splitSize", options.split_size)
     if options.topics:
         reader = reader.option("topics", options.topics)
     if options.tiered_store_file_path:
         reader = reader.option("tieredStoreFilePath", options.tiered_store_file_path)
-    batch = Batch(number, options.broker_name, begin, end, lost=lost, format=options.format)
+    reader = reader.options(**options.bucket)
+    batch = Batch(number, options.name, begin, end, lost=lost, format=options.format)
     if options.format == PARQUET:
         _add_files(batch, reader.load(), out, options)
     else:
         _add_table(batch, reader.load(), target, options)
+    if options.bucket:
+        # What has expired before the table was planned is not in it.
+        _check_bucket(store, begin, options)
     # The order matters: the files are durable before the manifest that names them exists, so that after a power cut
     # no manifest refers to a missing file.
     out.sync(*(out.join(name) for name in batch.files))
-    manifest = _manifest(out, options.broker_name, number)
+    manifest = _manifest(out, options.name, number)
     out.write(manifest, msgspec.json.encode(batch))
     out.sync(manifest)
     # The batch is committed. A kill before this line leaves files of failed tasks; the next run's _clear deletes them.
-    out.remove(_staging(out, options.broker_name))
+    out.remove(_staging(out, options.name))
     return batch
 
 
@@ -202,8 +211,18 @@ def _clear(out: Target, broker_name: str, number: int) -> None:
                         out.remove(out.join(topic, day, name))
 
 
-def _range(files: StoreFiles, done: list[Batch], options: ArchiveOptions) -> tuple[int, int, int]:
+def _next(store: str, done: list[Batch], options: ArchiveOptions) -> tuple[int, int, int]:
     """The log offsets of the next batch, and how many bytes in front of it were deleted unarchived."""
+    if not options.bucket:
+        return _range(StoreFiles(store), done, options)
+    archived = done[-1].end if done else None
+    start, end = _check_bucket(store, archived, options)
+    begin = start if archived is None else archived
+    return _checked(max(begin, start), end, max(0, start - begin), options)
+
+
+def _range(files: StoreFiles, done: list[Batch], options: ArchiveOptions) -> tuple[int, int, int]:
+    """As ``_next``, of a store's files."""
     log = files.log_files()
     if not log and options.tiered_store_file_path:
         raise ArchiveError("the log is empty, and archives are made of log offsets: read the tier with rocketmq-store")
@@ -223,6 +242,23 @@ def _range(files: StoreFiles, done: list[Batch], options: ArchiveOptions) -> tup
         )
     begin = max(begin, log[0].start)
     return _checked(begin, _log_end(files, log, begin), lost, options)
+
+
+def _check_bucket(store: str, begin: int | None, options: ArchiveOptions) -> tuple[int, int]:
+    """The log offsets between which the bucket has objects.
+
+    Raises ArchiveError if it may not have all messages from ``begin`` on.
+    """
+    wanted = parse({"path": store, "topics": options.topics, **options.bucket})
+    if wanted.bucket is None or len(wanted.bucket.brokers) != 1:
+        raise ArchiveError("an archive is that of one broker: give the options cluster and broker")
+    found = bucket_bounds(wanted, begin)
+    if found.why and options.fail_on_data_loss:
+        raise ArchiveError(
+            f"messages may have expired, or their topics been deleted, before they were archived: {found.why}; to "
+            "continue without them, use failOnDataLoss=false"
+        )
+    return found.start, found.end
 
 
 def _check_tier(files: StoreFiles, log: Sequence[DataFile], begin: int, options: ArchiveOptions) -> None:
@@ -286,76 +322,8 @@ def _arranged(table: DataFrame) -> DataFrame:
 def _write(table: DataFrame, out: Target, staging: str, options: ArchiveOptions) -> DataFrame:
     """Write the rows into files by topic and day. The result has a row for each file."""
     return _arranged(table).mapInArrow(
-        partial(_write_files, out, staging, options.file_size, options.compression), _SCHEMA
+        partial(write_files, out, staging, options.file_size, options.compression), FILES_SCHEMA
     )
-
-
-class _Files:
-    """The files of one topic and day. A file that has reached ``file_size`` is closed; the next row opens another."""
-
-    def __init__(self, out: Target, directory: str, topic: str, day: str, file_size: int, compression: str) -> None:
-        self._out = out
-        self._directory = directory
-        self._place = topic, day
-        self._file_size = file_size
-        self._compression = compression
-        self._writer: Any = None
-        self._stream: Any = None
-        self._path = ""
-        self._rows = 0
-
-    def write(self, batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
-        """Add rows; yields a row of ``_ARROW`` for each file that is full."""
-        import pyarrow.parquet as pq  # noqa: PLC0415 - only tasks that write need it
-
-        step = max(1, int(_ROW_GROUP // max(1, batch.nbytes / max(1, batch.num_rows))))
-        for at in range(0, batch.num_rows, step):
-            if self._writer is None:
-                self._path = posixpath.join(self._directory, f"{uuid.uuid4().hex}.parquet")
-                self._out.make_directory(self._directory)
-                self._stream = self._out.fs.open(self._path, "wb")
-                self._writer = pq.ParquetWriter(self._stream, batch.schema, compression=self._compression)
-                self._rows = 0
-            piece = batch.slice(at, step)
-            self._writer.write_batch(piece)
-            self._rows += piece.num_rows
-            if self._stream.tell() >= self._file_size:
-                yield self.end()
-
-    def end(self) -> tuple[Any, ...]:
-        """Close the file; returns its row of ``_ARROW``."""
-        self._writer.close()
-        size = self._stream.tell()
-        self._stream.close()
-        self._writer = None
-        return (*self._place, self._path, self._rows, size)
-
-    @property
-    def is_open(self) -> bool:
-        """Whether a file has been begun and not been closed."""
-        return self._writer is not None
-
-
-def _write_files(
-    out: Target, staging: str, file_size: int, compression: str, found: Iterator[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
-    files: _Files | None = None
-    key: tuple[Any, ...] = ()
-    written: list[tuple[Any, ...]] = []
-    for batch in found:
-        for place, table in groups(iter([batch]), ("topic", "day")):
-            if place != key:
-                # Rows are sorted by topic and day: no row of the previous pair follows.
-                if files is not None and files.is_open:
-                    written.append(files.end())
-                key, files = place, _Files(out, staging, place[0], place[1], file_size, compression)
-            assert files is not None
-            for piece in table.drop_columns(["topic", "day"]).combine_chunks().to_batches():
-                written += files.write(piece)
-    if files is not None and files.is_open:
-        written.append(files.end())
-    # The names are returned only when all files are closed: the driver sees none of a task that failed.
-    yield pa.RecordBatch.from_pylist([dict(zip(_ARROW.names, row, strict=True)) for row in written], schema=_ARROW)
 
 
 def read(spark: SparkSession, target: str) -> DataFrame:

@@ -96,8 +96,10 @@ def audit(
         log, path = files.log_files(), files.join("checkpoint")
         _count(report, audit_files.log_file_faults(log))
         _count(report, audit_files.checkpoint_faults(path, checkpoint, log, bounds.end, newest_ms))
-        _add(report, table.where("why is not null").select(_fault(audit_files.RECORD, "why", "phy", "size")))
-        _add(report, _times(table))
+        add_faults(
+            report, table.where("why is not null").select(fault_column(audit_files.RECORD, "why", "phy", "size"))
+        )
+        add_faults(report, _times(table))
         _queues(spark, files, table, report, bounds)
         _index(spark, files, table, report, bounds, partial(read_index_file, files, slots, entries))
     finally:
@@ -105,7 +107,7 @@ def audit(
     return report
 
 
-def _fault(kind: str, *columns: str) -> Any:
+def fault_column(kind: str, *columns: str) -> Any:
     """A column with a fault for each row; the values of ``columns`` are its example."""
     texts = [f.concat(f.lit(f"{name}="), f.col(name).cast("string")) for name in columns]
     return f.struct(
@@ -113,7 +115,7 @@ def _fault(kind: str, *columns: str) -> Any:
     ).alias("fault")
 
 
-def _add(report: AuditReport, faults: DataFrame) -> None:
+def add_faults(report: AuditReport, faults: DataFrame) -> None:
     """Add a table of faults to the report: counted by kind, with two examples of each."""
     rows = faults.select("fault.*") if faults.columns == ["fault"] else faults
     found = rows.groupBy("kind").agg(f.sum("count").alias("count"), f.min("example"), f.max("example"))
@@ -136,6 +138,16 @@ def _count(report: AuditReport, findings: Iterable[Finding]) -> None:
 
 def _totals(table: DataFrame, report: AuditReport, files: StoreFiles) -> tuple[LogBounds, int]:
     """Fill in the totals of the report; returns the bounds of the log and the store time of its newest record."""
+    fill_totals(table, report)
+    # Damaged records count for the end: their queue units must not be reported as units behind the log's end.
+    end, newest = table.agg(f.max(f.expr("phy + size")), f.max("storeTime")).collect()[0]
+    log = files.log_files()
+    start = log[0].start if log else 0
+    return LogBounds(start, max(start, end or 0)), newest or 0
+
+
+def fill_totals(table: DataFrame, report: AuditReport) -> None:
+    """Fill in the numbers of records, bytes and keys."""
     records = table.where("why is null")
     hour = f.date_trunc("hour", f.timestamp_millis("storeTime")).alias("hour")
     size = f.sum("size").alias("bytes")
@@ -146,11 +158,6 @@ def _totals(table: DataFrame, report: AuditReport, files: StoreFiles) -> tuple[L
     report.records = sum(records for _, records, _ in report.topics)
     report.bytes = sum(size for _, _, size in report.topics)
     report.keys = table.agg(f.sum(f.expr("case when why is null then size(hashes) end"))).collect()[0][0] or 0
-    # Damaged records count for the end: their queue units must not be reported as units behind the log's end.
-    end, newest = table.agg(f.max(f.expr("phy + size")), f.max("storeTime")).collect()[0]
-    log = files.log_files()
-    start = log[0].start if log else 0
-    return LogBounds(start, max(start, end or 0)), newest or 0
 
 
 def _times(table: DataFrame) -> DataFrame:
@@ -198,8 +205,13 @@ def _queues(spark: SparkSession, files: StoreFiles, table: DataFrame, report: Au
     totals = {row.kind: row["count"] for row in checked.groupBy("kind").agg(f.sum("count").alias("count")).collect()}
     report.units, report.superseded = totals.get("=units", 0), totals.get("=superseded", 0)
     report.queues = len(stored)
-    _add(report, checked.where("kind not like '=%'"))
+    add_faults(report, checked.where("kind not like '=%'"))
     checked.unpersist()
+    add_faults(report, offset_gaps(table))
+
+
+def offset_gaps(table: DataFrame) -> DataFrame:
+    """The queues between whose first and last record offsets are missing."""
     density = (
         table.where("queued")
         .groupBy("topic", "queueId")
@@ -208,12 +220,8 @@ def _queues(spark: SparkSession, files: StoreFiles, table: DataFrame, report: Au
             (f.max("queueOffset") - f.min("queueOffset") + 1).alias("span"),
         )
     )
-    _add(
-        report,
-        density.where("offsets < span").select(
-            _fault("offsets without a record", "topic", "queueId", "offsets", "span")
-        ),
-    )
+    gaps = density.where("offsets < span")
+    return gaps.select(fault_column("offsets without a record", "topic", "queueId", "offsets", "span"))
 
 
 def check_queue_files(
@@ -273,14 +281,14 @@ def _index(
         return
     entries = on_parts(spark, found, read, _INDEX_SCHEMA).persist(StorageLevel.DISK_ONLY)
     wrong = entries.where("kind is not null")
-    _add(report, wrong.select("kind", f.lit(1).cast("bigint").alias("count"), "example"))
+    add_faults(report, wrong.select("kind", f.lit(1).cast("bigint").alias("count"), "example"))
     keys = table.where("size(hashes) > 0").select("topic", "phy", f.explode("hashes").alias("hash"))
     reached = entries.where("kind is null").select("hash", "phy")
     records = table.where("why is null").select("phy")
     nowhere = reached.where(f.col("phy") >= bounds.start).join(records, "phy", "left_anti")
-    _add(report, nowhere.select(_fault("index entry without record", "phy", "hash")))
+    add_faults(report, nowhere.select(fault_column("index entry without record", "phy", "hash")))
     missing = keys.join(reached, ["hash", "phy"], "left_anti")
-    _add(report, missing.select(_fault("key that a query does not find", "topic", "phy", "hash")))
+    add_faults(report, missing.select(fault_column("key that a query does not find", "topic", "phy", "hash")))
     entries.unpersist()
 
 

@@ -103,7 +103,7 @@ def dispatched(
         keys = 0  # numbered within the part, since parts run in parallel; the reader adds the keys of earlier parts
         for item in walk(files, part, options):
             if isinstance(item, Damage):
-                yield _damage_batch(number, item)
+                yield damage_row(number, item)
             elif len(item.heads):
                 batch, more = dispatch_batch(item, number, keys, delays, dropped, tags=tags)
                 keys += more
@@ -112,7 +112,8 @@ def dispatched(
     return on_parts(spark, parts, work, SCHEMA), len(parts), found.damages
 
 
-def _damage_batch(number: int, damage: Damage) -> pa.RecordBatch:
+def damage_row(number: int, damage: Damage) -> pa.RecordBatch:
+    """A damaged place as a row."""
     row = dict.fromkeys(_ARROW.names)
     row |= {"part": number, "phy": damage.phy, "size": min(damage.length, 0x7FFFFFFF), "why": damage.why}
     return pa.RecordBatch.from_pylist([row], schema=_ARROW)

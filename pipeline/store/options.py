@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from trimq.pipeline.names import COLUMNS
 from trimq.pipeline.options import OptionError, Options
+from trimq.pipeline.store.bucket import BUCKET_OPTIONS, BucketPlace, bucket_of
 
 DEFAULT_SPLIT: Final = 64 << 20
 FAR: Final = (1 << 63) - 1
@@ -32,6 +33,7 @@ OPTIONS: Final = (
     "damage",
     "storageOptions",
     "tieredStoreFilePath",
+    *BUCKET_OPTIONS,
 )
 _UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "kb": 1 << 10, "m": 1 << 20, "mb": 1 << 20, "g": 1 << 30, "gb": 1 << 30}
 _SIZE: Final = re.compile(r"(\d+)\s*([a-z]*)", re.ASCII)
@@ -69,6 +71,8 @@ class StoreOptions(Struct, frozen=True):
     storage_options: Mapping[str, Any] = {}
     tier: str | None = None
     """The directory of the tier's segments; None to read the log only."""
+    bucket: BucketPlace | None = None
+    """The bucket with the tier, which is read instead of files; None if ``path`` is that of files."""
 
     @property
     def names_topics(self) -> bool:
@@ -97,7 +101,7 @@ def parse(given: Mapping[str, str]) -> StoreOptions:
         expected = f"a time not after endingTimestamp = {options.text('endingTimestamp')}"
         raise OptionError("startingTimestamp", options.text("startingTimestamp"), expected)
     return StoreOptions(
-        path=options.required("path", "the store's directory: load(path) or option('path', ...)"),
+        path=options.required("path", "the store's directory, or a bucket: load(path) or option('path', ...)"),
         columns=columns,
         topics=frozenset(options.words("topics")),
         topics_pattern=_pattern(options),
@@ -116,6 +120,7 @@ def parse(given: Mapping[str, str]) -> StoreOptions:
         damage=options.flag("damage", default=False),
         storage_options=_storage_options(options),
         tier=options.text("tieredStoreFilePath"),
+        bucket=bucket_of(options),
     )
 
 

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Final, NamedTuple
 
+from trimq.pipeline.store.bucket_plan import BucketPart, plan_bucket
 from trimq.pipeline.store.files import DataFile, StoreFiles, StorePathError
 from trimq.pipeline.store.options import FAR, StoreOptions
 from trimq.pipeline.store.queues import QueueStretch, plan_queues
@@ -22,7 +23,7 @@ from trimq.protocol import record
 _THREADS: Final = 16
 
 
-Part = Stretch | QueueStretch | TierStretch
+Part = Stretch | QueueStretch | TierStretch | BucketPart
 """What one task reads."""
 
 
@@ -45,6 +46,13 @@ class _Mark(NamedTuple):
     at: int
     time: int
     floor: int
+
+
+def plan_of(options: StoreOptions) -> Plan:
+    """Plan the read of the store or bucket that the options name. Raises StorePathError, BucketError, OptionError."""
+    if options.bucket is not None:
+        return Plan(list(plan_bucket(options)), [])
+    return plan(StoreFiles(options.path, options.storage_options), options)
 
 
 def plan(files: StoreFiles, options: StoreOptions) -> Plan:

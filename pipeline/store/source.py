@@ -1,6 +1,7 @@
-"""The data source ``rocketmq-store``: a store directory, or its commit log, as a table.
+"""The data source ``rocketmq-store``: a store directory, its commit log, or a tier in a bucket, as a table.
 
     spark.read.format("rocketmq-store").load("/var/lib/rocketmq/store")
+    spark.read.format("rocketmq-store").option("cluster", "DefaultCluster").load("s3://bucket/prefix")
 
 A schema with some of the columns, ``spark.read.schema("topic string, storeTimestamp timestamp")``, saves making the
 others: PySpark does not report to a source which columns a query needs. ``damage=true`` selects the side table of
@@ -48,11 +49,10 @@ class StoreReader(DataSourceReader):
         self.options = options
 
     def partitions(self) -> Sequence[StorePart]:
-        """The parts that can be read in parallel. Raises StorePathError."""
-        from trimq.pipeline.store.files import StoreFiles  # noqa: PLC0415 - ``schema`` does not need these modules
-        from trimq.pipeline.store.plan import plan  # noqa: PLC0415 - as above
+        """The parts that can be read in parallel. Raises StorePathError, BucketError, OptionError."""
+        from trimq.pipeline.store.plan import plan_of  # noqa: PLC0415 - ``schema`` does not need this module
 
-        found = plan(StoreFiles(self.options.path, self.options.storage_options), self.options)
+        found = plan_of(self.options)
         parts = [StorePart(part) for part in found.parts]
         if found.damages:
             parts.append(StorePart(None, tuple(found.damages)))
@@ -63,10 +63,9 @@ class StoreReader(DataSourceReader):
         """The rows of a part, as Arrow batches."""
         assert isinstance(partition, StorePart)
         from trimq.pipeline.store import table  # noqa: PLC0415 - as above
-        from trimq.pipeline.store.files import StoreFiles  # noqa: PLC0415 - as above
 
         options, part = self.options, partition.part
-        files = StoreFiles(options.path, options.storage_options)
+        files = table.files_of(options)
         if options.damage:
             found = list(partition.damages)
             if part is not None:

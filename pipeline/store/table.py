@@ -6,6 +6,9 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
+from trimq.pipeline.store.bucket import BucketReader
+from trimq.pipeline.store.bucket_plan import BucketPart
+from trimq.pipeline.store.bucket_walk import BucketWalk
 from trimq.pipeline.store.columns import Rows
 from trimq.pipeline.store.files import StoreFiles
 from trimq.pipeline.store.heads import Array, Heads
@@ -30,8 +33,19 @@ DAMAGE_SCHEMA: Final = pa.schema(
 )
 
 
-def walk(files: StoreFiles, part: Part, options: StoreOptions) -> Iterator[Chunk | Damage]:
+def files_of(options: StoreOptions) -> StoreFiles | None:
+    """The files that the options name; None for a bucket."""
+    return StoreFiles(options.path, options.storage_options) if options.bucket is None else None
+
+
+def walk(files: StoreFiles | None, part: Part, options: StoreOptions) -> Iterator[Chunk | Damage]:
     """The records of a part that the options select, and the damage in it."""
+    if isinstance(part, BucketPart):
+        assert options.bucket is not None
+        for item in BucketWalk(BucketReader(options.bucket), part, options):
+            yield _wanted(item, options, all_topics=True) if isinstance(item, Chunk) else item
+        return
+    assert files is not None
     if isinstance(part, TierStretch):
         for item in TierWalk(tier_files(options), part, check_crc=options.check_crc):
             yield _wanted(item, options, all_topics=True) if isinstance(item, Chunk) else item
@@ -84,13 +98,16 @@ def _of_topics(view: memoryview, heads: Heads, options: StoreOptions) -> Array:
     return wanted
 
 
-def batches(files: StoreFiles, part: Part, options: StoreOptions) -> Iterator[pa.RecordBatch]:
+def batches(files: StoreFiles | None, part: Part, options: StoreOptions) -> Iterator[pa.RecordBatch]:
     """The rows of a part. Damage in it is skipped."""
     matches = _matcher(options.sql)
+    broker_name = options.broker_name
+    if broker_name is None and isinstance(part, BucketPart):
+        broker_name = part.broker
     for found in walk(files, part, options):
         item = _matching(found, matches) if matches is not None and isinstance(found, Chunk) else found
         if isinstance(item, Chunk) and len(item.heads):
-            batch, _ = Rows(item.view, item.heads, options.broker_name).batch(options.columns, options.nullable)
+            batch, _ = Rows(item.view, item.heads, broker_name).batch(options.columns, options.nullable)
             if batch.num_rows:
                 yield batch
 
@@ -111,7 +128,7 @@ def _matching(chunk: Chunk, matches: Callable[[memoryview], bool]) -> Chunk:
     return chunk if wanted.all() else Chunk(view, heads.take(np.flatnonzero(wanted)))
 
 
-def damages(files: StoreFiles, part: Part, options: StoreOptions) -> Iterator[Damage]:
+def damages(files: StoreFiles | None, part: Part, options: StoreOptions) -> Iterator[Damage]:
     """The damaged places of a part, including bodies that cannot be decompressed."""
     path = part.file.path if isinstance(part, Stretch) else ""
     for item in walk(files, part, options):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.interop.harness.object_server import CREDENTIALS, ObjectServer, running_object_server
 from tests.interop.harness.servers import Cluster, running_cluster
 from trimq.client.sync import Admin, Producer
 
@@ -76,8 +77,17 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     demand_spark()
     from tests.spark.session import spark_session  # noqa: PLC0415 - PySpark may be missing
 
+    os.environ.update(CREDENTIALS)  # the workers get the environment of this process
     with spark_session(tmp_path_factory.mktemp("spark")) as session:
         yield session
+
+
+@pytest.fixture(scope="session")
+def object_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectServer]:
+    """An object store, whose keys are in the environment."""
+    os.environ.update(CREDENTIALS)
+    with running_object_server(tmp_path_factory.mktemp("objects")) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

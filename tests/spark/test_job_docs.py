@@ -11,14 +11,19 @@ import trio
 from click.testing import CliRunner
 
 from tests.docs.examples import examples
+from tests.spark.buckets import CLUSTER, new_place, run
 from tests.spark.logs import START, LogWriter
 from tests.spark.stores import some
+from tests.spark.test_store_bucket_core import COUNT as IN_BUCKET
+from tests.spark.test_store_bucket_core import HOURS
+from tests.spark.test_store_bucket_core import write as in_bucket
 from tests.spark.test_store_tier import ALL, write
 from trimq.pipeline.__main__ import main
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from tests.interop.harness.object_server import ObjectServer
     from tests.interop.harness.servers import Cluster
     from trimq.client.sync import Admin
 
@@ -42,6 +47,33 @@ def test_the_tier_of_the_page(spark: SparkSession, tmp_path: Path) -> None:
     expression = example('spark.read.format("rocketmq-store").option').replace("/var/lib/rocketmq", str(tmp_path))
     assert expression.count(str(tmp_path)) == 2
     assert eval(expression, {"spark": spark}).count() == len(ALL)
+
+
+def test_the_bucket_of_the_page(
+    spark: SparkSession, object_server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = new_place(object_server, tmp_path)
+    run(place, in_bucket)
+
+    def given(text: str) -> str:
+        for name, value in {"s3://bucket/prefix": place.url, "DefaultCluster": CLUSTER}.items():
+            assert name in text
+            text = text.replace(name, value)
+        return text
+
+    expression = given(example('spark.read.format("rocketmq-store").option("cluster"'))
+    expression = expression.replace(".load(", f'.option("endpoint", "{object_server.endpoint}").load(')
+    assert eval(expression, {"spark": spark}).count() == 3 * HOURS * IN_BUCKET
+    monkeypatch.setattr(type(spark), "stop", lambda _: None)
+    outputs = []
+    for line in given(example("python -m trimq.pipeline audit s3")).splitlines():
+        python, m, module, *arguments = shlex.split(line.replace("TARGET", str(tmp_path / "archive")))
+        assert (python, m, module) == ("python", "-m", "trimq.pipeline")
+        done = CliRunner().invoke(main, [*arguments, "--endpoint", object_server.endpoint])
+        assert done.exit_code == 0, (line, done.output, done.exception)
+        outputs.append(done.output)
+    assert outputs[0].endswith("the store is sound\n")
+    assert outputs[1].startswith(f"batch 0: {3 * HOURS * IN_BUCKET} rows")
 
 
 def test_the_commands_of_the_page(

@@ -26,6 +26,7 @@ from trimq.broker.store.tiered.bucket.bucket_queues import BucketQueues
 from trimq.broker.store.tiered.bucket.garbage import find_garbage
 from trimq.broker.store.tiered.bucket.index_completion import complete_index
 from trimq.broker.store.tiered.bucket.index_objects import IndexObjects
+from trimq.broker.store.tiered.bucket.join_sources import LogSource
 from trimq.broker.store.tiered.bucket.joiner import Joiner
 from trimq.broker.store.tiered.bucket.manifest import FencedError, Manifest
 from trimq.broker.store.tiered.bucket.object_store import ObjectStore
@@ -35,6 +36,7 @@ from trimq.broker.store.tiered.bucket.uploader import BucketUploads
 from trimq.broker.store.tiered.container.index_store_service import IndexStoreService
 from trimq.broker.store.types import GetMessageResult, GetMessageStatus, MessageFilter, TierTrouble
 from trimq.broker.tiered_config import TieredStorageLevel, TieredStoreConfig
+from trimq.protocol.bucket_manifest import Entry
 from trimq.protocol.bucket_names import broker_prefix
 from trimq.protocol.bucket_object import BucketFormatError
 
@@ -85,7 +87,14 @@ class BucketMessageStore(TieredStore):
         self.bucket = Bucket(objects, threads, prefix)
         self.manifest = Manifest(self.bucket, cluster, broker_name)
         self.bucket_queues = BucketQueues(self.bucket, self.manifest, tier, threads, self.clock.monotonic)
-        self.joiner = Joiner(self.bucket, self.bucket_queues, threads, self.root)
+        builder = BatchBuilder(self.commit_log, self.queues)
+
+        def local(entries: Sequence[Entry]) -> LogSource:
+            return LogSource(entries, builder, self.queues, lambda: self.min_phy_offset)
+
+        self.joiner = Joiner(self.bucket, self.bucket_queues, threads, self.root, local)
+        self._replaced: list[str] = []
+        """Objects that were joined, and that the root still names."""
         self._trouble: TierTrouble | None = None
         self.is_loaded = trio.Event()
         """Set once the history in the bucket is known."""
@@ -112,7 +121,7 @@ class BucketMessageStore(TieredStore):
         self.uploads = BucketUploads(
             tier,
             self.queues,
-            BatchBuilder(self.commit_log, self.queues),
+            builder,
             self.bucket_queues,
             self.tier_index,
             StateFiles(self.disk, self.root, self.clock.monotonic),
@@ -320,15 +329,9 @@ class BucketMessageStore(TieredStore):
         pauses = Backoff(self._random)
         failed = False
         next_search = self.clock.monotonic() + _SEARCH_AFTER
-        replaced: list[str] = []
         while not self.uploads.fenced:
             try:
-                found = await self.joiner.join_next(self.clock.wall_ms())
-                replaced += found
-                if replaced:
-                    await self.uploads.save()
-                    self.bucket_queues.discard(replaced)
-                    replaced = []
+                found = await self.join_tier()
                 await self.bucket_queues.garbage.delete_due()
                 if self.clock.monotonic() >= next_search:
                     await self.delete_garbage()
@@ -347,6 +350,19 @@ class BucketMessageStore(TieredStore):
             failed = False
             pauses.reset()
             await trio.sleep(0 if found else _UPKEEP)
+
+    async def join_tier(self) -> bool:
+        """Do the next join, if there is one. Returns whether there was. Raises OSError, BucketFormatError, FencedError.
+
+        The old objects are garbage once the root names the new ones.
+        """
+        self._replaced += await self.joiner.join_next(self.clock.wall_ms())
+        if not self._replaced:
+            return False
+        await self.uploads.save()
+        replaced, self._replaced = self._replaced, []
+        self.bucket_queues.discard(replaced)
+        return True
 
     async def delete_garbage(self) -> int:
         """Delete what interrupted writes have left in the bucket; return the number. Raises OSError."""

@@ -15,14 +15,16 @@ from obstore.store import AzureStore, GCSStore, MemoryStore, S3Store
 
 from trimq.broker.store.tiered.bucket.object_store import ChangedError, ObjectInfo, ObjectWriter, Read
 from trimq.broker.store.tiered.bucket.store_errors import as_os_error
+from trimq.protocol.bucket_access import store_config
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta, PutMode, PutResult
-    from obstore.store import AzureConfig, ClientConfig, GCSConfig, RetryConfig, S3Config
+    from obstore.store import ClientConfig, RetryConfig
 
 _CONNECT: Final = timedelta(seconds=5)
 _IDLE: Final = timedelta(seconds=15)
 """Connections are closed before servers do that, since a request could be under way then."""
+_STORES: Final[dict[str, Any]] = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}
 _memory: Final[dict[str, MemoryStore]] = {}
 
 
@@ -40,20 +42,9 @@ def connect(url: str, *, endpoint: str, region: str, path_style: bool, timeout_m
     }
     retry: RetryConfig = {"max_retries": 0, "retry_timeout": timeout}
     with _errors(name):
-        if kind == "gs":
-            google: GCSConfig = {"base_url": endpoint} if endpoint else {}
-            return ObstoreStore(GCSStore(name, config=google, client_options=client, retry_config=retry))
-        if kind == "az":
-            azure: AzureConfig = {"endpoint": endpoint} if endpoint else {}
-            return ObstoreStore(AzureStore(name, config=azure, client_options=client, retry_config=retry))
-        # The environment could switch conditional requests off, without which two brokers could own one bucket.
-        config: S3Config = {"conditional_put": "etag", "virtual_hosted_style_request": not path_style}
-        if endpoint:
-            scheme, _, host = endpoint.partition("://")
-            config["endpoint"] = endpoint if path_style else f"{scheme}://{name}.{host}"
-        if region:
-            config["region"] = region
-        return ObstoreStore(S3Store(name, config=config, client_options=client, retry_config=retry))
+        config = store_config(kind, name, endpoint=endpoint, region=region, path_style=path_style)
+        opened = _STORES[kind]
+        return ObstoreStore(opened(name, config=config, client_options=client, retry_config=retry))
 
 
 @contextmanager

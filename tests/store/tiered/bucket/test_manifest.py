@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import trio
 
 from tests.store.tiered.bucket.faulty_store import FaultyStore
 from tests.store.tiered.bucket.history import (
@@ -64,6 +65,26 @@ async def test_what_was_saved_is_loaded() -> None:
     await owner.save()
     assert owner.root.state == reader.root.state
     assert owner.root.indexes == ("index/1",)
+
+
+async def test_the_newest_state_of_an_object_gets_into_the_root() -> None:
+    store = FaultyStore()
+    bucket = store.bucket()
+    owner = manifest(bucket)
+    await owner.claim()
+    await upload(bucket, owner, 1, state=b"old")
+    await upload(bucket, owner, 1, state=b"new")
+    await upload(bucket, owner, 1)
+    await owner.save()
+    assert owner.root is not None
+    saved = owner.root.state
+    assert store.get(saved) == b"new"
+    await upload(bucket, owner, 1)
+    await owner.save()
+    assert owner.root.state == saved
+    await upload(bucket, owner, 1, state=b"newer")
+    await owner.save(b"newest")
+    assert store.get(owner.root.state) == b"newest"
 
 
 async def test_objects_behind_the_root_are_found() -> None:
@@ -295,6 +316,104 @@ async def test_requests_of_saves(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [called for called, _ in store.calls[since:]] == ["read", "list"]
 
 
+async def test_the_root_is_deleted_under_its_owner() -> None:
+    store = FaultyStore()
+    bucket = store.bucket()
+    owner = manifest(bucket)
+    await owner.claim()
+    root = store.get(ROOT)
+    store.remove(ROOT)
+    for _ in range(2):
+        with pytest.raises(OSError, match="has been deleted"):
+            await owner.save()
+    await upload(bucket, owner, 1)
+    with pytest.raises(OSError, match=r"not in the bucket, but log/.* is"):
+        await owner.save()
+    assert owner.is_owner
+    store.put(ROOT, root)  # its version is another one, its owner and sequence are not
+    await owner.save()
+    reader = manifest(store.bucket())
+    await reader.load()
+    assert reader.entries == owner.entries
+    assert reader.chain == []
+
+
+async def test_a_root_of_the_owner_that_it_has_not_written() -> None:
+    store = FaultyStore()
+    owner = manifest(store.bucket())
+    await owner.claim()
+    assert owner.root is not None
+    store.put(ROOT, encode_root(replace(owner.root, sequence=99)))
+    with pytest.raises(FencedError):
+        await owner.save()
+
+
+async def test_names_that_exist() -> None:
+    store = FaultyStore()
+    bucket = store.bucket()
+    owner = manifest(bucket)
+    await owner.claim()
+    await upload(bucket, owner, 1)
+    for sequence in range(2, 200):
+        store.put(page_name(sequence, 1, 0), b"other")
+    since = len(store.calls)
+    with pytest.raises(FileExistsError):
+        await owner.save()
+    assert len(store.names("create", since)) == 64
+    store.put(state_name(200, 1), b"other")
+    for _ in range(3):
+        try:
+            await owner.save(b"state")
+        except FileExistsError:
+            continue
+        break
+    assert owner.root is not None
+    assert (pages_of(owner)[0].name, owner.root.state) == (page_name(200, 1, 0), state_name(201, 1))
+    assert owner.root.sequence == 201
+    assert not set(owner.garbage_pages()) & {pages_of(owner)[0].name, owner.root.state}
+
+
+async def test_a_save_that_is_cancelled_is_done_by_the_next() -> None:
+    store = FaultyStore()
+    bucket = store.bucket()
+    owner = manifest(bucket)
+    await owner.claim()
+    await upload(bucket, owner, 2)
+    for method in ("create", "replace"):
+        with trio.CancelScope() as scope:
+            called = getattr(store.store, method)
+
+            def cancelled(*arguments: Any, scope: Any = scope, called: Any = called) -> Any:
+                scope.cancel()
+                return called(*arguments)
+
+            setattr(store.store, method, cancelled)
+            await owner.save()
+        setattr(store.store, method, called)
+    await upload(bucket, owner, 1)
+    await owner.save()
+    reader = manifest(store.bucket())
+    await reader.load()
+    assert reader.root == owner.root
+    assert reader.entries == owner.entries
+    check_history(reader.entries, 3000)
+
+
+async def test_saves_wait_for_each_other() -> None:
+    store = FaultyStore()
+    bucket = store.bucket()
+    owner = manifest(bucket)
+    await owner.claim()
+    await upload(bucket, owner, 2)
+    async with trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(owner.save)
+    assert owner.root is not None
+    assert owner.root.sequence == 4
+    assert owner.unsaved == 0
+    assert len([found for found in store.objects() if "page" in found]) == 1
+
+
 async def test_expiry_keeps_the_end() -> None:
     store = FaultyStore()
     bucket = store.bucket()
@@ -422,7 +541,7 @@ async def test_a_root_with_too_many_pages_is_refused_before_anything_is_written(
         owner.add(built(owner.end)[0])
     since = len(store.calls)
     for _ in range(2):
-        with pytest.raises(BucketFormatError, match="the limit is 65536"):
+        with pytest.raises(OSError, match="the limit is 65536"):
             await owner.save()
     assert store.calls[since:] == []
     owner.change([entry.object for entry in owner.entries[:700]], [])
