@@ -6,6 +6,7 @@ garbage: the history is the second's.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -24,6 +25,7 @@ from tests.interop.harness.bucket_brokers import (
     garbage,
     health_of,
     history,
+    mqstore,
     ranges,
     read_from,
     send_one,
@@ -46,7 +48,11 @@ QUEUES = 2
 @contextmanager
 def two_brokers(server: ObjectServer, bucket: str, home: Path) -> Iterator[tuple[Broker, Broker, FaultyProxy]]:
     """The first one, behind a proxy, runs; the second is to be started."""
-    properties = {"flushDiskType": "SYNC_FLUSH", "mappedFileSizeCommitLog": str(16 << 20)}
+    properties = {
+        "flushDiskType": "SYNC_FLUSH",
+        "mappedFileSizeCommitLog": str(16 << 20),
+        "tieredStoreBucketGraceTime": "1000",
+    }
     with running_proxy(server.port) as proxy:
         first = bucket_broker(home / "first", proxy.endpoint, bucket, hasty=True, properties=properties)
         second = bucket_broker(home / "second", server.endpoint, bucket, hasty=True, properties=properties)
@@ -79,9 +85,15 @@ def learns_that_it_is_fenced(first: Broker, topic: str) -> None:
 
 
 def check_owner(
-    server: ObjectServer, name: str, second: Broker, environment: pytest.MonkeyPatch, topic: str, sent: list[Sent]
-) -> set[str]:
-    """The second one owns the bucket, and its history is whole. Returns the garbage."""
+    server: ObjectServer,
+    name: str,
+    second: Broker,
+    environment: pytest.MonkeyPatch,
+    topic: str,
+    sent: list[Sent],
+    late: set[str],
+) -> None:
+    """The second one owns the bucket, and its history is whole. The ``late`` writes of the first are garbage."""
     bucket = bucket_of(environment, server, name)
     wait_for_upload(second)
     found = history(bucket)
@@ -98,6 +110,7 @@ def check_owner(
     named = {entry.object.name for entry in last.entries}
     every, rest = objects(server, name), garbage(bucket, last)
     assert named <= every
+    assert late <= rest
     assert {one for one in every if parse_name(one)} == named | {one for one in rest if parse_name(one)}
     # A broker with an empty disk reads the second's history.
     third = bucket_broker(second.directory.parent / "third", server.endpoint, name)
@@ -105,7 +118,12 @@ def check_owner(
         third.start()
         with connected("127.0.0.1", third.port) as wire:
             check_all(wire, topic, sent)
-    return rest
+    named = {entry.object.name for entry in history(bucket).entries}
+    assert late <= (listed := _gc(second))
+    assert not listed & named
+    _gc(second, "--delete")
+    assert not objects(server, name) & listed
+    assert "the tier is sound" in mqstore("verify", "-c", second.configuration)
 
 
 def test_an_owner_that_was_frozen_in_an_upload_is_fenced(
@@ -142,7 +160,7 @@ def test_an_owner_that_was_frozen_in_an_upload_is_fenced(
                     one.body
                 ]
             sent += [send_one(other, topic, number % QUEUES) for number in range(40)]
-        assert late <= check_owner(object_server, name, second, monkeypatch, topic, sent)
+        check_owner(object_server, name, second, monkeypatch, topic, sent, late)
 
 
 @pytest.mark.slow
@@ -178,7 +196,12 @@ def test_an_owner_that_was_frozen_in_a_join_is_fenced(
         assert late
         with connected("127.0.0.1", second.port) as other:
             sent += [send_one(other, topic, number % QUEUES) for number in range(40)]
-        assert late <= check_owner(object_server, name, second, monkeypatch, topic, sent)
+        check_owner(object_server, name, second, monkeypatch, topic, sent, late)
+
+
+def _gc(broker: Broker, *words: str) -> set[str]:
+    report = json.loads(mqstore("gc", "--json", "-c", broker.configuration, *words))
+    return {one["name"] for one in report["objects"]}
 
 
 def _joined_by_the_second(bucket: Bucket) -> bool:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import statistics
+import subprocess
 import sys
 import threading
 import time
@@ -118,6 +120,15 @@ def wait_for_upload(broker: Broker, timeout: float = 60) -> None:
         return runtime_info(broker)["tieredStoreBehind"] == "0" and not tier_note(broker)
 
     wait_until(is_done, f"the upload by {broker.port}", timeout)
+
+
+def mqstore(*words: object, code: int = 0) -> str:
+    """The output of ``mqstore tiered``, which ends with this exit code."""
+    program = Path(sys.executable).parent / "mqstore"
+    command = [str(program), "tiered", *map(str, words)]
+    done = subprocess.run(command, env={**os.environ, **CREDENTIALS}, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout
 
 
 def memory_of(broker: Broker) -> int:
