@@ -201,9 +201,11 @@ def _payload(entries: Sequence[Entry]) -> bytes:
     rows = np.empty(sum(len(entry.stretches) for entry in entries), STRETCH)
     at = 0
     # Entries that were read from one page share its table of topics, of which they may use few.
-    for topics, group in groupby(enumerate(map(_rows_of, entries)), lambda item: item[1].topics):
+    for _, group in groupby(enumerate(map(_rows_of, entries)), lambda item: id(item[1].topics)):
         begin = at
+        topics: Sequence[str] = ()
         for number, stretches in group:
+            topics = stretches.topics
             own = rows[at : at + len(stretches)]
             own[:] = stretches.rows
             own["object"] = number

@@ -18,8 +18,8 @@ INDEXES: Final = "index/"
 MOST_EPOCH: Final = 10**8 - 1
 """Greatest epoch that fits the names."""
 
-_SAVED: Final = re.compile(r"(?:manifest/page-(\d{12})-(\d{8})-\d{4}|state/(\d{12})-(\d{8}))")
-_NAME: Final = re.compile(r"segments/(\d{20})-(\d{20})-(\d{4})-(\d{8})-(\d{4})|log/(\d{20})-(\d{8})")
+_SAVED: Final = re.compile(r"(?:manifest/page-(\d{12})-(\d{8})-\d{4}|state/(\d{12})-(\d{8}))", re.ASCII)
+_NAME: Final = re.compile(r"segments/(\d{20})-(\d{20})-(\d{4})-(\d{8})-(\d{4})|log/(\d{20})-(\d{8})", re.ASCII)
 
 
 class ObjectName(NamedTuple):

@@ -4,24 +4,19 @@ Repairing means rebuilding queues, index and checkpoint from the log.
 """
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NoReturn
 
 import click
 import msgspec
 
+from trimq.broker.tools import command_parts as parts
 from trimq.broker.tools import offline_store
 from trimq.broker.tools.dump import Filter, figures, lines
 from trimq.broker.tools.offline_store import NotUsableError, OfflineStore
-from trimq.broker.tools.offline_tier import find_tier
-from trimq.broker.tools.tier_listing import listing, listing_lines
+from trimq.broker.tools.tiered_commands import tiered
 from trimq.broker.tools.verify import Faults, Report, Verdict, Verification
-from trimq.broker.tools.verify_tier import TierReport, TierVerification
-
-Progress = Callable[[int], None]
 
 _store = click.argument("store", type=click.Path(path_type=Path, file_okay=False))
 _config = click.option(
@@ -31,7 +26,6 @@ _config = click.option(
     metavar="FILE",
     help="The broker's configuration. Needed if the sizes of index files or the delay levels are not the defaults.",
 )
-_json = click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 
 
 @click.group(name="mqstore", context_settings={"help_option_names": ["-h", "--help"]})
@@ -39,10 +33,13 @@ def main() -> None:
     """Check, print and repair a message store that no broker has open."""
 
 
+main.add_command(tiered)
+
+
 @main.command()
 @_store
 @_config
-@_json
+@parts.as_json
 def verify(store: Path, config_file: str | None, as_json: bool) -> None:
     """Check every record, the queues, the index and the state files. Nothing is changed.
 
@@ -50,7 +47,7 @@ def verify(store: Path, config_file: str | None, as_json: bool) -> None:
     them, and so does the broker's next start if the last line says so. 2: the directory cannot be checked. 3: records
     are damaged or files are missing.
     """
-    with _opened(store, config_file) as opened, _progress("verifying", _size(opened)) as progress:
+    with parts.opened(store, config_file) as opened, parts.progress("verifying", _size(opened)) as progress:
         report = Verification(opened).run(progress)
     if as_json:
         click.echo(msgspec.json.encode({**msgspec.to_builtins(report), "verdict": report.verdict.name}))
@@ -85,7 +82,7 @@ def dump(  # noqa: PLR0913, PLR0917 - an option each
 ) -> None:
     """Print records as JSON, one per line, in the order of the log."""
     wanted = Filter(frozenset(topics), queue_id, key, _time(begin), _time(end))
-    with _opened(store, config_file) as opened, _progress("reading", _size(opened)) as progress:
+    with parts.opened(store, config_file) as opened, parts.progress("reading", _size(opened)) as progress:
         _open_log(opened)
         out = sys.stdout.buffer
         for number, line in enumerate(lines(opened, wanted, progress, body=body)):
@@ -97,10 +94,10 @@ def dump(  # noqa: PLR0913, PLR0917 - an option each
 @main.command()
 @_store
 @_config
-@_json
+@parts.as_json
 def stat(store: Path, config_file: str | None, as_json: bool) -> None:
     """Print the content of the log: its files, and its messages by topic."""
-    with _opened(store, config_file) as opened, _progress("counting", _size(opened)) as progress:
+    with parts.opened(store, config_file) as opened, parts.progress("counting", _size(opened)) as progress:
         _open_log(opened)
         found = figures(opened, progress)
         files, start = len(opened.files), opened.log_start
@@ -130,10 +127,10 @@ def rebuild(store: Path, config_file: str | None) -> None:
     try:
         config = offline_store.find_config(store.absolute(), config_file)
         size = sum(file.stat().st_size for file in config.commit_log_path.glob("[0-9]*"))
-        with _progress("rebuilding", size) as progress:
+        with parts.progress("rebuilding", size) as progress:
             report = run(config, progress)
     except NotUsableError as error:
-        _fail(str(error))
+        parts.fail(str(error))
     click.echo(
         f"{report.records} records read, {report.units_rebuilt} queue units and {report.keys_rebuilt} keys written; "
         f"the log ends at {report.position}"
@@ -145,131 +142,7 @@ def rebuild(store: Path, config_file: str | None) -> None:
     sys.exit(Verdict.DAMAGED if report.damaged else Verdict.SOUND)
 
 
-# -- the tier
-
-_tier = click.option(
-    "--tier", "tier", metavar="DIR", help="The directory of the segments, if the configuration does not name it."
-)
-_topics = click.option("-t", "--topic", "topics", multiple=True, help="Only this topic; can be given more than once.")
-
-
-@main.group(context_settings={"help_option_names": ["-h", "--help"]})
-def tiered() -> None:
-    """Print and check the segments that TriMQ or RocketMQ has uploaded to a directory."""
-
-
-@tiered.command(name="ls")
-@_store
-@_config
-@_tier
-@_topics
-@click.option("--segments", is_flag=True, help="Also print each segment.")
-@_json
-def tiered_ls(
-    store: Path, config_file: str | None, tier: str | None, topics: tuple[str, ...], segments: bool, as_json: bool
-) -> None:
-    """Print the queues of the tier with their offsets and times, and the index files."""
-    with _opened(store, config_file) as opened:
-        found = find_tier(opened, config_file, tier)
-        queues, index = list(found.queues(frozenset(topics))), [] if topics else found.index()
-        if as_json:
-            click.echo(msgspec.json.encode(listing(queues, index)))
-            return
-        for line in listing_lines(queues, index, segments=segments):
-            click.echo(line)
-
-
-@tiered.command(name="verify")
-@_store
-@_config
-@_tier
-@_topics
-@click.option("--crc/--no-crc", default=True, help="Compare each body with its checksum, or only heads and lengths.")
-@_json
-def tiered_verify(
-    store: Path, config_file: str | None, tier: str | None, topics: tuple[str, ...], crc: bool, as_json: bool
-) -> None:
-    """Check segments, messages, side files and index files of the tier. Nothing is changed.
-
-    Exit code 0: the tier is sound. 1: a broker's next start repairs it, or keys may not be found. 2: it cannot be
-    checked. 3: messages are damaged or missing.
-    """
-    with _opened(store, config_file) as opened:
-        found = find_tier(opened, config_file, tier)
-        total = sum(queue.log.size for queue in found.queues(frozenset(topics)))
-        total += 0 if topics else sum(file.size for file in found.index())
-        with _progress("verifying", total) as progress:
-            report = TierVerification(found, check_crc=crc).run(progress, frozenset(topics))
-    if as_json:
-        click.echo(msgspec.json.encode({**msgspec.to_builtins(report), "verdict": report.verdict.name}))
-    else:
-        for line in _tier_lines(report):
-            click.echo(line)
-    sys.exit(report.verdict)
-
-
 # -- helpers
-
-
-def _fail(text: str) -> NoReturn:
-    click.echo(f"mqstore: {text}", err=True)
-    sys.exit(Verdict.NOT_USABLE)
-
-
-@contextmanager
-def _opened(root: Path, config_file: str | None) -> Iterator[OfflineStore]:
-    try:
-        with offline_store.opened(root, config_file) as opened:
-            yield opened
-    except (NotUsableError, OSError) as error:
-        _fail(str(error))
-
-
-def _open_log(store: OfflineStore) -> None:
-    for text in store.open_log():
-        click.echo(f"mqstore: warning: {text}; the log is not read beyond it", err=True)
-
-
-def _size(store: OfflineStore) -> int:
-    return sum(file.stat().st_size for file in store.config.commit_log_path.glob("[0-9]*"))
-
-
-@contextmanager
-def _progress(what: str, total: int) -> Iterator[Progress]:
-    """A progress bar if standard error is a terminal; nothing otherwise."""
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    from rich.console import Console  # noqa: PLC0415 - not needed without a terminal
-    from rich.progress import (  # noqa: PLC0415 - as above
-        BarColumn,
-        DownloadColumn,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-    from rich.progress import Progress as Bars  # noqa: PLC0415 - as above
-
-    columns: list[Any] = [TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()]
-    with Bars(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bars:
-        task = bars.add_task(what, total=total)
-        yield lambda done: bars.update(task, completed=done)
-
-
-def _time(text: str | None) -> int | None:
-    if text is None:
-        return None
-    if text.isdigit():
-        return int(text)
-    try:
-        given = datetime.fromisoformat(text)
-    except ValueError as error:
-        raise click.BadParameter(f"{text!r} is not a time: use ms since 1970, or 2026-01-31T12:00:00") from error
-    return int((given if given.tzinfo else given.replace(tzinfo=UTC)).timestamp() * 1000)
-
-
-def _text(time_ms: int) -> str:
-    return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _remedy(report: Report) -> str:
@@ -292,7 +165,7 @@ def _report_lines(report: Report) -> Iterator[str]:
         ("index", report.index),
         ("checkpoint", report.checkpoint),
     ]
-    yield from _fault_lines(kinds)
+    yield from parts.fault_lines(kinds)
     for note in report.notes:
         yield f"note        {note}"
     yield {
@@ -301,23 +174,26 @@ def _report_lines(report: Report) -> Iterator[str]:
     }.get(report.verdict, "the store is damaged: messages or state are lost")
 
 
-def _tier_lines(report: TierReport) -> Iterator[str]:
-    yield f"tier        {report.directory} of {report.root}"
-    yield f"messages    {report.messages} in {report.queues} queues, {report.bytes} bytes, {report.segments} segments"
-    yield f"offsets     {report.known_offsets} messages have kept their offset in the log"
-    yield f"index       {report.index_files} files, {report.index_entries} entries"
-    yield from _fault_lines([("lost", report.lost), ("repairable", report.repairable), ("index", report.index)])
-    for note in report.notes:
-        yield f"note        {note}"
-    yield {
-        Verdict.SOUND: "the tier is sound",
-        Verdict.REPAIRABLE: "the tier needs repair: a broker's next start does what is repairable",
-    }.get(report.verdict, "the tier is damaged: messages are lost")
+def _open_log(store: OfflineStore) -> None:
+    for text in store.open_log():
+        click.echo(f"mqstore: warning: {text}; the log is not read beyond it", err=True)
 
 
-def _fault_lines(kinds: list[tuple[str, Faults]]) -> Iterator[str]:
-    for name, faults in kinds:
-        for text in faults.shown:
-            yield f"fault       {name}: {text}"
-        if faults.count > len(faults.shown):
-            yield f"fault       {name}: and {faults.count - len(faults.shown)} more"
+def _size(store: OfflineStore) -> int:
+    return sum(file.stat().st_size for file in store.config.commit_log_path.glob("[0-9]*"))
+
+
+def _time(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if text.isdigit():
+        return int(text)
+    try:
+        given = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise click.BadParameter(f"{text!r} is not a time: use ms since 1970, or 2026-01-31T12:00:00") from error
+    return int((given if given.tzinfo else given.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def _text(time_ms: int) -> str:
+    return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -53,10 +53,10 @@ def _segment(segment: Segment) -> dict[str, Any]:
 def listing_lines(queues: list[TierQueue], index: list[IndexFile], *, segments: bool) -> Iterator[str]:
     """The same for people. Times are UTC. ``segments``: a line for each segment, too."""
     titles = f"{'topic':32} {'queue':>5} {'first':>12} {'end':>12} {'bytes':>15} {'segments':>8}"
-    yield f"{titles}  {_times('oldest', 'newest')}"
+    yield f"{titles}  {times_text('oldest', 'newest')}"
     for queue in queues:
         log = queue.log
-        times = _times(_text(_begin(log)), _text(_end(log)))
+        times = times_text(time_text(_begin(log)), time_text(_end(log)))
         yield (
             f"{queue.topic:32} {queue.queue_id:5} {queue.min_offset:12} {queue.max_offset:12} {log.size:15} "
             f"{len(log.segments):8}  {times}"
@@ -74,7 +74,7 @@ def _segment_line(segment: Segment) -> str:
     more = f"  status {entry.status}" if entry.status else ""
     if entry.type == SegmentType.CONSUME_QUEUE and not side_file(segment).is_file():
         more += "  no log offsets"
-    times = _times(_text(entry.begin_timestamp), _text(entry.end_timestamp))
+    times = times_text(time_text(entry.begin_timestamp), time_text(entry.end_timestamp))
     return f"  {segment.file.parent.name:13} at {entry.base_offset:15} {size:>15} bytes  {times}  {segment.file}{more}"
 
 
@@ -91,9 +91,13 @@ def _known(time_ms: int) -> int | None:
     return None if time_ms == UNSET_TIME else time_ms
 
 
-def _text(time_ms: int) -> str:
-    return "-" if time_ms == UNSET_TIME else datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+def time_text(time_ms: int | None) -> str:
+    """A time in UTC; a dash if it is not known."""
+    if time_ms is None or time_ms == UNSET_TIME:
+        return "-"
+    return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _times(begin: str, end: str) -> str:
+def times_text(begin: str, end: str) -> str:
+    """Two columns."""
     return f"{begin:20} {end:20}"

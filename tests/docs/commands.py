@@ -21,6 +21,8 @@ RUN_IN: dict[str, str] = {
     "operate restore": "tests/docs/test_operate.py",
     "operate move": "tests/docs/test_operate.py",
     "operate tier": "tests/docs/test_operate.py",
+    "operate bucket": "tests/interop/test_bucket_tools.py",
+    "operate bucket_restore": "tests/interop/test_bucket_tools.py",
     "operate switch": "tests/docs/test_operate.py",
     "operate docker": "tests/docker/test_single.py",
     "readme": "tests/docker/test_single.py",
@@ -31,5 +33,6 @@ RUN_IN: dict[str, str] = {
     "operate pipeline": "tests/docker/test_cluster.py",
     "operate replicated": "tests/docker/test_replicated.py",
     "operate ha": "tests/docker/test_ha.py",
+    "operate tiered_docker": "tests/docker/test_tiered.py",
 }
 """Block to the tests that run it."""

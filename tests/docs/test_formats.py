@@ -2,6 +2,7 @@
 
 import json
 import re
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,19 @@ from trimq.broker.store.queue.deleted_topics import DeletedTopics
 from trimq.broker.store.queue.queue_snapshot import read_snapshot
 from trimq.broker.store.recovery.failed_sync_marker import FailedSyncMarker
 from trimq.broker.store.running_flags import Flag
+from trimq.broker.store.tiered.bucket import manifest_pages
+from trimq.broker.store.tiered.bucket.restore import RESTORED, read_restored
 from trimq.broker.testing import configuration as configuration_of
-from trimq.protocol import checkpoint_layout, index_layout, lenient_json, queue_unit, timer_layout
+from trimq.protocol import (
+    bucket_manifest,
+    bucket_names,
+    bucket_object,
+    checkpoint_layout,
+    index_layout,
+    lenient_json,
+    queue_unit,
+    timer_layout,
+)
 from trimq.protocol.body import SetMessageRequestModeRequestBody
 from trimq.protocol.command import Encoding, RemotingCommand
 from trimq.protocol.frame import encode
@@ -258,3 +270,46 @@ async def test_message_request_modes() -> None:
     )
     modes.set(entry)
     assert b"".join(modes.pieces()).decode() == text
+
+
+def test_bucket() -> None:
+    block = bucket_object.Block("T", 0, 5, 1, 80, 64, 4096, 4096, 1_700_000_000_000, 1_700_000_000_000, 0)
+    units = queue_unit.UNIT.pack(4096, 80, 0)
+    block = block._replace(crc=bucket_object.block_crc(units, [bytes(80)]))
+    header = bucket_object.ObjectHeader(bucket_object.Kind.LOG, 3, 4096, 8192, 1_700_000_000_500)
+    body = bucket_object.encode_header(header) + units + bytes(80)
+    data = body + bucket_object.encode_end([block], len(body))
+    assert data == example("bucket-object")
+
+    directory = bucket_object.decode_end(data, len(data))
+    stored = bucket_manifest.StoredObject(4096, 8192, 0, 3, 0, len(data), directory.position)
+    assert stored.name == "log/00000000000000004096-00000003"
+    entry = bucket_manifest.Entry(stored, bucket_manifest.stretches_of(directory))
+    page = bucket_manifest.encode_page([entry])
+    assert zlib.decompress(page[16:]) == example("bucket-page")
+
+    # Another zlib may pack the page to another length than the example's.
+    ref = bucket_manifest.PageRef("manifest/page-000000000018-00000003-0000", 79, 1)
+    text = EXAMPLES["bucket-root"].replace("\n", "")
+    root = bucket_manifest.decode_root(text.encode())
+    assert root == bucket_manifest.Root(
+        "C1", "broker-a", 3, "8f1f2c6f0d5e4b7a", 18, 8192, (ref,), "state/000000000018-00000003"
+    )
+    assert bucket_manifest.encode_root(root).decode() == text
+
+
+def test_capacity_of_a_bucket() -> None:
+    """The figures of the page's last section."""
+    name = bucket_names.page_name(1, 1, 0)
+    pages = (bucket_manifest.PageRef(name, 900_000, 50_000),) * 1100
+    assert len(bucket_manifest.encode_root(bucket_manifest.Root("C", "b", 1, "o", pages=pages))) <= 65_536
+    row = bucket_manifest.STRETCH.itemsize
+    assert (row, bucket_manifest.OBJECT.itemsize, bucket_object.ROW.itemsize) == (80, 48, 72)
+    assert manifest_pages.PAGE_ROWS // row == 52_428
+    assert 1100 // 2 * manifest_pages.PAGE_ROWS // row > 28_800_000
+
+
+def test_the_queues_of_a_restored_store(tmp_path: Path) -> None:
+    (tmp_path / "config").mkdir()
+    (tmp_path / RESTORED).write_text(EXAMPLES["tier-restored"], encoding="utf-8")
+    assert read_restored(RealDisk(), str(tmp_path)) == {("Orders", 0): 60, ("Orders", 1): 9}

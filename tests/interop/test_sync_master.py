@@ -91,8 +91,12 @@ class Load:
     def stop(self) -> dict[str, Any]:
         """Stop sending, wait for the consumer, and read all queues once more."""
         stopped: dict[str, Any] = self._java.call("flood.stop", name=self._name, wait=60_000)
+        return stopped | self.verify()
+
+    def verify(self) -> dict[str, Any]:
+        """Read all queues, and compare them with what was acknowledged."""
         stored: dict[str, Any] = self._java.call("flood.verify", name=self._name)
-        return stopped | stored
+        return stored
 
     def close(self) -> None:
         self._java.call("flood.close", name=self._name)

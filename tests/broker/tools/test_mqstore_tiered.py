@@ -14,7 +14,7 @@ import trio
 from tests.broker.tools.test_mqstore import change, run
 from tests.store.stores import TOPIC, fill, until_dispatched
 from tests.store.tiered.real_stores import opened_store
-from trimq.broker.tools import cli
+from trimq.broker.tools import command_parts
 from trimq.protocol.tiered_layout import PHYSICAL, segment_name
 
 COUNT, OTHERS = 60, 5
@@ -104,7 +104,7 @@ def test_the_progress_of_a_verification_ends_at_its_total(
         totals.append(total)
         yield reports.append
 
-    monkeypatch.setattr(cli, "_progress", recorded)
+    monkeypatch.setattr(command_parts, "progress", recorded)
     assert verify(place, conf, *topics)[0] == 0
     (total,) = totals
     assert len(reports) > 2

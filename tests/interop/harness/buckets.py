@@ -16,7 +16,9 @@ from trimq.protocol.bucket_names import broker_prefix
 PREFIX = broker_prefix("prod/mq", "C/1", "broker-a")
 
 
-def open_bucket(environment: pytest.MonkeyPatch, endpoint: str, name: str, secret: str = "", **options: Any) -> Bucket:
+def open_bucket(
+    environment: pytest.MonkeyPatch, endpoint: str, name: str, secret: str = "", prefix: str = PREFIX, **options: Any
+) -> Bucket:
     """A bucket, with the server's credentials or another ``secret`` in the environment of this process."""
     for key, value in CREDENTIALS.items():
         environment.setenv(key, value)
@@ -28,4 +30,4 @@ def open_bucket(environment: pytest.MonkeyPatch, endpoint: str, name: str, secre
         tiered_store_bucket_endpoint=endpoint,
         **options,
     )
-    return Bucket(open_object_store(config), RealDisk().with_own_threads(), PREFIX)
+    return Bucket(open_object_store(config), RealDisk().with_own_threads(), prefix)

@@ -50,8 +50,12 @@ class ObjectServer:
         """The directory with a bucket's objects."""
         return self.directory / "data" / bucket
 
-    def start(self) -> None:
-        """Start it, again after it was killed; returns when it accepts connections."""
+    def start(self, secret: str = SECRET_KEY) -> None:
+        """Start it, again after it was killed; returns when it accepts connections.
+
+        With another ``secret`` it refuses the credentials of the tests.
+        """
+        self.process.environment["ROOT_SECRET_KEY"] = secret
         self.process.start()
         wait_until(self._accepts, "start of versitygw", 60)
 

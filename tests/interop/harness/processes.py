@@ -43,7 +43,7 @@ class Process:
         # one that selects the native extension.
         inherited = {key: value for key, value in os.environ.items() if not key.startswith(("TRIMQ_", "ROCKETMQ_"))}
         native = {key: value for key, value in os.environ.items() if key == "TRIMQ_NATIVE"}
-        self._environment = {**inherited, **native, **(environment or {})}
+        self.environment = {**inherited, **native, **(environment or {})}
         self._child: subprocess.Popen[bytes] | None = None
 
     def start(self, *, piped: bool = False) -> subprocess.Popen[bytes]:
@@ -54,7 +54,7 @@ class Process:
             self._child = subprocess.Popen(
                 self.argv,
                 cwd=self.directory,
-                env=self._environment,
+                env=self.environment,
                 stdin=subprocess.PIPE if piped else subprocess.DEVNULL,
                 stdout=subprocess.PIPE if piped else log,
                 stderr=log,

@@ -26,6 +26,7 @@ from trimq.broker.store.tiered.bucket.bucket_queues import BucketQueues
 from trimq.broker.store.tiered.bucket.garbage import find_garbage
 from trimq.broker.store.tiered.bucket.index_completion import complete_index
 from trimq.broker.store.tiered.bucket.index_objects import IndexObjects
+from trimq.broker.store.tiered.bucket.join_sources import LogSource
 from trimq.broker.store.tiered.bucket.joiner import Joiner
 from trimq.broker.store.tiered.bucket.manifest import FencedError, Manifest
 from trimq.broker.store.tiered.bucket.object_store import ObjectStore
@@ -35,6 +36,7 @@ from trimq.broker.store.tiered.bucket.uploader import BucketUploads
 from trimq.broker.store.tiered.container.index_store_service import IndexStoreService
 from trimq.broker.store.types import GetMessageResult, GetMessageStatus, MessageFilter, TierTrouble
 from trimq.broker.tiered_config import TieredStorageLevel, TieredStoreConfig
+from trimq.protocol.bucket_manifest import Entry
 from trimq.protocol.bucket_names import broker_prefix
 from trimq.protocol.bucket_object import BucketFormatError
 
@@ -85,7 +87,14 @@ class BucketMessageStore(TieredStore):
         self.bucket = Bucket(objects, threads, prefix)
         self.manifest = Manifest(self.bucket, cluster, broker_name)
         self.bucket_queues = BucketQueues(self.bucket, self.manifest, tier, threads, self.clock.monotonic)
-        self.joiner = Joiner(self.bucket, self.bucket_queues, threads, self.root)
+        builder = BatchBuilder(self.commit_log, self.queues)
+
+        def local(entries: Sequence[Entry]) -> LogSource:
+            return LogSource(entries, builder, self.queues, lambda: self.min_phy_offset)
+
+        self.joiner = Joiner(self.bucket, self.bucket_queues, threads, self.root, local)
+        self._replaced: list[str] = []
+        """Objects that were joined, and that the root still names."""
         self._trouble: TierTrouble | None = None
         self.is_loaded = trio.Event()
         """Set once the history in the bucket is known."""
@@ -112,7 +121,7 @@ class BucketMessageStore(TieredStore):
         self.uploads = BucketUploads(
             tier,
             self.queues,
-            BatchBuilder(self.commit_log, self.queues),
+            builder,
             self.bucket_queues,
             self.tier_index,
             StateFiles(self.disk, self.root, self.clock.monotonic),
@@ -136,8 +145,9 @@ class BucketMessageStore(TieredStore):
             return
         try:
             await self.uploads.save()
-        except FencedError as error:
-            self._fenced(error)
+        except (FencedError, BucketFormatError) as error:
+            if isinstance(error, FencedError):
+                self._fenced(error)
             raise OSError(str(error)) from error
         self.bucket_queues.discard(sorted(before - set(names)))
 
@@ -221,7 +231,10 @@ class BucketMessageStore(TieredStore):
                     if self.tier_index is not None:
                         nursery.start_soon(self.tier_index.run)
                     nursery.start_soon(self._run_upkeep)
-                    await self.uploads.run()
+                    try:
+                        await self.uploads.run()
+                    except FencedError as error:  # here: a nursery would put it into a group
+                        self._fenced(error)
                     nursery.cancel_scope.cancel()
         except FencedError as error:
             self._fenced(error)
@@ -306,7 +319,7 @@ class BucketMessageStore(TieredStore):
             if self.manifest.is_owner and self._trouble is None:
                 try:
                     await self.uploads.upload_all()
-                except (OSError, FencedError) as error:
+                except (OSError, FencedError, BucketFormatError) as error:
                     _log.error("tier_not_complete", bucket=self.tier.tiered_store_bucket, error=str(error))
         if self.tier_index is not None:
             await self.tier_index.close(upload=False)  # the next start goes on with the local files
@@ -316,15 +329,9 @@ class BucketMessageStore(TieredStore):
         pauses = Backoff(self._random)
         failed = False
         next_search = self.clock.monotonic() + _SEARCH_AFTER
-        replaced: list[str] = []
         while not self.uploads.fenced:
             try:
-                found = await self.joiner.join_next(self.clock.wall_ms())
-                replaced += found
-                if replaced:
-                    await self.uploads.save()
-                    self.bucket_queues.discard(replaced)
-                    replaced = []
+                found = await self.join_tier()
                 await self.bucket_queues.garbage.delete_due()
                 if self.clock.monotonic() >= next_search:
                     await self.delete_garbage()
@@ -343,6 +350,19 @@ class BucketMessageStore(TieredStore):
             failed = False
             pauses.reset()
             await trio.sleep(0 if found else _UPKEEP)
+
+    async def join_tier(self) -> bool:
+        """Do the next join, if there is one. Returns whether there was. Raises OSError, BucketFormatError, FencedError.
+
+        The old objects are garbage once the root names the new ones.
+        """
+        self._replaced += await self.joiner.join_next(self.clock.wall_ms())
+        if not self._replaced:
+            return False
+        await self.uploads.save()
+        replaced, self._replaced = self._replaced, []
+        self.bucket_queues.discard(replaced)
+        return True
 
     async def delete_garbage(self) -> int:
         """Delete what interrupted writes have left in the bucket; return the number. Raises OSError."""
@@ -368,7 +388,7 @@ class BucketMessageStore(TieredStore):
         before = self.clock.wall_ms() - self.bucket_queues.reserved_ms("")
         try:
             count = await self.bucket_queues.expire(before)
-        except OSError as error:
+        except (OSError, BucketFormatError) as error:
             _log.error("tiered_segment_not_deleted", bucket=self.tier.tiered_store_bucket, error=str(error))
             return 0
         except FencedError as error:

@@ -19,7 +19,6 @@ from trimq.broker.store.tiered.container.message_runs import Fetched, MessageRun
 from trimq.protocol.bucket_manifest import StoredObject, Stretch
 from trimq.protocol.bucket_object import Block
 from trimq.protocol.queue_unit import UNIT_SIZE
-from trimq.protocol.record import AT_QUEUE_OFFSET
 from trimq.protocol.tiered_layout import UNSET_TIME
 
 _T = TypeVar("_T")
@@ -161,15 +160,14 @@ class BucketQueue:
                 self._blocks.note_end(self.topic, self.queue_id, run.end)
                 return Fetched(Messages([run]), run.end)
         runs: list[MessageRun] = []
-        at, left = offset, max_bytes
-        # All but the first block fit: see blocks_from.
+        at = offset
+        # All blocks but the first fit as a whole: see blocks_from.
         for loaded in await self._blocks.load_from(stored, stretch, offset, count, max_bytes):
             first = at - loaded.offset
-            last = loaded.last(first, count - (at - offset), left)
+            last = loaded.last(first, count - (at - offset), max_bytes)
             for run in loaded.runs(first, last):
                 runs.append(run)
                 await trio.lowlevel.checkpoint()
-            left -= int(loaded.ends[last - 1]) - loaded.begin(first)
             at = loaded.offset + last
             if last < len(loaded.table) or at >= offset + count:
                 break
@@ -230,8 +228,7 @@ class BucketQueue:
             for block in await self._blocks.blocks_with_physical(stored, stretch, physical):
                 record = await self._physical_in(stored, stretch, block, physical)
                 if record is not None:
-                    offset = int.from_bytes(record[AT_QUEUE_OFFSET : AT_QUEUE_OFFSET + 8], "big")
-                    return record if self.min_offset <= offset < self._end else None
+                    return record
         return None
 
     async def _physical_in(self, stored: StoredObject, stretch: Stretch, block: Block, physical: int) -> bytes | None:

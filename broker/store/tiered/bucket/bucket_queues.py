@@ -106,9 +106,9 @@ class BucketQueues:
                 return entry.object.begin
         return physical
 
-    def add(self, entry: Entry) -> None:
-        """An upload object is in the bucket: its messages can be read."""
-        self.manifest.add(entry)
+    def add(self, entry: Entry, state: bytes = b"") -> None:
+        """An upload object, with this state in it, is in the bucket: its messages can be read."""
+        self.manifest.add(entry, state)
         for stretch in entry.stretches:
             self.find_or_create(stretch.topic, stretch.queue_id).add(entry.object, stretch)
 
@@ -170,12 +170,27 @@ class BucketQueues:
         if self._without(lambda stretch: stretch.topic == topic):
             await self.save(None)
 
-    def forget(self, topic: str, queue_id: int) -> None:
-        """Remove a queue from the manifest; the next save makes it durable."""
-        queue = self._queues.get(topic, {}).pop(queue_id, None)
-        if queue is not None:
-            queue.destroy()
-        self._without(lambda stretch: (stretch.topic, stretch.queue_id) == (topic, queue_id))
+    def forget(self, topic: str, queue_id: int, next_offset: int) -> None:
+        """Remove the messages of a topic that was deleted and created anew, whose queue goes on at ``next_offset``.
+
+        Those with greater offsets are of the old one, and so are all that stand before them in the log. The next save
+        makes it durable.
+        """
+        old = self._queues.get(topic, {}).pop(queue_id, None)
+        if old is None:
+            return
+        stretches = list(old.stretches)
+        last = max((stretch.last_physical for _, stretch in stretches if stretch.end > next_offset), default=-1)
+        old.destroy()
+        kept = [(stored, stretch) for stored, stretch in stretches if stretch.first_physical > last]
+        if kept:
+            self.find_or_create(topic, queue_id).reset(kept)
+        self._without(
+            lambda stretch: (
+                (stretch.topic, stretch.queue_id) == (topic, queue_id)
+                and (stretch.first_physical <= last or not stretch.messages)
+            )
+        )
 
     async def expire(self, before_ms: int) -> int:
         """Remove the objects whose messages were all stored before a time. Returns their number.

@@ -5,14 +5,15 @@ They are deleted after a grace: consumers, slaves and queries that have read the
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from trimq.broker.store.tiered.bucket.bucket import Bucket
+from trimq.broker.store.tiered.bucket.index_objects import parse_index_name
 from trimq.broker.store.tiered.bucket.manifest import Manifest
 from trimq.broker.store.tiered.bucket.manifest_reads import may_be_named
 from trimq.broker.store.tiered.bucket.object_store import ObjectInfo
 from trimq.protocol.bucket_manifest import Root
-from trimq.protocol.bucket_names import ROOT, parse_name
+from trimq.protocol.bucket_names import PAGES, ROOT, parse_name, parse_saved
 
 _AT_ONCE: Final = 1000
 
@@ -46,27 +47,62 @@ class Garbage:
         return count
 
 
+class Search(NamedTuple):
+    """What a search has found. ``strange``: names that no broker gives; they are left alone.
+
+    ``before_ms``: what is garbage was written before this time, by the clock of the object store.
+    """
+
+    garbage: list[ObjectInfo]
+    strange: list[ObjectInfo]
+    before_ms: int
+
+
 async def find_garbage(bucket: Bucket, manifest: Manifest, now_ms: int, grace_ms: int) -> list[ObjectInfo]:
     """The objects of the broker that the manifest does not name, and that are older than the grace.
+
+    See ``search``.
+    """
+    return (await search(bucket, manifest, now_ms, grace_ms)).garbage
+
+
+async def search(bucket: Bucket, manifest: Manifest, now_ms: int, grace_ms: int) -> Search:
+    """Look through all objects of the broker.
 
     ``manifest``: just loaded, or the owner's. The clock of the object store counts, as far as its newest object shows
     it: this machine's may be ahead of it, and then what is being written now would be old. Raises OSError.
     """
     root = manifest.root
     if root is None:
-        return []
+        return Search([], [], 0)
     found: list[ObjectInfo] = []
     newest, after = 0, ""
     while True:
         listed = await bucket.list("", after, _AT_ONCE)
         # After the listing: what was written meanwhile is named now.
         named = set(_named(manifest, root))
-        found += [info for info in listed if info.name not in named and not _may_be_named(info.name, manifest, root)]
+        found += [info for info in listed if info.name not in named]
         newest = max([newest, *(info.modified_ms for info in listed)])
         if len(listed) < _AT_ONCE:
-            before = min(now_ms, newest) - grace_ms
-            return [info for info in found if info.modified_ms < before]
+            break
         after = listed[-1].name
+    before = min(now_ms, newest) - grace_ms
+    garbage = [info for info in found if info.modified_ms < before and not may_be_named_later(info.name, manifest)]
+    return Search(
+        [info for info in garbage if kind_of(info.name)],
+        [info for info in found if not kind_of(info.name)],
+        before,
+    )
+
+
+def kind_of(name: str) -> str:
+    """What an object is, in words; empty if no broker gives such a name."""
+    parts = parse_name(name)
+    if parts is not None:
+        return "segment" if parts.generation else "upload object"
+    if parse_saved(name) is not None:
+        return "page" if name.startswith(PAGES) else "state"
+    return "index file" if parse_index_name(name) is not None else ""
 
 
 def _named(manifest: Manifest, root: Root) -> Iterator[str]:
@@ -81,11 +117,28 @@ def _named(manifest: Manifest, root: Root) -> Iterator[str]:
             yield entry.object.name
 
 
-def _may_be_named(name: str, manifest: Manifest, root: Root) -> bool:
-    """Whether a broker, which may only have been frozen, can still make this object a part of the history."""
+def may_be_named_later(name: str, manifest: Manifest) -> bool:
+    """Whether a broker, which may only have been frozen, can still make this object a part of the history.
+
+    ``manifest`` has a root. It may be older than the one in the bucket.
+    """
+    root = manifest.root
+    assert root is not None
     parts = parse_name(name)
     if parts is not None:
-        if parts.epoch > root.epoch:
-            return True
-        return parts.epoch == root.epoch and not parts.generation and parts.begin >= manifest.end
+        if parts.epoch != root.epoch or not parts.generation:
+            return parts.epoch > root.epoch or (parts.epoch == root.epoch and parts.begin >= manifest.end)
+        # The objects that a join replaces are in the manifest as long as it can succeed.
+        return any(
+            entry.object.generation < parts.generation
+            and entry.object.length
+            and entry.object.begin < parts.end
+            and entry.object.end > parts.begin
+            for entry in manifest.entries
+        )
+    index = parse_index_name(name)
+    if index is not None:
+        # They are uploaded in the order of their stamps, and named afterwards.
+        stamps = [named.stamp for named in map(parse_index_name, root.indexes) if named is not None]
+        return index.epoch > root.epoch or (index.epoch == root.epoch and index.stamp > max(stamps, default=-1))
     return may_be_named(name, root)

@@ -82,7 +82,8 @@ async def complete_index(
         missing = {
             (stretch.topic, stretch.queue_id)
             for stretch in entry.stretches
-            if stretch.last_physical >= _begin(index, upto, topics, stretch.topic, stretch.queue_id)
+            if stretch.messages
+            and stretch.last_physical >= _begin(index, upto, topics, stretch.topic, stretch.queue_id)
         }
         if missing:
             count += await _complete(index, upto, bucket, manifest, topics, entry, missing)

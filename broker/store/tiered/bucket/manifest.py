@@ -73,6 +73,8 @@ class Manifest:
         self._pages = Pages()
         self._uploads: list[reads.Upload] = []
         """Upload objects of the owner before, as they were read, that the root does not cover."""
+        self._state: bytes | None = None
+        """The newest state, if the root does not name it yet: that of an object, or of a save that has failed."""
         self._predecessor: int | None = None
         """The epoch whose late objects a claim has yet to look for."""
         self._lock = trio.Lock()
@@ -163,8 +165,8 @@ class Manifest:
                 self._uploads.extend(late)
                 self._append([upload.entry for upload in late])
                 if self._uploads:
-                    await self._save(await reads.read_newest_state(self._bucket, self._uploads), None)
-                    self._uploads = []
+                    await self._find_state()
+                    await self._save(None, None)
             self._predecessor = None
 
     async def _claim(self, least_epoch: int) -> None:
@@ -177,19 +179,19 @@ class Manifest:
                 raise BucketFormatError(f"epoch {epoch} is greater than {MOST_EPOCH}, the greatest that names have")
             owner = self._new_owner()
             self._sequence = 0 if before is None else before.sequence
-            self._garbage.clear()
-            self._written.clear()
             try:
-                # The root will cover these objects, and nothing looks for a state in them any more.
-                state = await reads.read_newest_state(self._bucket, self._uploads)
-                await self._write(epoch, owner, state, None)
+                await self._find_state()
+                await self._write(epoch, owner, None, None)
             except ChangedError:
                 continue
             self._owner = owner
             self._predecessor = 0 if before is None else before.epoch
-            self._uploads = []
             return
         raise FencedError(f"other brokers have claimed the bucket {_CLAIMS} times at the same time as this one")
+
+    async def _find_state(self) -> None:
+        """The newest state in the objects that the next root covers: nothing looks for it there any more then."""
+        self._state = await reads.read_newest_state(self._bucket, self._uploads)
 
     @property
     def _epoch(self) -> int:
@@ -199,8 +201,11 @@ class Manifest:
         if not self.is_owner:
             raise FencedError(self.fenced or "this broker has not claimed the bucket")
 
-    def add(self, entry: Entry) -> None:
-        """Add an upload object that was written. It begins where the last one ends."""
+    def add(self, entry: Entry, state: bytes = b"") -> None:
+        """Add an upload object that was written. It begins where the last one ends.
+
+        ``state``: the one that it has, for the next root: no one looks for it in an object that a root covers.
+        """
         self._must_own()
         if entry.object.begin != self.end or entry.object.end <= self.end:
             raise ValueError(
@@ -208,6 +213,7 @@ class Manifest:
                 f"begins at {self.end}"
             )
         self._append([compact(entry)])
+        self._state = state or self._state
 
     def change(self, remove: Collection[StoredObject], add: Sequence[Entry]) -> None:
         """Put other objects in the place of some (a join), or remove some (expiry).
@@ -220,8 +226,9 @@ class Manifest:
     async def save(self, state: bytes | None = None, indexes: Sequence[str] | None = None) -> None:
         """Write the pages that have changed, the state if it is given, and the root that names them.
 
-        Without ``state`` and ``indexes`` the root keeps those that it has. Raises FencedError if another broker has
-        claimed the bucket; OSError; BucketFormatError if the root would be too large.
+        Without ``state`` the root gets that of the last object which had one, or keeps its own; without ``indexes`` it
+        keeps those that it has. Raises FencedError if another broker has claimed the bucket; OSError, also if the root
+        would be too large or is damaged.
         """
         async with self._lock:
             self._must_own()
@@ -234,11 +241,16 @@ class Manifest:
             self.fenced = str(error)
             self._garbage.clear()
             raise FencedError(self.fenced) from error
+        except BucketFormatError as error:
+            # As a store that fails: it costs local disk until it is repaired, and the broker goes on.
+            raise OSError(str(error)) from error
 
     async def _write(self, epoch: int, owner: str, state: bytes | None, indexes: Sequence[str] | None) -> None:
         """Write pages, state and root. Raises ChangedError if the root is another owner's."""
         pages = self._pages.arrange()
-        end, unsaved = self.end, self.unsaved
+        if state is not None:
+            self._state = state
+        end, unsaved, newest = self.end, self.unsaved, self._state
         self._sequence += 1
         # Is there room in the root? If not, no page should be written in vain.
         guess = (PageRef(page_name(self._sequence, epoch, 0), MOST_PAGE_BYTES, 1),)
@@ -254,11 +266,14 @@ class Manifest:
                     refs.append(PageRef(name, len(data), objects))
                     number += 1
                 written[page] = tuple(refs)
-        named = None if state is None else await self._create(partial(state_name, epoch=epoch), state)
+        named = None if newest is None else await self._create(partial(state_name, epoch=epoch), newest)
         await self._replace(epoch, owner, end, [page.refs or written[page] for page in pages], named, indexes)
         for page, saved in written.items():
             page.refs = saved
         self.unsaved -= unsaved
+        self._uploads = []
+        if self._state is newest:
+            self._state = None
 
     async def _create(self, name_of: Callable[[int], str], data: bytes) -> str:
         """Write an object under a name with the sequence number of the next root; return the name.
@@ -324,7 +339,6 @@ class Manifest:
                     # An attempt before this one, whose reply was lost.
                     self._written.update(_names(self.root))
                     self.root, self._version = found, version
-                    self._sequence += 1
                     continue
             unnamed = self._written.union(_names(self.root)).difference(_names(root))
             self._garbage.extend(sorted(unnamed))

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 from trimq.protocol.bucket_manifest import StoredObject, Stretch
 
 _WIDTH: Final = 9
+_EXACT: Final = 8
 _OFFSET, _MESSAGES, _FIRST, _LAST, _BEGIN_MS, _END_MS = 0, 1, 5, 6, 7, 8
 
 
@@ -27,7 +28,7 @@ class StretchTable:
     def __init__(self) -> None:
         self._numbers = array("q")
         """The numbers of each stretch: all of Stretch but its queue."""
-        self._objects: list[StoredObject] = []
+        self._objects: tuple[StoredObject, ...] = ()
         self._has_overlaps = False
 
     def __contains__(self, stored: object) -> bool:
@@ -43,13 +44,6 @@ class StretchTable:
     def first(self) -> int | None:
         """The first offset; None if there is no stretch."""
         return self._numbers[_OFFSET] if self._objects else None
-
-    @property
-    def end(self) -> int:
-        """Behind the last offset."""
-        if not self._has_overlaps:
-            return self._end(len(self._objects) - 1) if self._objects else 0
-        return max(map(self._end, range(len(self._objects))))
 
     @property
     def size(self) -> int:
@@ -83,8 +77,12 @@ class StretchTable:
             or (row < len(rows) and self._offset(row) < stretch.end)
         )
         numbers = stretch.offset, stretch.messages, stretch.size, stretch.position, stretch.blocks, *stretch[7:]
-        self._numbers[row * _WIDTH : row * _WIDTH] = array("q", numbers)
-        self._objects.insert(row, stored)
+        at = row * _WIDTH
+        if row < _EXACT:  # without the room that an array reserves when it grows
+            self._numbers = self._numbers[:at] + array("q", numbers) + self._numbers[at:]
+        else:
+            self._numbers[at:at] = array("q", numbers)
+        self._objects = (*self._objects[:row], stored, *self._objects[row:])
 
     def _rows_at(self, offset: int) -> range:
         rows = range(len(self._objects))
@@ -92,15 +90,15 @@ class StretchTable:
 
     def replace(self, gone: Collection[StoredObject], new: Sequence[tuple[StoredObject, Stretch]]) -> None:
         """Remove all stretches of some objects and add others, in one step."""
-        numbers, objects = array("q"), []
-        for row, stored in enumerate(self._objects):
-            if stored not in gone:
-                numbers += self._numbers[row * _WIDTH : (row + 1) * _WIDTH]
-                objects.append(stored)
-        self._numbers, self._objects = numbers, objects
+        kept = [row for row, stored in enumerate(self._objects) if stored not in gone]
+        numbers = array("q")
+        for row in kept:
+            numbers += self._numbers[row * _WIDTH : (row + 1) * _WIDTH]
+        self._numbers = numbers
+        self._objects = tuple([self._objects[row] for row in kept])
         ends = 0
         self._has_overlaps = False
-        for row in range(len(objects)):
+        for row in range(len(kept)):
             self._has_overlaps |= self._offset(row) < ends
             ends = max(ends, self._end(row))
         for stored, stretch in new:

@@ -28,7 +28,7 @@ from trimq.broker.store.tiered.bucket.state_files import StateFiles
 from trimq.broker.tiered_config import TieredStoreConfig
 from trimq.protocol.bucket_manifest import Entry, StoredObject, stretches_of
 from trimq.protocol.bucket_names import ObjectName
-from trimq.protocol.bucket_object import BLOCK_MESSAGES, Kind, ObjectHeader
+from trimq.protocol.bucket_object import BLOCK_MESSAGES, BucketFormatError, Kind, ObjectHeader
 from trimq.protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE
 from trimq.protocol.tiered_index_batch import KeyItems
 
@@ -125,6 +125,8 @@ class BucketUploads:
         self._attempted: int | None = None
         """The end of an object whose upload has failed: the next attempt has the same one."""
         self._next_group = 0.0
+        self._one = trio.Lock()
+        """Objects come one after the other."""
         self._wake = trio.Event()
         self._stopped = trio.Event()
         self._memory = _ObjectMemory()
@@ -167,7 +169,7 @@ class BucketUploads:
                 there = self._queues.peek_next_offset(topic, queue_id)
                 if there < uploaded:
                     # The log has all that was uploaded (BucketMessageStore), so the topic was deleted and created anew.
-                    self._tier.forget(topic, queue_id)
+                    self._tier.forget(topic, queue_id, there)
                     _log.warning("queue_removed_from_tier", topic=topic, queue=queue_id, begin=there, end=uploaded)
                 if there != uploaded:
                     queue = self._queues.find(topic, queue_id)
@@ -244,12 +246,16 @@ class BucketUploads:
                 await self._wake.wait()
 
     async def upload_all(self) -> None:
-        """Upload all that may be uploaded now and replace the root. Raises OSError, FencedError."""
+        """Upload all that may be uploaded now, and replace the root if there is something new.
+
+        That may be the state alone: consumers commit offsets when there are no new messages. Raises OSError,
+        FencedError.
+        """
         if not self._scanned:
             await self.scan()
         while await self._upload_object(force=True):
             pass
-        if self._tier.unsaved:
+        if self._tier.unsaved or await self._state.changed_since_root() is not None:
             await self.save()
 
     async def save(self) -> None:
@@ -264,7 +270,7 @@ class BucketUploads:
             uploaded = await self._upload_object(force=force)
             if self._tier.unsaved >= OBJECTS_A_ROOT:
                 await self.save()
-        except OSError as error:
+        except (OSError, BucketFormatError) as error:
             self.failures += 1
             self._not_before = trio.current_time() + self._backoff.next()
             if not self.problem:
@@ -281,6 +287,10 @@ class BucketUploads:
 
     async def _upload_object(self, *, force: bool) -> bool:
         """Upload the next object. Returns False if there is nothing to upload yet. Raises OSError."""
+        async with self._one:
+            return await self._upload_next(force=force)
+
+    async def _upload_next(self, *, force: bool) -> bool:
         limit = self._uploadable()
         if limit <= self._position:
             await self._drop_uploaded()
@@ -360,10 +370,6 @@ class BucketUploads:
                 offset = built.skip_to
                 continue
             batch = built.batch
-            if UNIT.unpack_from(batch.units)[0] < self._position:
-                # Uploaded before: the bucket has forgotten where the queue ends, since its messages have expired there.
-                offset = await self._first_from(queue, offset, self._position)
-                continue
             builder.add(queue.topic, queue.queue_id, offset, batch.units, batch.records, batch.begin_ms, batch.end_ms)
             count = len(batch.units) // UNIT_SIZE
             offset += count
@@ -374,18 +380,6 @@ class BucketUploads:
                 phy, size, _ = UNIT.unpack_from(batch.units, len(batch.units) - UNIT_SIZE)
                 stretch.keys.append((tier.topic_id, queue.queue_id, built.keys, phy + size))
         return offset
-
-    async def _first_from(self, queue: ConsumeQueue, offset: int, position: int) -> int:
-        """The first offset behind ``offset`` of a message at a log offset or behind it. Raises OSError."""
-        low, high = offset + 1, queue.next_offset
-        while low < high:
-            middle = (low + high) // 2
-            units = await self._builder.units(queue, middle, 1)
-            if units and (units[0][1] == FILLER_SIZE or units[0][0] < position):
-                low = middle + 1
-            else:
-                high = middle
-        return low
 
     def _skip(self, queue: ConsumeQueue, begin: int, lost: int) -> None:
         if lost:
@@ -411,7 +405,7 @@ class BucketUploads:
         self._attempted = None
         if state is not None:
             self._state.sent(state)
-        self._tier.add(entry)
+        self._tier.add(entry, b"" if state is None else state.data)
         self.objects += 1
         self.messages += stretch.messages
         self.bytes += stretch.bytes

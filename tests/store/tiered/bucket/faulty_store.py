@@ -25,11 +25,19 @@ class FaultyStore:
     def __init__(self, store: ObstoreStore | None = None) -> None:
         self.store = store or ObstoreStore(MemoryStore())
         self.calls: list[tuple[str, str]] = []
-        self._failures: dict[int, tuple[BaseException, bool]] = {}
+        self._failures: dict[int | tuple[str, int], tuple[BaseException, bool]] = {}
 
     def fail(self, nth: int, error: BaseException, *, after: bool) -> None:
         """Let the nth call from now on (1: the next) raise an error, before or after its effect."""
         self._failures[len(self.calls) + nth] = error, after
+
+    def fail_method(self, method: str, error: BaseException, *, after: bool, nth: int = 1) -> None:
+        """Let the nth call of a method from now on raise an error, before or after its effect."""
+        self._failures[method, len(self.names(method)) + nth] = error, after
+
+    def fail_no_more(self) -> None:
+        """Forget the failures that have not occurred yet."""
+        self._failures.clear()
 
     def names(self, method: str = "", since: int = 0) -> list[str]:
         """The names in the calls of a method (all methods) from a call on."""
@@ -37,13 +45,17 @@ class FaultyStore:
 
     def _call(self, method: str, name: str, *arguments: Any) -> Any:
         self.calls.append((method, name.removeprefix(PREFIX)))
-        error, after = self._failures.pop(len(self.calls), (None, False))
+        nothing: tuple[BaseException | None, bool] = None, False
+        error, after = self._failures.pop(len(self.calls), nothing)
+        if error is None:
+            error, after = self._failures.pop((method, len(self.names(method))), nothing)
         if error is not None and not after:
             raise error
-        result = getattr(self.store, method)(name, *arguments)
-        if error is not None:
-            raise error
-        return result
+        try:
+            return getattr(self.store, method)(name, *arguments)
+        finally:
+            if error is not None:
+                raise error
 
     def create(self, name: str, data: Sequence[Any]) -> None:
         self._call("create", name, data)

@@ -61,7 +61,7 @@ async def upload(bucket: Bucket, owner: Manifest, count: int = 1, *, queues: int
     for _ in range(count):
         entry, data = built(owner.end, epoch=epoch_of(owner), queues=queues, state=state)
         await bucket.create(entry.object.name, [data])
-        owner.add(entry)
+        owner.add(entry, state)
 
 
 async def join(bucket: Bucket, owner: Manifest, parts: Sequence[Entry]) -> Entry:

@@ -9,8 +9,6 @@ from trimq.broker.store.tiered.bucket.block_reader import BlockReader
 from trimq.broker.store.tiered.bucket.bucket_queue import BucketQueue
 from trimq.protocol.bucket_manifest import StoredObject, Stretch
 
-MIB = 1024 * 1024
-
 
 class Entry(NamedTuple):
     """An object with messages of a queue."""
@@ -41,7 +39,7 @@ def queue_of(bucket: MemoryBucket, *entries: Entry, reader: BlockReader | None =
     return queue
 
 
-async def read_all(queue: BucketQueue, count: int = 4096, max_bytes: int = 16 * MIB) -> list[Message]:
+async def read_all(queue: BucketQueue, count: int = 4096, max_bytes: int = 1 << 24) -> list[Message]:
     """What a reader from the first message to the last gets."""
     found: list[Message] = []
     at = queue.min_offset

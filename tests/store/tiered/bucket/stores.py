@@ -9,12 +9,12 @@ import trio
 import trio.testing
 from obstore.store import MemoryStore
 
-from tests.store.simdisk import SimDisk
-from tests.store.stores import settings
+from tests.store.stores import settings, until_dispatched
 from trimq.broker.config import MessageStoreConfig
+from trimq.broker.store.disk.disk import Disk
 from trimq.broker.store.durability.log_sync import SyncPlace
 from trimq.broker.store.tiered.bucket.bucket_message_store import BucketMessageStore
-from trimq.broker.store.tiered.bucket.object_store import ObjectInfo
+from trimq.broker.store.tiered.bucket.object_store import ObjectInfo, ObjectStore, ObjectWriter
 from trimq.broker.store.tiered.bucket.obstore_store import ObstoreStore
 from trimq.broker.tiered_config import BUCKET_PROVIDER, PLUG_IN, TieredStoreConfig
 from trimq.remoting.runtime.clock import ManualClock
@@ -68,9 +68,45 @@ class Objects(ObstoreStore):
         found: list[ObjectInfo] = self._do("list", prefix, after, count)
         return found
 
+    def writer(self, name: str, part_size: int) -> Any:
+        return _Writer(self, name, ObstoreStore.writer(self, name, part_size))
+
+    def delete(self, names: Sequence[str]) -> None:
+        for name in names:
+            self.calls.append(("delete", name))
+            self.fail("delete", name, False)
+            ObstoreStore.delete(self, [name])
+            self.fail("delete", name, True)
+
+    def copy(self) -> "Objects":
+        """Another bucket with the same objects."""
+        other = Objects()
+        for name in self.named(""):
+            ObstoreStore.create(other, name, [ObstoreStore.read(self, name).data])
+        return other
+
     def named(self, part: str) -> Sequence[str]:
         """The names that objects with ``part`` in their names have."""
         return [info.name for info in ObstoreStore.list(self, "", count=100_000) if part in info.name]
+
+
+class _Writer:
+    """See ObjectWriter; its parts are calls named ``writer``."""
+
+    def __init__(self, objects: Objects, name: str, writer: ObjectWriter) -> None:
+        self._objects, self._name, self._writer = objects, name, writer
+
+    def write(self, data: Any) -> None:
+        self._objects.calls.append(("writer", self._name))
+        self._objects.fail("writer", self._name, False)
+        self._writer.write(data)
+        self._objects.fail("writer", self._name, True)
+
+    def finish(self) -> None:
+        self._objects.calls.append(("finish", self._name))
+        self._objects.fail("finish", self._name, False)
+        self._writer.finish()
+        self._objects.fail("finish", self._name, True)
 
 
 def _no_fault(_call: str, _name: str, _done: bool) -> None: ...
@@ -78,8 +114,8 @@ def _no_fault(_call: str, _name: str, _done: bool) -> None: ...
 
 @asynccontextmanager
 async def opened(
-    disk: SimDisk,
-    objects: Objects,
+    disk: Disk,
+    objects: ObjectStore,
     config: TieredStoreConfig | None = None,
     local: MessageStoreConfig | None = None,
     clock: ManualClock | None = None,
@@ -100,3 +136,10 @@ async def opened(
     async with store.opened():
         await trio.testing.wait_all_tasks_blocked()
         yield store
+
+
+async def uploaded(store: BucketMessageStore) -> None:
+    """Upload everything, and let the root name it."""
+    await until_dispatched(store)
+    await store.flush()
+    await store.uploads.upload_all()

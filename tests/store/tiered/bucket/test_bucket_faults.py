@@ -118,6 +118,15 @@ async def test_a_manifest_that_always_names_other_objects_ends_in_an_error() -> 
     assert generation == 4
 
 
+async def test_of_two_objects_the_later_generation_gives_a_record() -> None:
+    bucket = MemoryBucket()
+    its = messages([5] * 10)
+    old, new = await put(bucket, [its]), await put(bucket, [its], 1)
+    queue = queue_of(bucket, old, new)
+    bucket.memory.delete("p/C/b/" + old.object.name)
+    assert await queue.read_physical(its[3].physical) == its[3].record
+
+
 async def test_messages_that_expire_while_they_are_read_are_a_gap() -> None:
     bucket = MemoryBucket()
     old, kept = await put(bucket, [messages([5] * 10)]), await put(bucket, [messages([6] * 3, first=10, physical=9000)])
@@ -231,7 +240,7 @@ async def test_a_block_whose_units_do_not_fit_its_records_is_an_error() -> None:
     found = StoredObject(0, 9999, 1, 1, 0, len(data), HEADER_SIZE + block.length)
     await bucket.create(found.name, [data])
     stretches = stretches_of(decode_end(end, len(data)))
-    queue = queue_of(bucket, Entry(found, stretches, its))
+    queue = queue_of(bucket, Entry(found, list(stretches), its))
     with pytest.raises(OSError, match="units that do not fit"):
         await queue.read_messages(0, 9, 9999)
 

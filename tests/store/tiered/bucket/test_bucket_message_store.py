@@ -11,7 +11,7 @@ import trio.testing
 
 from tests.store.simdisk import SimDisk
 from tests.store.stores import TOPIC, fill, put, settings, until_dispatched
-from tests.store.tiered.bucket.stores import Objects, opened, tier
+from tests.store.tiered.bucket.stores import Objects, opened, tier, uploaded
 from tests.store.tiered.test_tiered_message_store import all_offsets, drop_local, get
 from trimq.broker.store.message_store import MessageStore, StoreLoadError
 from trimq.broker.store.tiered.bucket import uploader
@@ -21,12 +21,6 @@ from trimq.broker.tiered_config import TieredStorageLevel
 from trimq.protocol.message import decode_messages
 from trimq.protocol.topic_rules import SCHEDULE_TOPIC
 from trimq.remoting.runtime.clock import ManualClock
-
-
-async def uploaded(store: BucketMessageStore) -> None:
-    await until_dispatched(store)
-    await store.flush()
-    await store.uploads.upload_all()
 
 
 async def until(condition: Callable[[], bool], seconds: float = 60) -> None:
@@ -345,6 +339,34 @@ async def test_a_deleted_topic_begins_anew() -> None:
         found = await get(store, 0)
         assert decode_messages(b"".join(bytes(buffer) for buffer in found.buffers))[0].body == b"new"
         assert len(await all_offsets_of(store, "Other", 20)) == 20
+
+
+async def test_a_topic_that_was_deleted_while_the_bucket_was_away_begins_anew() -> None:
+    """The manifest still has its messages after a kill: those of the new topic of its name take their place."""
+    disk, objects = SimDisk(), Objects()
+    async with opened(disk, objects) as store:
+        await fill(store, 20)
+        await fill(store, 20, topic="Other")
+        await uploaded(store)
+        objects.fail = away("replace")
+        with pytest.raises(OSError, match="no way"):
+            await store.delete_topic(TOPIC)
+        await put(store, b"new")
+        await until_dispatched(store)
+        await store.flush()
+        await store.uploads._upload_object(force=True)
+        left = disk.copy()
+    objects.fail = nothing
+    for _ in range(2):
+        async with opened(left, objects, tier(tiered_storage_level=TieredStorageLevel.FORCE)) as store:
+            await store.is_loaded.wait()
+            queue = store.tier_queues.find(TOPIC, 0)
+            assert queue is not None
+            await store.uploads.save()
+            assert (queue.min_offset, queue.commit_offset) == (0, 1)
+            found = await get(store, 0)
+            assert decode_messages(b"".join(bytes(buffer) for buffer in found.buffers))[0].body == b"new"
+            assert len(await all_offsets_of(store, "Other", 20)) == 20
 
 
 async def all_offsets_of(store: MessageStore, topic: str, end: int) -> list[int]:

@@ -41,10 +41,23 @@ async def test_adjacent_blocks_come_with_one_request(monkeypatch: pytest.MonkeyP
     assert bucket.gets == 2
     assert len(await read_all(queue)) == 100
     assert bucket.gets == 2
+    bucket.reset()
     other = queue_of(bucket, entry)
+    first, second = entry.messages[95], entry.messages[50]
+    assert await other.read_physical(first.physical) == first.record
+    assert bucket.gets == 2, "only the block that has it"
+    assert len((await other.read_messages(40, 20, 1 << 20)).messages) == 20
+    assert await other.read_physical(second.physical) == second.record
+    assert bucket.gets == 3
+    read = bucket.bytes_read
+    assert read < entry.object.length // 2, "no more blocks than the messages need"
+    assert len(await read_all(other)) == 100
+    assert bucket.bytes_read <= entry.object.length, "each block once, whichever was in memory"
+    other = queue_of(bucket, entry)
+    bucket.reset()
     found = await other.read_messages(0, 100, 3000)
     assert len(b"".join(m.record for m in found.messages)) <= 3000
-    assert bucket.bytes_read < 2 * entry.object.length
+    assert bucket.bytes_read < entry.object.length // 2 + 2000
 
 
 async def test_a_few_messages_of_a_large_block_are_read_alone() -> None:
@@ -59,6 +72,13 @@ async def test_a_few_messages_of_a_large_block_are_read_alone() -> None:
     units = sum(stretch.messages for stretch in entry.stretches) * UNIT_SIZE
     assert bucket.bytes_read < units + 10_000
     assert bucket.gets == 2 + 3, "directory, units, and the bytes of each"
+    # Many messages come with their block, however small they are.
+    other = queue_of(bucket, entry)
+    bucket.reset()
+    assert len((await other.read_messages(0, 400, 1 << 20)).messages) == 400
+    assert bucket.gets == 2
+    assert bucket.bytes_read > 4 * MIB
+    bucket.requests["get"] = 5
     # A reader that goes on gets the whole block.
     found = await queue.read_messages(7001, 32, 1 << 20)
     found = await queue.read_messages(7033, 32, 1 << 20)
@@ -85,6 +105,21 @@ async def test_a_search_by_time_needs_three_requests_at_most() -> None:
         assert await queue.narrow(0, queue.commit_offset, later) == (found, found)
         assert bucket.gets <= 3
         assert bucket.bytes_read < 6 * MIB
+    queue = queue_of(bucket, *entries)
+    bucket.reset()
+    end = queue.commit_offset
+    assert await queue.narrow(0, end, entries[1].messages[0].time) == (30_000, 30_000)
+    assert await queue.narrow(0, end, 5000) == (end, end)
+    assert bucket.gets == 0, "the times of the objects suffice"
+    between = await put(bucket, [messages([1] * 30_000 + [7] * 30_000, body=bytes(300), physical=7 << 40)], 1)
+    steps = queue_of(bucket, between)
+    bucket.reset()
+    assert await steps.store_time(0) == 1
+    assert await steps.narrow(0, 60_000, 7) == (30_000, 30_000)
+    assert bucket.gets == 2, "a directory, and the block with both times"
+    assert await steps.narrow(59_000, 60_000, 7) == (59_000, 59_000)
+    assert await steps.store_time(59_999) == 7
+    assert bucket.gets == 2, "the times of the blocks suffice"
     queue = queue_of(bucket, *entries)
     bucket.reset()
     assert await queue.store_time(0) == entries[0].messages[0].time
@@ -139,6 +174,17 @@ async def test_a_small_stretch_does_not_need_a_large_directory(monkeypatch: pyte
     bucket.harm = harm
     with pytest.raises(OSError, match="is damaged in the bucket"):
         await other.read_messages(0, 9, 9999)
+
+
+async def test_a_stretch_with_more_messages_is_checked_with_the_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_reader, "_SMALL", 50_000)
+    bucket = MemoryBucket()
+    queues = {(TOPIC, number): messages([1], queue_id=number) for number in range(1000)}
+    found, stretches = await stored(bucket, queues | {(TOPIC, 1000): messages([1] * 257, queue_id=1000)})
+    queue = BucketQueue(TOPIC, 1000, 0, BlockReader(bucket, bucket.disk))
+    queue.add(found, stretches[-1])
+    assert len(await read_all(queue)) == 257
+    assert [begin for _, begin, _ in bucket.ranges] == [found.directory, stretches[-1].position]
 
 
 async def test_readers_of_few_messages_share_directory_and_units() -> None:

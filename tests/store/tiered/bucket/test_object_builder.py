@@ -134,6 +134,18 @@ def test_what_is_taken_is_not_kept() -> None:
     assert directory.length == len(whole)
 
 
+def test_a_gap_begins_a_block() -> None:
+    builder = ObjectBuilder(HEADER)
+    batches = [messages([1, 2]), messages([3], first=2), messages([4], first=9)]
+    for batch in batches:
+        add(builder, batch)
+    pieces, directory = builder.finish()
+    data = b"".join(pieces)
+    first, second = directory.blocks()
+    check_block(data, first, [*batches[0], *batches[1]])
+    check_block(data, second, batches[2])
+
+
 def test_units_that_do_not_fit_their_records_are_refused() -> None:
     builder = ObjectBuilder(HEADER)
     message = messages([1])[0]

@@ -32,3 +32,12 @@ def test_what_was_used_least_recently_goes_first(steps: Steps, limit: int, least
                 del model[0]
         assert [key in cache for key in range(6)] == [any(entry[0] == key for entry in model) for key in range(6)]
         assert (len(cache), cache.bytes) == (len(model), sum(entry[2] for entry in model))
+
+
+def test_a_use_keeps_a_value() -> None:
+    cache: SizedCache[str, int] = SizedCache(10)
+    cache.put("a", 1, 5)
+    cache.put("b", 2, 5)
+    assert cache.get("a") == 1
+    cache.put("c", 3, 5)
+    assert ("a" in cache, "b" in cache, "c" in cache) == (True, False, True)

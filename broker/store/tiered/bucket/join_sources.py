@@ -1,0 +1,199 @@
+"""Where a join gets its messages from: the local log, as long as it has all of them, or the objects in the bucket.
+
+From the local log no request is needed: with few messages there are as many upload objects as requests in an hour, and
+to read each again would double them. From the bucket the objects are first copied to a file on the local disk, so that
+each byte is read once.
+"""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final, NamedTuple, Protocol
+
+from trimq.broker.store.disk.disk import Disk
+from trimq.broker.store.queue.consume_queue_store import ConsumeQueueStore
+from trimq.broker.store.tiered.access.batch import AS_IN_LOG, BatchBuilder, Buffer, Limits
+from trimq.broker.store.tiered.bucket.bucket import Bucket
+from trimq.broker.store.tiered.bucket.manifest import Manifest
+from trimq.protocol.bucket_manifest import Entry
+from trimq.protocol.bucket_object import (
+    BLOCK_BYTES,
+    BLOCK_MESSAGES,
+    HEADER_SIZE,
+    Block,
+    BucketFormatError,
+    Directory,
+    block_crc,
+)
+from trimq.protocol.queue_unit import UNIT, UNIT_SIZE
+
+_READ: Final = 4 * 1024 * 1024
+
+
+class NotLocalError(Exception):
+    """The local log does not have all messages of a join any more."""
+
+
+class Piece(NamedTuple):
+    """Consecutive messages of a queue. ``offset``: of the first; ``length``: bytes of records and units."""
+
+    topic: str
+    queue_id: int
+    offset: int
+    messages: int
+    length: int
+    source: Any
+
+
+class Batch(NamedTuple):
+    """Messages as ObjectBuilder.add takes them. The records are valid until the next batch."""
+
+    offset: int
+    units: bytes
+    records: Any
+    begin_ms: int
+    end_ms: int
+
+
+class Source(Protocol):
+    """Gives the messages of a join."""
+
+    pieces: list[Piece]
+    """Sorted by queue and offset."""
+
+    def batches(self, piece: Piece) -> AsyncIterator[Batch]:
+        """The messages of a piece. Raises OSError, BucketFormatError, NotLocalError."""
+        ...
+
+
+class LogSource:
+    """The messages of some entries, from the local log."""
+
+    def __init__(
+        self, entries: Sequence[Entry], builder: BatchBuilder, queues: ConsumeQueueStore, log_begin: Callable[[], int]
+    ) -> None:
+        """``log_begin``: where the log begins. Raises NotLocalError."""
+        self._builder = builder
+        self._queues = queues
+        self._log_begin = log_begin
+        self.pieces: list[Piece] = []
+        for entry in entries:
+            for stretch in entry.stretches:
+                queue = queues.find(stretch.topic, stretch.queue_id)
+                if queue is None or queue.min_offset > stretch.offset or stretch.first_physical < log_begin():
+                    raise NotLocalError
+                length = stretch.size + UNIT_SIZE * stretch.messages
+                place = stretch.topic, stretch.queue_id, stretch.offset, stretch.messages, length
+                self.pieces.append(Piece(*place, (queue, stretch)))
+        self.pieces.sort(key=_place)
+
+    async def batches(self, piece: Piece) -> AsyncIterator[Batch]:
+        """See Source."""
+        queue, stretch = piece.source
+        offset, physical = piece.offset, -1
+        while offset < stretch.end:
+            limits = Limits(min(stretch.end - offset, BLOCK_MESSAGES), BLOCK_BYTES, 1 << 62)
+            # Memory of its own: it is in use until the part of the object with it was sent.
+            memory = Buffer(bytearray())
+            built = await self._builder.build(queue, offset, AS_IN_LOG, limits, 0, memory, keys=False)
+            if built is None or built.batch is None or queue.deleted:
+                raise NotLocalError
+            batch = built.batch
+            units = list(UNIT.iter_unpack(batch.units))
+            if offset == stretch.offset and units[0][0] != stretch.first_physical:
+                raise NotLocalError  # another queue of its name
+            physical = units[-1][0]
+            yield Batch(offset, batch.units, batch.records, batch.begin_ms, batch.end_ms)
+            offset += len(units)
+        if physical != stretch.last_physical:
+            raise NotLocalError
+
+
+class SpoolSource:
+    """The messages of some entries, from their objects: copied to a file on the local disk."""
+
+    def __init__(self, disk: Disk, fd: int) -> None:
+        self._disk = disk
+        self._fd = fd
+        self.pieces: list[Piece] = []
+
+    @classmethod
+    @asynccontextmanager
+    async def copied(
+        cls, disk: Disk, path: str, bucket: Bucket, manifest: Manifest, entries: Sequence[Entry]
+    ) -> AsyncIterator["SpoolSource"]:
+        """Copy the objects to a file, which is deleted at the end. Raises OSError, BucketFormatError."""
+        size = sum(entry.object.length for entry in entries)
+        fd = await disk.run(_create, disk, path, size)
+        try:
+            source = cls(disk, fd)
+            await source._copy(bucket, manifest, entries)
+            yield source
+        finally:
+            disk.close(fd)
+            await disk.run(disk.delete, path)
+
+    async def _copy(self, bucket: Bucket, manifest: Manifest, entries: Sequence[Entry]) -> None:
+        at = 0
+        for entry in entries:
+            stored = entry.object
+            directory = await manifest.read_directory(stored)
+            begin = HEADER_SIZE
+            while begin < stored.directory:
+                length = min(_READ, stored.directory - begin)
+                data = await bucket.read_range(stored.name, begin, length)
+                if memoryview(data).nbytes != length:
+                    raise BucketFormatError(f"{stored.name} in the bucket is cut off")
+                await self._disk.run(self._disk.pwrite, self._fd, data, at + begin - HEADER_SIZE)
+                begin += length
+            for block in _living(entry, directory):
+                place = block.topic, block.queue_id, block.offset, block.messages, block.length
+                self.pieces.append(Piece(*place, (block, at + block.position - HEADER_SIZE)))
+            at += stored.directory - HEADER_SIZE
+        self.pieces.sort(key=_place)
+
+    async def batches(self, piece: Piece) -> AsyncIterator[Batch]:
+        """See Source."""
+        block, at = piece.source
+        units, records = await self._disk.run(_read_block, self._disk, self._fd, block, at)
+        yield Batch(block.offset, units, records, block.begin_ms, block.end_ms)
+
+
+def _place(piece: Piece) -> tuple[str, int, int]:
+    return piece.topic, piece.queue_id, piece.offset
+
+
+def _create(disk: Disk, path: str, size: int) -> int:
+    if disk.stat(path) is not None:  # left by a process that was killed
+        disk.delete(path)
+    fd = disk.create(path, 0)
+    try:
+        disk.allocate(fd, 0, size)
+    except BaseException:
+        disk.close(fd)
+        disk.delete(path)
+        raise
+    return fd
+
+
+def _living(entry: Entry, directory: Directory) -> list[Block]:
+    """The blocks of an object that its stretches in the manifest have: not those of deleted topics."""
+    ranges: dict[tuple[str, int], list[tuple[int, int]]] = {}
+    for stretch in entry.stretches:
+        ranges.setdefault((stretch.topic, stretch.queue_id), []).append((stretch.offset, stretch.end))
+    return [
+        block
+        for block in directory.blocks()
+        if any(begin <= block.offset < end for begin, end in ranges.get((block.topic, block.queue_id), ()))
+    ]
+
+
+def _read_block(disk: Disk, fd: int, block: Block, at: int) -> tuple[bytes, Any]:
+    """Units and records of a block in the spool. Blocks: for a thread."""
+    data = disk.pread(fd, block.length, at)
+    if len(data) != block.length or block_crc(data, ()) != block.crc:
+        raise BucketFormatError(
+            f"the messages of {block.topic}/{block.queue_id} from {block.offset} on are damaged in the bucket, and are "
+            "not joined"
+        )
+    size = block.messages * UNIT_SIZE
+    return data[:size], memoryview(data)[size:]
