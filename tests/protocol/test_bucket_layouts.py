@@ -96,6 +96,7 @@ def test_names_sort_as_the_log(begins: list[int]) -> None:
         "segments/00000000000000000001-00000000000000000002-0000-00000001-0000",
         "log/\uff100000000000000000001-00000001",
         "manifest/root",
+        "state/\uff10" + "0" * 11 + "-00000001",
     ],
 )
 def test_other_names(name: str) -> None:

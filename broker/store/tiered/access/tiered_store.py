@@ -250,6 +250,8 @@ class TieredStore(MessageStore, ABC):
         if len(found) or not 0 <= offset < self.min_phy_offset:
             return found
         for file in self.tier_queues.all():
+            if not file.has_physical(offset):
+                continue
             try:
                 record = await self.fetcher.reads.read(file, file.read_physical, offset)
             except OSError as error:

@@ -179,8 +179,6 @@ class Manifest:
                 raise BucketFormatError(f"epoch {epoch} is greater than {MOST_EPOCH}, the greatest that names have")
             owner = self._new_owner()
             self._sequence = 0 if before is None else before.sequence
-            self._garbage.clear()
-            self._written.clear()
             try:
                 await self._find_state()
                 await self._write(epoch, owner, None, None)
@@ -341,7 +339,6 @@ class Manifest:
                     # An attempt before this one, whose reply was lost.
                     self._written.update(_names(self.root))
                     self.root, self._version = found, version
-                    self._sequence += 1
                     continue
             unnamed = self._written.union(_names(self.root)).difference(_names(root))
             self._garbage.extend(sorted(unnamed))

@@ -331,6 +331,10 @@ class FlatMessageFile:
         entry = await self.physical.read(offset, 1)
         return self._restored(data, position, size, offset, entry)
 
+    def has_physical(self, physical: int) -> bool:  # noqa: ARG002 - only the side file knows
+        """See TieredQueue."""
+        return True
+
     async def read_physical(self, physical: int) -> bytes | None:
         """The record that had an offset in the log; None if this queue has none. Raises OSError."""
         offset = await self.physical.find(physical, self.min_offset)

@@ -68,6 +68,10 @@ class TieredQueue(Protocol):
         """
         ...
 
+    def has_physical(self, physical: int) -> bool:
+        """Whether the queue may have the record of a log offset, as far as that is known without reading."""
+        ...
+
     async def read_physical(self, physical: int) -> bytes | None:
         """The record that had an offset in the log; None if this queue has none. Raises OSError."""
         ...

@@ -1,4 +1,4 @@
-"""The manifest of a bucket: claims, saves and loads, and how many requests they take."""
+"""Saves of a manifest, what is loaded then, and how many requests they take."""
 
 from dataclasses import replace
 from typing import Any
@@ -10,20 +10,17 @@ from tests.store.tiered.bucket.faulty_store import FaultyStore
 from tests.store.tiered.bucket.history import (
     built,
     check_history,
-    check_named,
-    epoch_of,
     join,
     manifest,
     name,
     pages_of,
     upload,
 )
-from trimq.broker.store.tiered.bucket import manifest_pages, manifest_reads
+from trimq.broker.store.tiered.bucket import manifest_pages
 from trimq.broker.store.tiered.bucket.manifest import FencedError
 from trimq.broker.store.tiered.bucket.manifest_reads import may_be_named
-from trimq.protocol.bucket_manifest import Entry, Root, decode_root, encode_root
-from trimq.protocol.bucket_names import MOST_EPOCH, ROOT, ObjectName, page_name, parse_name, state_name
-from trimq.protocol.bucket_object import BucketFormatError, decode_header, encode_header
+from trimq.protocol.bucket_manifest import Entry, decode_root, encode_root
+from trimq.protocol.bucket_names import ROOT, page_name, state_name
 
 
 async def test_an_empty_bucket() -> None:
@@ -85,186 +82,6 @@ async def test_the_newest_state_of_an_object_gets_into_the_root() -> None:
     await upload(bucket, owner, 1, state=b"newer")
     await owner.save(b"newest")
     assert store.get(owner.root.state) == b"newest"
-
-
-async def test_objects_behind_the_root_are_found() -> None:
-    store = FaultyStore()
-    bucket = store.bucket()
-    owner = manifest(bucket)
-    await owner.claim()
-    await upload(bucket, owner, 2)
-    await owner.save()
-    await upload(bucket, owner, 3)
-    # None of these belongs to the history: another epoch, a gap, not at an end, another kind of name.
-    for begin, epoch in ((5000, 2), (2500, 1), (9000, 1)):
-        entry, data = built(begin, epoch=epoch)
-        store.put(entry.object.name, data)
-    store.put("log/other", b"x")
-    reader = manifest(store.bucket())
-    since = len(store.calls)
-    await reader.load()
-    assert reader.entries == owner.entries
-    assert (reader.end, reader.unsaved) == (5000, 3)
-    assert [entry.object.begin for entry in reader.chain] == [2000, 3000, 4000]
-    assert len(store.names("list", since)) == 1
-    since = len(store.calls)
-    await reader.load()  # what was read once is not read again
-    assert [called for called, _ in store.calls[since:]] == ["read", "list"]
-    assert reader.entries == owner.entries
-    await upload(bucket, owner, 1)
-    await owner.save()
-    await reader.load()
-    assert reader.entries == owner.entries
-
-
-async def test_a_long_list_of_objects(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manifest_reads, "_LISTED", 2)
-    store = FaultyStore()
-    bucket = store.bucket()
-    owner = manifest(bucket)
-    await owner.claim()
-    await upload(bucket, owner, 5)
-    for begin in (0, 1000, 2000, 4000):
-        for epoch in (0, 2, 3):
-            store.put(name(begin, epoch), b"garbage")
-    reader = manifest(store.bucket())
-    await reader.load()
-    assert reader.entries == owner.entries
-
-
-async def test_a_claim_adopts_what_the_owner_before_has_uploaded() -> None:
-    store = FaultyStore()
-    bucket = store.bucket()
-    first = manifest(bucket)
-    await first.claim()
-    await upload(bucket, first, 1)
-    await first.save(b"of the root")
-    await upload(bucket, first, 1, state=b"newest")
-    await upload(bucket, first, 1)
-    second = manifest(store.bucket())
-    await second.claim()
-    assert second.entries == first.entries
-    assert second.root is not None
-    assert (second.root.epoch, second.root.end, second.unsaved) == (2, 3000, 0)
-    # Nothing looks for a state in these objects any more: the root names what the newest one had.
-    assert store.get(second.root.state) == b"newest"
-    with pytest.raises(FencedError, match="epoch 2"):
-        await first.save()
-    assert "epoch 2" in first.fenced
-    assert not first.is_owner
-    for refused in (first.save(), first.claim()):
-        with pytest.raises(FencedError):
-            await refused
-    with pytest.raises(FencedError):
-        first.add(built(3000)[0])
-    with pytest.raises(FencedError):
-        first.change([], [])
-    assert first.garbage_pages() == []
-    await first.load()  # it may still read
-    assert first.root == second.root
-
-
-async def test_a_claim_adopts_what_came_meanwhile() -> None:
-    store = FaultyStore()
-    bucket = store.bucket()
-    first = manifest(bucket)
-    await first.claim()
-    await upload(bucket, first, 1)
-    second = manifest(store.bucket())
-    replaced = store.store.replace
-
-    def late(name: str, data: bytes, version: str | None) -> str:
-        entry, content = built(first.end, state=b"late")
-        store.put(entry.object.name, content)
-        store.store.replace = replaced  # type: ignore[method-assign]
-        return replaced(name, data, version)
-
-    store.store.replace = late  # type: ignore[method-assign]
-    await second.claim()
-    assert epoch_of(second) == 2
-    assert second.root is not None
-    assert second.root.end == second.end == 2000
-    assert store.get(second.root.state) == b"late"
-    check_history(second.entries, 2000)
-    check_named(store, second)
-
-
-async def _until_it_succeeds(claimer: Any) -> None:
-    for _ in range(3):
-        try:
-            await claimer.claim()
-        except OSError:
-            continue
-        return
-    raise AssertionError
-
-
-@pytest.mark.parametrize("call", range(1, 12))
-@pytest.mark.parametrize("after", [False, True])
-async def test_a_claim_that_fails_is_repeated(call: int, after: bool) -> None:
-    store = FaultyStore()
-    bucket = store.bucket()
-    first = manifest(bucket)
-    await first.claim()
-    await upload(bucket, first, 2, state=b"s")
-    late = built(first.end, state=b"late")
-    second = manifest(store.bucket())
-    replaced = store.store.replace
-
-    def late_object(name: str, data: bytes, version: str | None) -> str:
-        store.put(late[0].object.name, late[1])
-        return replaced(name, data, version)
-
-    store.store.replace = late_object  # type: ignore[method-assign]
-    store.fail(call, OSError("away"), after=after)
-    await _until_it_succeeds(second)
-    assert second.is_owner
-    assert second.unsaved == 0
-    reader = manifest(store.bucket())
-    await reader.load()
-    assert reader.entries == second.entries
-    assert reader.root is not None
-    # The late object is lost to the history only if another claim had to begin anew in between.
-    check_history(reader.entries, 3000 if epoch_of(second) == 2 else reader.end)
-    if epoch_of(second) == 2:
-        assert store.get(reader.root.state) == b"late"
-
-
-async def test_the_least_epoch() -> None:
-    store = FaultyStore()
-    owner = manifest(store.bucket())
-    await owner.claim(7)
-    assert epoch_of(owner) == 7
-    await owner.claim(3)
-    assert epoch_of(owner) == 8
-    with pytest.raises(BucketFormatError, match=str(MOST_EPOCH)):
-        await owner.claim(MOST_EPOCH + 1)
-    assert not owner.is_owner
-
-
-async def test_others_are_always_faster() -> None:
-    store = FaultyStore()
-    replaced = store.store.replace
-
-    def faster(name: str, data: bytes, version: str | None) -> str:
-        old = version if version is None else store.store.read(name).version
-        mine = decode_root(data)
-        replaced(name, encode_root(replace(mine, owner="other")), old)
-        return replaced(name, data, version)
-
-    store.store.replace = faster  # type: ignore[method-assign]
-    loser = manifest(store.bucket(), "loser")
-    with pytest.raises(FencedError, match="8 times"):
-        await loser.claim()
-    assert not loser.is_owner
-    assert decode_root(store.get(ROOT)).epoch == 8
-
-
-async def test_the_owner_does_not_load() -> None:
-    owner = manifest(FaultyStore().bucket())
-    await owner.claim()
-    with pytest.raises(RuntimeError, match="does not load"):
-        await owner.load()
 
 
 async def test_requests_of_saves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -444,7 +261,7 @@ async def test_objects_are_added_while_a_save_is_under_way() -> None:
 
     def add(name: str, data: Any) -> None:
         if "page" in name:
-            owner.add(more)
+            owner.add(more, b"late")
             owner.change([owner.entries[0].object], [])
         created(name, data)
 
@@ -459,6 +276,7 @@ async def test_objects_are_added_while_a_save_is_under_way() -> None:
     store.store.create = created  # type: ignore[method-assign]
     await owner.save()
     assert owner.root.end == 3000
+    assert store.get(owner.root.state) == b"late"
     await reader.load()
     check_history(reader.entries, 3000, 1000)
 
@@ -549,118 +367,3 @@ async def test_a_root_with_too_many_pages_is_refused_before_anything_is_written(
     reader = manifest(store.bucket())
     await reader.load()
     assert reader.entries == owner.entries
-
-
-async def test_directories_are_read_by_one_request() -> None:
-    store = FaultyStore()
-    bucket = store.bucket()
-    owner = manifest(bucket)
-    await owner.claim()
-    await upload(bucket, owner, 1)
-    await upload(bucket, owner, 1, queues=2_000)  # a directory of more than 64 KiB
-    for entry, requests in zip(owner.entries, (1, 2), strict=True):
-        since = len(store.calls)
-        directory = await owner.read_directory(entry.object)
-        assert store.names("read_range", since) == [entry.object.name]
-        assert len(directory) == len(entry.stretches)
-        unknown = entry.object._replace(length=0, directory=0)
-        since = len(store.calls)
-        again = await owner.read_directory(unknown, entry.object.length)
-        assert store.names("read_range", since) == [entry.object.name] * requests
-        assert list(again.blocks()) == list(directory.blocks())
-        assert await owner.read_entry(_parsed(entry.object.name)) == entry
-    with pytest.raises(FileNotFoundError):
-        await owner.read_directory(built(5000)[0].object)
-    with pytest.raises(FileNotFoundError):
-        await owner.read_entry(_parsed(name(5000)))
-
-
-def _parsed(text: str) -> ObjectName:
-    parsed = parse_name(text)
-    assert parsed is not None
-    return parsed
-
-
-async def test_an_object_that_the_owner_deletes_during_a_load() -> None:
-    store = FaultyStore()
-    bucket = store.bucket()
-    owner = manifest(bucket)
-    await owner.claim()
-    await upload(bucket, owner, 3)
-    await owner.save()
-    store.fail(2, FileNotFoundError("page"), after=False)
-    reader = manifest(store.bucket())
-    await reader.load()
-    assert reader.entries == owner.entries
-    store.remove(owner.root.pages[0].name if owner.root is not None else "")
-    other = manifest(store.bucket())
-    with pytest.raises(BucketFormatError, match=r"names what is not there: .*page-.*backup"):
-        await other.load()
-    await reader.load()  # it has read the page before
-
-
-def test_pages_that_a_save_may_still_name() -> None:
-    root = Root("c", "b", epoch=5, owner="o", sequence=40)
-    for sequence, epoch, expected in ((40, 5, False), (41, 5, True), (1, 6, True), (90, 4, False), (39, 5, False)):
-        assert may_be_named(page_name(sequence, epoch, 3), root) is expected
-        assert may_be_named(state_name(sequence, epoch), root) is expected
-    assert not may_be_named(name(0, 9), root)
-
-
-async def _damaged(store: FaultyStore, match: str) -> None:
-    for act in ("load", "claim"):
-        with pytest.raises(BucketFormatError, match=match):
-            await getattr(manifest(store.bucket()), act)()
-
-
-async def test_damage_names_the_object_and_what_to_do() -> None:
-    store = FaultyStore()
-    bucket = store.bucket()
-    owner = manifest(bucket)
-    await owner.claim()
-    await upload(bucket, owner, 1)
-    await owner.save()
-    await upload(bucket, owner, 1)
-    assert owner.root is not None
-    root, page = store.get(ROOT), owner.root.pages[0].name
-
-    store.put(ROOT, root[:-1])
-    await _damaged(store, r"tier/C1/broker-a/manifest/root .*damaged.*backup")
-    store.put(ROOT, encode_root(replace(owner.root, broker="other")))
-    await _damaged(store, r"manifest/root .*that of broker other in cluster C1")
-    store.remove(ROOT)
-    await _damaged(store, r"manifest/root is not in the bucket, but log/.* is: .*backup")
-    store.put(ROOT, root)
-
-    good = store.get(page)
-    for data, text in (
-        (good[:-1], "and the root says"),
-        (good[:-1] + bytes([good[-1] ^ 1]), "damaged"),
-    ):
-        store.put(page, data)
-        await _damaged(store, rf"{page} .*{text}.*backup")
-    store.put(page, good)
-    store.put(ROOT, encode_root(replace(owner.root, pages=(owner.root.pages[0]._replace(objects=2),))))
-    await _damaged(store, rf"{page} .*lists 1 objects, and the root says 2")
-    store.put(ROOT, root)
-
-    last = name(1000)
-    good = store.get(last)
-    header = decode_header(good)
-    for data, text in (
-        (good[:100], "cut off"),
-        (good[:-1], "no end"),
-        (bytes(64) + good[64:], "no object of TriMQ"),
-        (encode_header(header._replace(begin=999)) + good[64:], "another object"),
-        (encode_header(header._replace(end=1000)) + good[64:], "from 1000 to 1000"),
-        (good[:-60] + bytes([good[-60] ^ 1]) + good[-59:], "damaged"),
-    ):
-        store.put(last, data)
-        await _damaged(store, rf"{last} .*{text}.*delete the object")
-    store.put(last, good)
-    reader = manifest(store.bucket())
-    await reader.load()
-    assert reader.entries == owner.entries
-    store.put(owner.entries[0].object.name, good)
-    with pytest.raises(BucketFormatError, match=rf"{name(0)} .*verify"):
-        await reader.read_directory(owner.entries[0].object._replace(length=5000))

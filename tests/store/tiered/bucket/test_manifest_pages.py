@@ -129,6 +129,15 @@ def test_entries_that_stay_do_not_keep_a_page_that_has_gone() -> None:
     assert compact(Entry(decoded[0].object, list(whole))) == decoded[0]
 
 
+def test_small_pages_that_are_saved_stay() -> None:
+    pages = Pages([Page([entry(number, 1)], (PageRef(f"p{number}", 1, 1),)) for number in range(3)])
+    assert save(pages) == 0
+    assert len(pages) == 3
+    pages.append([entry(3, 1)])
+    assert save(pages) == 1
+    assert len(pages) == 3
+
+
 def test_rows_of_a_page() -> None:
     assert Page([entry(1, 0), entry(2, 5)]).rows == 2 * OBJECT.itemsize + STRETCH.itemsize * (
         5 * PAGE_ROWS // 10 // STRETCH.itemsize
