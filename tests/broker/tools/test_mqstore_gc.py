@@ -28,7 +28,7 @@ from trimq.broker.tools.offline_bucket import OfflineBucket
 from trimq.broker.tools.verify_bucket import BucketVerification
 from trimq.protocol.bucket_names import ObjectName, page_name, state_name
 
-DUE = tier(tiered_store_bucket_grace_time=-(10**9))
+DUE = tier(tiered_store_bucket_grace_time=-(10**12))
 """All that was ever written is older than the grace."""
 NOW = 1 << 60
 
@@ -283,7 +283,7 @@ async def test_a_broker_goes_on_while_garbage_is_collected(monkeypatch: pytest.M
 async def test_the_owner_keeps_an_index_file_that_it_could_not_name_yet() -> None:
     objects, disk = Objects(), SimDisk()
     small = {"tiered_store_index_file_max_hash_slot_num": 64, "tiered_store_index_file_max_index_num": 40}
-    async with opened(disk, objects, tier(**small, tiered_store_bucket_grace_time=-(10**9))) as store:
+    async with opened(disk, objects, tier(**small, tiered_store_bucket_grace_time=-(10**12))) as store:
         await fill(store, 20)
         await uploaded(store)
         assert store.tier_index is not None
