@@ -93,3 +93,10 @@ def etcd_image(image: Docker, remarks: Remarks) -> Docker:
     """A daemon that also has the image of etcd."""
     made(image, "trimq-etcd", remarks, "docker/build", "etcd")
     return image
+
+
+@pytest.fixture(scope="session")
+def versitygw_image(image: Docker, remarks: Remarks) -> Docker:
+    """A daemon that also has the image of an S3 server."""
+    made(image, "trimq-versitygw", remarks, "docker/build", "versitygw")
+    return image

@@ -33,5 +33,6 @@ RUN_IN: dict[str, str] = {
     "operate pipeline": "tests/docker/test_cluster.py",
     "operate replicated": "tests/docker/test_replicated.py",
     "operate ha": "tests/docker/test_ha.py",
+    "operate tiered_docker": "tests/docker/test_tiered.py",
 }
 """Block to the tests that run it."""

@@ -48,6 +48,15 @@ def test_the_tier_has_its_rows() -> None:
         assert "::" in row[4] or "the tier cuts" in row[4], row
 
 
+def test_the_bucket_has_its_rows() -> None:
+    found = rows("Tier in a bucket")
+    assert len(found) >= 12
+    for row in found:
+        assert len(row) == 5
+        assert all(row)
+        assert "::" in row[4], row
+
+
 def test_replication_has_its_rows() -> None:
     found = rows("Replication")
     assert len(found) >= 10

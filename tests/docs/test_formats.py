@@ -20,6 +20,7 @@ from trimq.broker.store.queue.queue_snapshot import read_snapshot
 from trimq.broker.store.recovery.failed_sync_marker import FailedSyncMarker
 from trimq.broker.store.running_flags import Flag
 from trimq.broker.store.tiered.bucket import manifest_pages
+from trimq.broker.store.tiered.bucket.restore import RESTORED, read_restored
 from trimq.broker.testing import configuration as configuration_of
 from trimq.protocol import (
     bucket_manifest,
@@ -306,3 +307,9 @@ def test_capacity_of_a_bucket() -> None:
     assert (row, bucket_manifest.OBJECT.itemsize, bucket_object.ROW.itemsize) == (80, 48, 72)
     assert manifest_pages.PAGE_ROWS // row == 52_428
     assert 1100 // 2 * manifest_pages.PAGE_ROWS // row > 28_800_000
+
+
+def test_the_queues_of_a_restored_store(tmp_path: Path) -> None:
+    (tmp_path / "config").mkdir()
+    (tmp_path / RESTORED).write_text(EXAMPLES["tier-restored"], encoding="utf-8")
+    assert read_restored(RealDisk(), str(tmp_path)) == {("Orders", 0): 60, ("Orders", 1): 9}

@@ -7,9 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-
-pytest.importorskip("obstore", reason="needs the s3 extra: pip install 'trimq[s3]'")
-
 from click.testing import CliRunner
 
 from tests.interop.harness.object_server import ObjectServer

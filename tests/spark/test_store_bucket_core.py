@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 pytest.importorskip("pyarrow", reason="needs the spark extra: pip install 'trimq[spark]'")
-pytest.importorskip("obstore", reason="needs the s3 extra: pip install 'trimq[s3]'")
 
 import trio
 from hypothesis import given

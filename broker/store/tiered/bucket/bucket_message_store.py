@@ -6,7 +6,7 @@ manifest was read, a consumer of older messages is asked to come again.
 A master owns the bucket by an epoch; a slave only reads. An empty disk gets the history of the bucket (restore.py).
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from random import Random
@@ -126,7 +126,8 @@ class BucketMessageStore(TieredStore):
             self.tier_index,
             StateFiles(self.disk, self.root, self.clock.monotonic),
             excluded=self.is_excluded,
-            uploadable=self._uploadable,
+            # An object covers all queues of its part of the log: so their units have to be there.
+            uploadable=lambda: min(self._uploadable(), self.dispatched_offset),
             wall_ms=self.clock.wall_ms,
             random=self._random,
         )
@@ -316,7 +317,7 @@ class BucketMessageStore(TieredStore):
         self.uploads.stop()
         with trio.move_on_after(_STOP_SECONDS):
             await finished.wait()
-            if self.manifest.is_owner and self._trouble is None:
+            if self.manifest.is_owner and self.tier_trouble() is None:
                 try:
                     await self.uploads.upload_all()
                 except (OSError, FencedError, BucketFormatError) as error:
@@ -424,3 +425,20 @@ class BucketMessageStore(TieredStore):
                 GetMessageStatus.OFFSET_FOUND_NULL, offset, offset, self.max_offset(topic, queue_id)
             )
         return super()._get(topic, queue_id, offset, max_count, max_bytes, filter, group)
+
+    # -- topics
+
+    async def delete_topic(self, topic: str) -> None:
+        """See MessageStore: also from the bucket, if this broker owns it."""
+        try:
+            await super().delete_topic(topic)
+        except FencedError as error:
+            self._fenced(error)
+
+    async def clean_unused_topics(self, known: Container[str]) -> list[str]:
+        """See MessageStore: also from the bucket, if this broker owns it."""
+        try:
+            return await super().clean_unused_topics(known)
+        except FencedError as error:
+            self._fenced(error)
+            return []

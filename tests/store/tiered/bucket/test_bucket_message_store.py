@@ -341,6 +341,65 @@ async def test_a_deleted_topic_begins_anew() -> None:
         assert len(await all_offsets_of(store, "Other", 20)) == 20
 
 
+async def test_a_topic_that_was_deleted_before_the_bucket_answered(autojump_clock: trio.testing.MockClock) -> None:
+    disk, objects = SimDisk(), Objects()
+    async with opened(disk, objects) as store:
+        await fill(store, 20)
+        await fill(store, 20, topic="Other")
+        await uploaded(store)
+    objects.fail = away()
+    async with opened(disk, objects) as store:
+        await store.delete_topic(TOPIC)
+        assert await store.clean_unused_topics({TOPIC, "Other"}) == []
+        await put(store, b"new")
+        objects.fail = nothing
+        with trio.fail_after(100):
+            await store.is_loaded.wait()
+        await uploaded(store)
+    async with opened(disk, objects, tier(tiered_storage_level=TieredStorageLevel.FORCE)) as store:
+        found = await get(store, 0)
+        assert decode_messages(b"".join(bytes(buffer) for buffer in found.buffers))[0].body == b"new"
+        assert store.next_offset(TOPIC, 0) == 1
+        assert len(await all_offsets_of(store, "Other", 20)) == 20
+
+
+async def test_a_fenced_broker_goes_on_without_its_bucket(autojump_clock: trio.testing.MockClock) -> None:
+    disk, objects = SimDisk(), Objects()
+    async with opened(disk, objects, tier(tiered_store_group_commit=False)) as first:
+        await fill(first, 20)
+        await until_dispatched(first)
+        await first.flush()
+        await until(lambda: not first.uploads.behind)
+        async with opened(SimDisk(), objects):
+            pass
+        await first.delete_topic(TOPIC)
+        assert trouble(first)[0] == "tier_fenced"
+        assert await first.clean_unused_topics(set()) == []
+        await fill(first, 3)
+        await until_dispatched(first)
+        assert [offset for offset, _ in await all_offsets(first, 0, 3)] == [0, 1, 2]
+        await trio.sleep(100)
+        assert await first.expire_tier() == 0
+
+
+async def test_messages_that_are_not_dispatched_yet_are_not_passed_over() -> None:
+    """The log is ahead of the queues, as after a start that catches up: an object must not cover what they lack."""
+    disk, objects = SimDisk(), Objects()
+    async with opened(disk, objects) as store:
+        await fill(store, 10)
+        await until_dispatched(store)
+        await store.flush()
+        behind = store.dispatched_offset // 2
+        type(store).dispatched_offset, real = property(lambda _: behind), type(store).dispatched_offset  # type: ignore[method-assign,assignment]
+        try:
+            await store.uploads.upload_all()
+        finally:
+            type(store).dispatched_offset = real  # type: ignore[method-assign]
+        assert store.manifest.end <= behind
+        await store.uploads.upload_all()
+        assert store.uploads.messages == 10
+
+
 async def test_a_topic_that_was_deleted_while_the_bucket_was_away_begins_anew() -> None:
     """The manifest still has its messages after a kill: those of the new topic of its name take their place."""
     disk, objects = SimDisk(), Objects()
