@@ -146,9 +146,8 @@ class BucketMessageStore(TieredStore):
             return
         try:
             await self.uploads.save()
-        except (FencedError, BucketFormatError) as error:
-            if isinstance(error, FencedError):
-                self._fenced(error)
+        except FencedError as error:
+            self._fenced(error)
             raise OSError(str(error)) from error
         self.bucket_queues.discard(sorted(before - set(names)))
 
@@ -391,7 +390,7 @@ class BucketMessageStore(TieredStore):
         before = self.clock.wall_ms() - self.bucket_queues.reserved_ms("")
         try:
             count = await self.bucket_queues.expire(before)
-        except (OSError, BucketFormatError) as error:
+        except OSError as error:
             _log.error("tiered_segment_not_deleted", bucket=self.tier.tiered_store_bucket, error=str(error))
             return 0
         except FencedError as error:
