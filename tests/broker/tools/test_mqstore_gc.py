@@ -28,7 +28,7 @@ from trimq.broker.tools.offline_bucket import OfflineBucket
 from trimq.broker.tools.verify_bucket import BucketVerification
 from trimq.protocol.bucket_names import ObjectName, page_name, state_name
 
-DUE = tier(tiered_store_bucket_grace_time=-(10**9))
+DUE = tier(tiered_store_bucket_grace_time=-(10**12))
 """All that was ever written is older than the grace."""
 NOW = 1 << 60
 
@@ -278,3 +278,31 @@ async def test_a_broker_goes_on_while_garbage_is_collected(monkeypatch: pytest.M
     assert (report.verdict, report.messages, report.holes) == (0, 180, 0), (report.lost, report.index)
     async with opened(SimDisk(), objects, config) as store:
         assert await all_offsets(store, 0, 60, queue_id=1) == expected
+
+
+async def test_the_owner_keeps_an_index_file_that_it_could_not_name_yet() -> None:
+    objects, disk = Objects(), SimDisk()
+    small = {"tiered_store_index_file_max_hash_slot_num": 64, "tiered_store_index_file_max_index_num": 40}
+    async with opened(disk, objects, tier(**small, tiered_store_bucket_grace_time=-(10**12))) as store:
+        await fill(store, 20)
+        await uploaded(store)
+        assert store.tier_index is not None
+
+        def refuse(call: str, name: str, done: bool) -> None:
+            if call == "replace":
+                raise OSError(f"{name} refused")
+
+        objects.fail = refuse
+        with pytest.raises(OSError, match="refused"):
+            await store.tier_index.upload_next()
+        (name,) = objects.named("/index/")
+        await store.delete_garbage()
+        objects.fail = lambda call, name, done: None
+        assert objects.named("/index/") == [name]
+        assert await store.tier_index.upload_next()
+        assert store.manifest.root is not None
+        assert objects.named("/index/") == [store.bucket.prefix + known for known in store.manifest.root.indexes]
+        # What was never named is garbage all the same.
+        objects.create(store.bucket.prefix + str(IndexName(1 << 50, 9, 9, 9, 1)), [b"1"])
+        assert await store.delete_garbage() >= 1
+        assert len(objects.named("/index/")) == len(store.manifest.root.indexes)

@@ -161,8 +161,8 @@ def running_group(
 ) -> Iterator[Group]:
     """Run all of it. All brokers are in sync when the block begins. Without ``etcd_members``: one controller, SQLite.
 
-    ``each``: properties of each broker. ``hosts``: where the name server is, where a single controller is, and then
-    one for each broker.
+    ``each``: properties of each broker. ``hosts``: where the name server is, where a single controller is, then one
+    for each broker.
     """
     with ExitStack() as stack:
         etcd = stack.enter_context(running_etcd(directory / "etcd", etcd_members)) if etcd_members else None

@@ -374,7 +374,9 @@ class BucketMessageStore(TieredStore):
     async def delete_garbage(self) -> int:
         """Delete what interrupted writes have left in the bucket; return the number. Raises OSError."""
         grace = self.tier.tiered_store_bucket_grace_time
-        found = await find_garbage(self.bucket, self.manifest, self.clock.wall_ms(), grace)
+        # Index files are uploaded by another task, and named by the next root.
+        own = (self._index_objects.names or ()) if self.tier_index is not None else ()
+        found = await find_garbage(self.bucket, self.manifest, self.clock.wall_ms(), grace, own)
         names = [info.name for info in found]
         for at in range(0, len(names), _AT_ONCE):
             await self.bucket.delete(names[at : at + _AT_ONCE])

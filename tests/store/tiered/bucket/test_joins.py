@@ -265,7 +265,7 @@ async def test_what_interrupted_writes_left_is_found_and_nothing_else() -> None:
             "log/00000000000000000000-00000000",
             "segments/00000000000000000000-00000000000000002000-0001-00000001-0099",
             "manifest/page-000000000001-00000000-0000",
-            "index/" + "-".join(["0" * 20] * 3 + ["0" * 12, "00000000"]),
+            "index/" + "-".join(["0" * 20] * 3 + ["0" * 12, "00000001"]),
         ):
             objects.create(prefix + name, [b"left"])
         await until_dispatched(store)
