@@ -106,7 +106,7 @@ class HeldDisk(SimDisk):
         self.began, self.go_on = trio.Event(), trio.Event()
 
     async def run(self, fn: Callable[[*_Ts], _T], *args: *_Ts) -> _T:
-        if getattr(fn, "__name__", "") == "create" and "/log/" in str(args[:1]):
+        if getattr(fn, "__name__", "") == "create" and any("/log/" in str(one) for one in args):
             self.began.set()
             await self.go_on.wait()
         return await super().run(fn, *args)
