@@ -54,6 +54,8 @@ _READ_AGAIN: Final = 600.0
 """Seconds after which a slave reads the manifest again."""
 _UPKEEP: Final = 10.0
 """Seconds between two looks for objects to join or to delete."""
+_SAVE_AFTER: Final = 3600.0
+"""Seconds after which the root is replaced for a few objects too: an owner learns then that there is another one."""
 _SEARCH_AFTER: Final = 600.0
 _SEARCH_AGAIN: Final = 86_400.0
 """Seconds after the start, and from one to the next, until the bucket is searched for what interrupted writes left."""
@@ -328,9 +330,14 @@ class BucketMessageStore(TieredStore):
         """Join objects, and delete what does not belong to the history any more."""
         pauses = Backoff(self._random)
         failed = False
-        next_search = self.clock.monotonic() + _SEARCH_AFTER
+        saved_at = self.clock.monotonic()
+        next_search = saved_at + _SEARCH_AFTER
         while not self.uploads.fenced:
             try:
+                if not self.bucket_queues.unsaved:
+                    saved_at = self.clock.monotonic()
+                elif self.clock.monotonic() - saved_at >= _SAVE_AFTER:
+                    await self.uploads.save()
                 found = await self.join_tier()
                 await self.bucket_queues.garbage.delete_due()
                 if self.clock.monotonic() >= next_search:
@@ -365,7 +372,12 @@ class BucketMessageStore(TieredStore):
         return True
 
     async def delete_garbage(self) -> int:
-        """Delete what interrupted writes have left in the bucket; return the number. Raises OSError."""
+        """Delete what interrupted writes have left in the bucket; return the number.
+
+        Raises OSError, BucketFormatError, FencedError.
+        """
+        # The root is replaced first: a broker that was frozen, and owns the bucket no more, knows too little to delete.
+        await self.uploads.save()
         grace = self.tier.tiered_store_bucket_grace_time
         # Index files are uploaded by another task, and named by the next root.
         own = (self._index_objects.names or ()) if self.tier_index is not None else ()

@@ -10,13 +10,14 @@ import trio
 import trio.testing
 
 from tests.store.simdisk import SimDisk
-from tests.store.stores import TOPIC, fill, put, until_dispatched
+from tests.store.stores import TOPIC, fill, put, settings, until_dispatched
 from tests.store.tiered.bucket.stores import Objects, opened, tier, uploaded
 from tests.store.tiered.bucket.test_bucket_message_store import nothing, read, trouble, until, write
 from tests.store.tiered.test_tiered_message_store import all_offsets
 from trimq.broker.store.tiered.bucket import uploader
 from trimq.broker.store.tiered.bucket.bucket_message_store import BucketMessageStore
 from trimq.broker.tiered_config import TieredStorageLevel
+from trimq.remoting.runtime.clock import ManualClock
 
 _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
@@ -44,6 +45,24 @@ async def test_an_owner_that_is_fenced_while_it_uploads_goes_on_serving(
             assert len(await all_offsets(first, 0, 40)) == 40
             await put(first, b"more")
             assert first.next_offset(TOPIC, 0) == 41
+
+
+async def test_an_owner_with_a_few_objects_learns_in_time_that_it_is_fenced(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    objects, clock = Objects(), ManualClock()
+    # An index file is uploaded once an hour, and shows it too.
+    async with opened(SimDisk(), objects, local=settings(message_index_enable=False), clock=clock) as first:
+        await fill(first, 20)
+        await uploaded(first)
+        async with opened(SimDisk(), objects):
+            await fill_durably(first, 20, first=20)
+            clock.advance(60)  # and so an object is due
+            await until(lambda: not first.uploads.behind)
+            assert first.tier_trouble() is None
+            clock.advance(3600)
+            await until(lambda: first.uploads.fenced)
+            assert trouble(first)[0] == "tier_fenced"
 
 
 def damage_next_upload(objects: Objects) -> None:
