@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from trimq.broker.store.tiered.bucket import bucket_message_store, index_objects, joiner, uploader
+from trimq.broker.store.tiered.bucket import bucket_message_store, index_objects, joiner, object_contents, uploader
 from trimq.broker.tiered_config import TieredStoreConfig
 from trimq.protocol.bucket_object import BLOCK_BYTES
 from trimq.protocol.queue_unit import UNIT_SIZE
@@ -52,7 +52,7 @@ class Load:
 def uploads(load: Load) -> float:
     """Upload objects in an hour, if there is a message in each tieredStoreGroupCommitTimeout."""
     timeout = TieredStoreConfig().tiered_store_group_commit_timeout / 1000
-    return max(load.rate / uploader.OBJECT_BYTES, 1 / timeout) * 3600
+    return max(load.rate / object_contents.OBJECT_BYTES, 1 / timeout) * 3600
 
 
 def _segments(load: Load, size: float) -> float:

@@ -7,7 +7,7 @@ import pytest
 from tests.docs.commands import ROOT
 from tools import bucket_costs
 from tools.bucket_costs import GIB, MIB, Load, Prices, for_a_gibibyte, for_a_month, for_an_hour, puts, stored
-from trimq.broker.store.tiered.bucket import uploader
+from trimq.broker.store.tiered.bucket import object_contents
 from trimq.broker.tiered_config import TieredStoreConfig
 
 PAGE = (ROOT / "docs" / "bucket-costs.md").read_text(encoding="utf-8")
@@ -25,7 +25,7 @@ def test_the_text_has_the_figures_of_the_code() -> None:
     assert f"${prices.storage} for a GiB" in WORDS
     assert f"${prices.puts} for 1,000 PUTs" in WORDS
     assert f"${prices.gets} for 1,000 GETs" in WORDS
-    assert f"for each {uploader.OBJECT_BYTES // MIB} MiB of log" in WORDS
+    assert f"for each {object_contents.OBJECT_BYTES // MIB} MiB of log" in WORDS
     assert f"`tieredStoreGroupCommitTimeout` ({config.tiered_store_group_commit_timeout // 1000} s)" in WORDS
 
 

@@ -15,7 +15,7 @@ from tests.store.tiered.bucket import history
 from tests.store.tiered.bucket.faulty_store import BROKER, CLUSTER
 from tests.store.tiered.bucket.stores import Objects, opened, tier, uploaded
 from tests.store.tiered.test_tiered_message_store import all_offsets
-from trimq.broker.store.tiered.bucket import joiner, uploader
+from trimq.broker.store.tiered.bucket import joiner, object_contents, uploader
 from trimq.broker.store.tiered.bucket.garbage import kind_of
 from trimq.broker.store.tiered.bucket.index_objects import IndexName
 from trimq.broker.store.tiered.bucket.manifest import Manifest
@@ -227,7 +227,7 @@ async def test_a_broker_goes_on_while_garbage_is_collected(monkeypatch: pytest.M
 
     Nothing that the broker needs is among it.
     """
-    monkeypatch.setattr(uploader, "OBJECT_BYTES", 2000)
+    monkeypatch.setattr(object_contents, "OBJECT_BYTES", 2000)
     monkeypatch.setattr(uploader, "OBJECTS_A_ROOT", 4)
     monkeypatch.setattr(joiner, "JOIN_OBJECTS", 3)
     monkeypatch.setattr(joiner, "JOIN_SEGMENTS", 2)

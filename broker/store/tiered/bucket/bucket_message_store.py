@@ -372,7 +372,12 @@ class BucketMessageStore(TieredStore):
         return True
 
     async def delete_garbage(self) -> int:
-        """Delete what interrupted writes have left in the bucket; return the number. Raises OSError."""
+        """Delete what interrupted writes have left in the bucket; return the number.
+
+        Raises OSError, BucketFormatError, FencedError.
+        """
+        # The root is replaced first: a broker that was frozen, and owns the bucket no more, knows too little to delete.
+        await self.uploads.save()
         grace = self.tier.tiered_store_bucket_grace_time
         # Index files are uploaded by another task, and named by the next root.
         own = (self._index_objects.names or ()) if self.tier_index is not None else ()

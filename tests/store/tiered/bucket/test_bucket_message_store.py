@@ -14,7 +14,7 @@ from tests.store.stores import TOPIC, fill, put, settings, until_dispatched
 from tests.store.tiered.bucket.stores import Objects, opened, tier, uploaded
 from tests.store.tiered.test_tiered_message_store import all_offsets, drop_local, get
 from trimq.broker.store.message_store import MessageStore, StoreLoadError
-from trimq.broker.store.tiered.bucket import uploader
+from trimq.broker.store.tiered.bucket import object_contents
 from trimq.broker.store.tiered.bucket.bucket_message_store import BucketMessageStore
 from trimq.broker.store.types import GetMessageStatus
 from trimq.broker.tiered_config import TieredStorageLevel
@@ -74,7 +74,7 @@ async def test_a_stretch_of_the_log_is_one_object_however_many_queues_it_has() -
 @pytest.mark.parametrize("size", [700, 1000, 5000])
 async def test_objects_end_between_records(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """Also a record that is larger than an object has its place."""
-    monkeypatch.setattr(uploader, "OBJECT_BYTES", size)
+    monkeypatch.setattr(object_contents, "OBJECT_BYTES", size)
     disk, objects = SimDisk(), Objects()
     async with opened(disk, objects) as store:
         for number in range(20):
