@@ -193,7 +193,8 @@ def test_an_owner_that_was_frozen_in_a_join_is_fenced(
                 wait_until(lambda: _segments_of_the_first(objects(object_server, name) - before), "the late segment")
         learns_that_it_is_fenced(first, topic)
         late = _segments_of_the_first(objects(object_server, name) - before)
-        assert late
+        # A part that comes late is of no use: then the first one may be fenced before it joins again.
+        assert late or held == "part"
         with connected("127.0.0.1", second.port) as other:
             sent += [send_one(other, topic, number % QUEUES) for number in range(40)]
         check_owner(object_server, name, second, monkeypatch, topic, sent, late)

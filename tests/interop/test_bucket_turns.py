@@ -80,9 +80,7 @@ def read_all(java: JavaClient, cluster: Cluster, topic: str, count: int) -> dict
     """All messages by queue, as a consumer gets them from the beginning on."""
     queues = [{"topic": topic, "broker": "broker-a", "queue": queue} for queue in range(QUEUES)]
     with java.lite_consumer(cluster, unique("Reader"), batch=32) as reader:
-        reader.ask("assign", queues=queues)
-        for queue in queues:
-            reader.ask("seek", **queue, to="begin")
+        reader.ask("assign", queues=queues)  # a new group begins with the first message
         got = reader.poll(count)
     return {queue: [one for one in got if one["queue"] == queue] for queue in range(QUEUES)}
 
