@@ -49,7 +49,7 @@ DAMAGED: Final = "tier_damaged"
 _STOP_SECONDS: Final = 10.0
 """How long a stop waits for the upload under way and for the last one."""
 _START_SECONDS: Final = 5.0
-"""How long a start waits for the manifest; then it goes on, and consumers of older messages wait."""
+"""How long a start waits for an answer of the bucket; then it goes on, and consumers of older messages wait."""
 _READ_AGAIN: Final = 600.0
 """Seconds after which a slave reads the manifest again."""
 _UPKEEP: Final = 10.0
@@ -100,6 +100,8 @@ class BucketMessageStore(TieredStore):
         self._trouble: TierTrouble | None = None
         self.is_loaded = trio.Event()
         """Set once the history in the bucket is known."""
+        self._has_looked = trio.Event()
+        """Set once the bucket has answered, or has failed to."""
         if config.message_index_enable:
             self._index_objects = IndexObjects(
                 self.bucket, self._named_indexes, lambda: self.bucket_queues.epoch, self.bucket_queues.begin_of
@@ -189,7 +191,7 @@ class BucketMessageStore(TieredStore):
                 nursery.start_soon(self._run_expiry)
                 nursery.start_soon(self.fetcher.run)
                 with trio.move_on_after(_START_SECONDS):
-                    await self.is_loaded.wait()
+                    await self._has_looked.wait()
                 try:
                     yield self
                 finally:
@@ -278,24 +280,30 @@ class BucketMessageStore(TieredStore):
             try:
                 await read()
             except OSError as error:
+                self._has_looked.set()
                 if self._trouble is None:
                     _log.error("tier_not_readable", bucket=self.tier.tiered_store_bucket, error=str(error))
                 self._trouble = TierTrouble(AWAY, self._away(str(error)))
             except FencedError:
-                self.is_loaded.set()  # what was read is served
+                self._loaded()  # what was read is served
                 raise
             except BucketFormatError as error:
                 self._trouble = TierTrouble(DAMAGED, f"nothing is uploaded, and older messages cannot be read: {error}")
                 _log.error("tier_damaged", bucket=self.tier.tiered_store_bucket, error=str(error))
+                self._has_looked.set()
                 return False
             else:
                 if self._trouble is not None:
                     _log.info("tier_readable", bucket=self.tier.tiered_store_bucket)
                 self._trouble = None
-                self.is_loaded.set()
+                self._loaded()
                 return True
             await self.uploads.wait_until_stop(pauses.next())
         return False
+
+    def _loaded(self) -> None:
+        self.is_loaded.set()
+        self._has_looked.set()
 
     async def _claim(self) -> None:
         await self.bucket_queues.load()

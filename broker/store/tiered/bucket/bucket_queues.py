@@ -88,6 +88,11 @@ class BucketQueues:
         return self.manifest.end
 
     @property
+    def saved_end(self) -> int:
+        """The log offset behind all that the root names."""
+        return self.manifest.root.end if self.manifest.root is not None else 0
+
+    @property
     def epoch(self) -> int:
         """The epoch of this owner."""
         return self.manifest.root.epoch if self.manifest.root is not None else 0

@@ -155,11 +155,16 @@ class BucketUploads:
         return queue.min_offset if flat is None else max(flat.commit_offset, queue.min_offset)
 
     async def lowest_waiting(self) -> int | None:
-        """The lowest log offset of a message that is not uploaded, or one below it; None if all are."""
+        """The lowest log offset of a message that is not uploaded, or one below it; None if all are.
+
+        What the root does not name yet counts as not uploaded: if another broker has taken the bucket, it is garbage.
+        """
         if not self.config.tiered_store_protect_local:
             return None
         if not self._scanned:
             return 0
+        if self._tier.unsaved:
+            return self._tier.saved_end
         return self._position if self._pending else None
 
     async def count_waiting(self, start: int, end: int) -> int:
