@@ -9,7 +9,7 @@ An upload that fails is repeated, with the same end, after a pause that grows to
 meanwhile: the messages are read again, and their log files are held (tiered_messages.py).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from random import Random
 from typing import Final
 
@@ -26,7 +26,7 @@ from trimq.broker.store.tiered.bucket.bucket_queues import BucketQueues
 from trimq.broker.store.tiered.bucket.object_builder import ObjectBuilder
 from trimq.broker.store.tiered.bucket.state_files import StateFiles
 from trimq.broker.tiered_config import TieredStoreConfig
-from trimq.protocol.bucket_manifest import Entry, StoredObject, stretches_of
+from trimq.protocol.bucket_manifest import Entry, StoredObject, Stretch, stretches_of
 from trimq.protocol.bucket_names import ObjectName
 from trimq.protocol.bucket_object import BLOCK_MESSAGES, BucketFormatError, Kind, ObjectHeader
 from trimq.protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE
@@ -89,6 +89,8 @@ class _Stretch:
         self.bytes = 0
         self.keys: list[tuple[int, int, KeyItems, int]] = []
         self.counts: list[tuple[BucketQueue, int]] = []
+        self.queues: dict[tuple[str, int], ConsumeQueue] = {}
+        """The queues whose messages the object has."""
 
 
 class BucketUploads:
@@ -234,7 +236,7 @@ class BucketUploads:
         """Upload until ``stop``. Raises FencedError when another broker has taken the bucket."""
         if not self._scanned:
             await self.scan()
-        while not self.is_stopping:
+        while not (self.is_stopping or self.fenced):
             self._wake = trio.Event()
             if trio.current_time() >= self._not_before and await self._try(force=False):
                 continue
@@ -376,6 +378,7 @@ class BucketUploads:
             stretch.messages += count
             stretch.bytes += batch.size
             stretch.counts.append((tier, count))
+            stretch.queues[queue.topic, queue.queue_id] = queue
             if self._index is not None:
                 phy, size, _ = UNIT.unpack_from(batch.units, len(batch.units) - UNIT_SIZE)
                 stretch.keys.append((tier.topic_id, queue.queue_id, built.keys, phy + size))
@@ -405,7 +408,7 @@ class BucketUploads:
         self._attempted = None
         if state is not None:
             self._state.sent(state)
-        self._tier.add(entry, b"" if state is None else state.data)
+        self._tier.add(_without_deleted(entry, stretch.queues), b"" if state is None else state.data)
         self.objects += 1
         self.messages += stretch.messages
         self.bytes += stretch.bytes
@@ -433,3 +436,14 @@ class BucketUploads:
             done = queue.deleted or (self._begin(queue) >= queue.next_offset and not queue.dirty)
             if done and self._pending.get(key) is waiting:
                 del self._pending[key]
+
+
+def _without_deleted(entry: Entry, queues: Mapping[tuple[str, int], ConsumeQueue]) -> Entry:
+    """The entry without the queues that were deleted while it was uploaded: there may be new ones of their names."""
+
+    def is_there(stretch: Stretch) -> bool:
+        queue = queues.get((stretch.topic, stretch.queue_id))
+        return queue is not None and not queue.deleted
+
+    kept = [stretch for stretch in entry.stretches if is_there(stretch)]
+    return entry if len(kept) == len(entry.stretches) else Entry(entry.object, kept)
