@@ -124,10 +124,10 @@ class Counted(Sequence[Stretch]):
     """Stretches that count how often they are gone through."""
 
     def __init__(self, stretches: Sequence[Stretch]) -> None:
-        self.stretches, self.count = stretches, 0
+        self.stretches, self.times = stretches, 0
 
     def __iter__(self) -> Iterator[Stretch]:
-        self.count += 1
+        self.times += 1
         return iter(self.stretches)
 
     def __len__(self) -> int:
@@ -145,5 +145,5 @@ async def test_a_join_of_many_queues_goes_through_them_a_few_times() -> None:
         (entry,) = store.manifest.entries
         joined = Counted(list(entry.stretches))
         store.bucket_queues.replace([entry], [Entry(entry.object._replace(generation=1), joined)])
-        assert joined.count < 10
+        assert joined.times < 10
         assert store.tier_range(TOPIC, 49) == (0, 1)
