@@ -221,7 +221,8 @@ class BucketMessageStore(TieredStore):
     def _begin_queues(self, starts: dict[tuple[str, int], int]) -> None:
         """Let the queues of a restored store that have no message yet begin where they should."""
         for (topic, queue_id), start in starts.items():
-            if start and self.queues.peek_next_offset(topic, queue_id) < start:
+            # One that has messages, and ends before, is that of a new topic of the name.
+            if start and not self.queues.peek_next_offset(topic, queue_id):
                 self.queues.find_or_create(topic, queue_id).start_at(start)
 
     async def _run_tier(self, finished: trio.Event) -> None:
@@ -306,7 +307,8 @@ class BucketMessageStore(TieredStore):
         self._has_looked.set()
 
     async def _claim(self) -> None:
-        await self.bucket_queues.load()
+        if not self.manifest.is_owner:  # otherwise a claim that was not completed goes on
+            await self.bucket_queues.load()
         if self.commit_log.max_offset < self.manifest.end:
             # Log offsets would be given twice. Reads go on: each store serves what it has.
             raise FencedError(
@@ -339,7 +341,9 @@ class BucketMessageStore(TieredStore):
         pauses = Backoff(self._random)
         failed = False
         saved_at = self.clock.monotonic()
-        next_search = saved_at + _SEARCH_AFTER
+        # Not before the grace is over: what waited for it when the process before ended is not known any more.
+        grace = self.tier.tiered_store_bucket_grace_time / 1000
+        next_search = saved_at + max(_SEARCH_AFTER, grace)
         while not self.uploads.fenced:
             try:
                 if not self.bucket_queues.unsaved:
@@ -390,7 +394,9 @@ class BucketMessageStore(TieredStore):
         # Index files are uploaded by another task, and named by the next root.
         own = (self._index_objects.names or ()) if self.tier_index is not None else ()
         found = await find_garbage(self.bucket, self.manifest, self.clock.wall_ms(), grace, own)
-        names = [info.name for info in found]
+        # What was replaced just now may be old, and is still read: it goes after the grace.
+        waiting = self.bucket_queues.garbage.names
+        names = [info.name for info in found if info.name not in waiting]
         for at in range(0, len(names), _AT_ONCE):
             await self.bucket.delete(names[at : at + _AT_ONCE])
         if names:

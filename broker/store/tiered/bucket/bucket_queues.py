@@ -235,18 +235,17 @@ class BucketQueues:
     def replace(self, gone: Sequence[Entry], new: Sequence[Entry]) -> None:
         """Replace objects in the manifest and in the queues."""
         self.manifest.change([entry.object for entry in gone], new)
-        keys = {(stretch.topic, stretch.queue_id) for entry in (*gone, *new) for stretch in entry.stretches}
         removed = {entry.object for entry in gone}
-        for topic, queue_id in keys:
+        its: dict[tuple[str, int], list[tuple[StoredObject, Stretch]]] = {
+            (stretch.topic, stretch.queue_id): [] for entry in gone for stretch in entry.stretches
+        }
+        for entry in new:
+            for stretch in entry.stretches:
+                its.setdefault((stretch.topic, stretch.queue_id), []).append((entry.object, stretch))
+        for (topic, queue_id), stretches in its.items():
             queue = self.find(topic, queue_id)
             if queue is not None:
-                its = [
-                    (entry.object, stretch)
-                    for entry in new
-                    for stretch in entry.stretches
-                    if (stretch.topic, stretch.queue_id) == (topic, queue_id)
-                ]
-                queue.replace(removed, its)
+                queue.replace(removed, stretches)
 
     def _without(self, is_gone: Callable[[Stretch], bool]) -> bool:
         """Remove stretches from the manifest. Returns whether there were any."""

@@ -30,6 +30,11 @@ class Garbage:
     def __len__(self) -> int:
         return len(self._waiting)
 
+    @property
+    def names(self) -> set[str]:
+        """What waits."""
+        return {name for _, name in self._waiting}
+
     def add(self, names: Sequence[str]) -> None:
         """Objects that the root does not name any more."""
         due = self._monotonic() + self._grace

@@ -200,7 +200,7 @@ class BucketUploads:
         """Upload until ``stop``. Raises FencedError when another broker has taken the bucket."""
         if not self._scanned:
             await self.scan()
-        while not self.is_stopping:
+        while not (self.is_stopping or self.fenced):
             self._wake = trio.Event()
             if trio.current_time() >= self._not_before and await self._try(force=False):
                 continue
