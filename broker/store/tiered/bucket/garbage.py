@@ -55,12 +55,14 @@ class Garbage:
 class Search(NamedTuple):
     """What a search has found. ``strange``: names that no broker gives; they are left alone.
 
-    ``before_ms``: what is garbage was written before this time, by the clock of the object store.
+    ``before_ms``: what is garbage was written before this time, by the clock of the object store. ``is_early``: the
+    root was replaced within the grace, and the one before may have named what seems to be garbage: nothing is.
     """
 
     garbage: list[ObjectInfo]
     strange: list[ObjectInfo]
     before_ms: int
+    is_early: bool = False
 
 
 async def find_garbage(
@@ -86,9 +88,10 @@ async def search(
     if root is None:
         return Search([], [], 0)
     found: list[ObjectInfo] = []
-    newest, after = 0, ""
+    newest, after, root_ms = 0, "", 0
     while True:
         listed = await bucket.list("", after, _AT_ONCE)
+        root_ms = max([root_ms, *(info.modified_ms for info in listed if info.name == ROOT)])
         # After the listing: what was written meanwhile is named now.
         named = set(_named(manifest, root))
         found += [info for info in listed if info.name not in named]
@@ -98,10 +101,13 @@ async def search(
         after = listed[-1].name
     before = min(now_ms, newest) - grace_ms
     garbage = [info for info in found if info.modified_ms < before and not may_be_named_later(info.name, manifest, own)]
+    # The owner knows what its roots have replaced; others know only when the last one came.
+    is_early = own is None and now_ms - root_ms < grace_ms
     return Search(
-        [info for info in garbage if kind_of(info.name)],
+        [] if is_early else [info for info in garbage if kind_of(info.name)],
         [info for info in found if not kind_of(info.name)],
         before,
+        is_early,
     )
 
 
