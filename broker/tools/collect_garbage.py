@@ -42,13 +42,17 @@ class GarbageUpload(Struct, rename="camel"):
 
 
 class GarbageReport(Struct, rename="camel"):
-    """What was found. ``strange``: names that no broker gives, which stay. ``problem``: why uploads are not listed."""
+    """What was found. ``strange``: names that no broker gives, which stay. ``problem``: why uploads are not listed.
+
+    ``early``: why nothing is garbage yet.
+    """
 
     bucket: str
     objects: list[GarbageObject] = field(default_factory=list)
     uploads: list[GarbageUpload] = field(default_factory=list)
     strange: list[str] = field(default_factory=list)
     problem: str = ""
+    early: str = ""
     is_deleted: bool = False
 
     @property
@@ -67,6 +71,11 @@ async def find(found: OfflineBucket, uploads: UnfinishedUploads | None, now_ms: 
         GarbageObject(info.name, kind_of(info.name), info.size, info.modified_ms) for info in searched.garbage
     ]
     report.strange = [info.name for info in searched.strange]
+    if searched.is_early:
+        report.early = (
+            f"the root was replaced less than {grace / 1000:g} s ago (tieredStoreBucketGraceTime): what it has "
+            "replaced may still be read. A broker that runs deletes it itself"
+        )
     if uploads is None:
         report.problem = OTHER_STORES
         return report
@@ -115,8 +124,8 @@ def garbage_lines(report: GarbageReport) -> Iterator[str]:
         yield f"upload begun  {'':21}  {time_text(upload.begun_timestamp)}  {upload.name}"
     for name in report.strange:
         yield f"note        {name} is no object of a broker: it stays"
-    if report.problem:
-        yield f"note        {report.problem}"
+    for text in filter(None, (report.early, report.problem)):
+        yield f"note        {text}"
     counts = Counter(found.kind for found in report.objects)
     sizes: Counter[str] = Counter()
     for found in report.objects:

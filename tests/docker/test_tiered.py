@@ -29,7 +29,7 @@ def tiered(versitygw_image: Docker, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def waiting() -> int:
-    """The messages that wait for their upload, and for those not yet dispatched."""
+    """The messages that wait for their upload."""
     with urllib.request.urlopen(f"http://{ADDRESS}:5557/metrics") as answer:
         found = re.search(r"^trimq_tiered_store_messages_waiting (\d+)", answer.read().decode(), re.MULTILINE)
     assert found is not None
@@ -45,7 +45,7 @@ def test_a_broker_that_has_lost_its_volume_goes_on_with_its_bucket(tiered: Docke
     tiered.compose("tiered", "up", "-d")
     tiered.wait_healthy("tiered-broker")
     assert len(set(job("read", OUTSIDE, "Kept").split())) == 200
-    job("send", OUTSIDE, "Kept2", 10)
+    job("send", OUTSIDE, "Kept2", 60)
     assert len(tiered.job_in("trimq", "read", INSIDE, "Kept2").split()) == 60
     # The server is reached by the broker only, and no key stands in the broker's log.
     assert tiered.inspect(tiered.container("object-store"))["NetworkSettings"]["Networks"].keys() == {"trimq-objects"}

@@ -37,6 +37,7 @@ GUIDES = "tests/client/test_guides.py::test_examples"
 FORMATS = "tests/docs/test_formats.py::test_every_example_is_checked"
 OPERATE = "tests/docs/test_operate.py::test_every_block_of_commands_is_run_by_a_test"
 STREAM = "tests/spark/test_topic_docs.py::test_a_streaming_count_in_five_commands"
+BUCKET_TABLE = "tests/spark/test_job_docs.py::test_the_bucket_of_the_page"
 JOBS = "tests/spark/test_job_docs.py::test_the_commands_of_the_page"
 TARGETS = "tests/docs/test_examples.py::test_the_commands_for_tests_exist"
 NOT_RUN = "not run: "
@@ -72,9 +73,10 @@ RUN_BY: dict[str, dict[str, str]] = {
     "docs/operate.md": {"# name server": "tests/broker/test_listeners.py::test_the_manuals_listeners", "": OPERATE},
     "docs/pipeline.md": {"": STREAM},
     "docs/pipeline-jobs.md": {
+        'spark.read.format("rocketmq-store").option("cluster"': BUCKET_TABLE,
         "spark.read": "tests/spark/test_job_docs.py::test_the_table_of_the_page",
         "python -m trimq.pipeline rebuild": JOBS,
-        "python -m trimq.pipeline audit s3": "tests/spark/test_job_docs.py::test_the_bucket_of_the_page",
+        "python -m trimq.pipeline audit s3": BUCKET_TABLE,
     },
     "docs/sdk/consume.md": {"": GUIDES},
     "docs/sdk/logging.md": {"": GUIDES},

@@ -128,7 +128,11 @@ def test_nothing_acknowledged_is_lost_whatever_happens_to_the_bucket(
         names.start()
         scene = Scene(server, proxy, server.create_bucket())
         broker = bucket_broker(
-            tmp_path / "broker", proxy.endpoint, scene.bucket, [names], tieredStoreBucketRequestTimeout="1000"
+            tmp_path / "broker",
+            proxy.endpoint,
+            scene.bucket,
+            [names],
+            properties={"tieredStoreBucketRequestTimeout": "1000"},
         )
         with ended_afterwards(broker.process):
             broker.start()

@@ -15,6 +15,7 @@ import pytest
 import trio
 
 from tests.broker.wire_client import WireClient
+from tests.docs.commands import PAGES
 from tests.docs.test_operate import sh
 from tests.interop.harness.buckets import open_bucket
 from tests.interop.harness.object_server import CREDENTIALS, SECRET_KEY, ObjectServer
@@ -158,6 +159,10 @@ async def test_uploads_that_were_never_completed_are_aborted(
     dead, alive = str(ObjectName(0, 4000, 1, 1, 3)), str(ObjectName(0, 4000, 1, 2, 4))
     for path in dead, alive, "strange":
         await begin_upload(bucket, path)
+    writer = bucket.writer("segments/whole", 5 * MIB)
+    await writer.write(bytes(6 * MIB))
+    await writer.finish()
+    await bucket.delete(["segments/whole"])
     config = TieredStoreConfig(tiered_store_bucket=f"s3://{name}", tiered_store_bucket_endpoint=object_server.endpoint)
     uploads = open_unfinished_uploads(config)
     assert uploads is not None
@@ -182,6 +187,33 @@ async def test_uploads_that_were_never_completed_are_aborted(
     assert "1 uploads aborted" in await in_thread(mqstore, "gc", "--delete", "-c", conf)
     assert {upload.name for upload in uploads.list(PREFIX).uploads} == {PREFIX + path for path in (alive, "strange")}
     uploads.abort(next(upload for upload in listed.uploads if upload.name.endswith(dead)))  # gone: no error
+    # Now a broker and the commands have done all that they do.
+    log = (object_server.directory / "access.log").read_text(encoding="utf-8")
+    check_policy("".join(line for line in log.splitlines(keepends=True) if f"/{name}" in line))
+
+
+ACTIONS = {
+    "AbortMultipartUpload": "s3:AbortMultipartUpload",
+    "CompleteMultipartUpload": "s3:PutObject",
+    "CreateMultipartUpload": "s3:PutObject",
+    "DeleteObjects": "s3:DeleteObject",
+    "GetObject": "s3:GetObject",
+    "ListMultipartUploads": "s3:ListBucketMultipartUploads",
+    "ListObjectsV2": "s3:ListBucket",
+    "PutObject": "s3:PutObject",
+    "UploadPart": "s3:PutObject",
+}
+"""What S3 asks a key to be allowed for an operation."""
+
+
+def check_policy(log: str) -> None:
+    """The policy of the page allows what is in the log of the server, and nothing else."""
+    (text,) = re.findall(r"^```json\n(\{\"Version.*?)^```$", PAGES["operate"].read_text(), re.MULTILINE | re.DOTALL)
+    statements = json.loads(text)["Statement"]
+    allowed = {action for statement in statements for action in statement["Action"]}
+    assert {ACTIONS[operation] for operation in re.findall(r" s3_(\w+) ", log)} == allowed
+    (on_bucket,) = (statement for statement in statements if not statement["Resource"].endswith("/*"))
+    assert all("List" in action for action in on_bucket["Action"])
 
 
 async def test_uploads_that_may_not_be_listed(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from tests.interop.harness.bucket_brokers import (
     bucket_of,
     check_all,
     history,
+    mqstore,
     ranges,
     read_from,
     send_one,
@@ -78,9 +80,7 @@ def read_all(java: JavaClient, cluster: Cluster, topic: str, count: int) -> dict
     """All messages by queue, as a consumer gets them from the beginning on."""
     queues = [{"topic": topic, "broker": "broker-a", "queue": queue} for queue in range(QUEUES)]
     with java.lite_consumer(cluster, unique("Reader"), batch=32) as reader:
-        reader.ask("assign", queues=queues)
-        for queue in queues:
-            reader.ask("seek", **queue, to="begin")
+        reader.ask("assign", queues=queues)  # a new group begins with the first message
         got = reader.poll(count)
     return {queue: [one for one in got if one["queue"] == queue] for queue in range(QUEUES)}
 
@@ -117,7 +117,9 @@ def test_each_level_reads_the_same_messages(
     with running_proxy(object_server.port) as proxy:
 
         def on(level: str) -> Broker:
-            return bucket_broker(home, proxy.endpoint, bucket, [names], port=port, tieredStorageLevel=level)
+            return bucket_broker(
+                home, proxy.endpoint, bucket, [names], port=port, properties={"tieredStorageLevel": level}
+            )
 
         broker = on("NOT_IN_DISK")
         cluster = Cluster([names], [broker])
@@ -208,6 +210,8 @@ def test_an_empty_disk_gets_all_of_the_history(
         probe.commit_offset(broker.address, group, topic, 1, 7)
         broker.stop()
         shutil.rmtree(broker.store)
+        report = json.loads(mqstore("restore", "--json", "-c", broker.configuration, broker.store))
+        assert not any(queue["missing"] for queue in report["queues"]), report
         broker.start()
         committed = [probe.committed_offset(broker.address, group, topic, queue) for queue in range(QUEUES)]
         assert committed == [MESSAGES // QUEUES + 1, 7]
@@ -223,7 +227,7 @@ def test_a_kill_and_an_empty_disk_lose_only_what_was_not_uploaded(
     with ended_afterwards(broker.process):
         broker.start()
         probe.create_topic(broker.address, topic, QUEUES)
-        for _ in range(3):
+        for number in range(3):
             load = Load(broker, topic, QUEUES, 3000, 0.002)
             with load.sending():
                 load.wait_for(150)
@@ -231,6 +235,8 @@ def test_a_kill_and_an_empty_disk_lose_only_what_was_not_uploaded(
                 wait_until(lambda before=before: history(bucket).end > before, "an upload")  # type: ignore[misc]
                 broker.kill()
             shutil.rmtree(broker.store)
+            if number == 1:
+                mqstore("restore", "-c", broker.configuration, broker.store)
             broker.start()
             found = history(bucket)
             ends = ranges(found, topic)

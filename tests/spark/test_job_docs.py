@@ -44,7 +44,9 @@ def test_the_table_of_the_page(spark: SparkSession, tmp_path: Path) -> None:
 
 def test_the_tier_of_the_page(spark: SparkSession, tmp_path: Path) -> None:
     trio.run(write, tmp_path)
-    expression = example('spark.read.format("rocketmq-store").option').replace("/var/lib/rocketmq", str(tmp_path))
+    expression = example('spark.read.format("rocketmq-store").option("tiered').replace(
+        "/var/lib/rocketmq", str(tmp_path)
+    )
     assert expression.count(str(tmp_path)) == 2
     assert eval(expression, {"spark": spark}).count() == len(ALL)
 

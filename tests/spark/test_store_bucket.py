@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-
-pytest.importorskip("obstore", reason="needs the s3 extra: pip install 'trimq[s3]'")
-
 from click.testing import CliRunner
 
 from tests.interop.harness.object_server import ObjectServer
 from tests.spark.buckets import BROKER, Place, join, new_place, run, upload
-from tests.spark.test_store_bucket_core import harm, log_rows, small_joins, write
+from tests.spark.test_store_bucket_core import log_rows, small_joins, write
+from tests.spark.test_store_bucket_faults import harm
 from tests.store.stores import TOPIC, fill
 from trimq.broker.store.tiered.bucket.bucket_message_store import BucketMessageStore
 from trimq.pipeline.__main__ import main

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +26,10 @@ from trimq.broker.tools.bucket_listing import bucket_lines, list_bucket
 from trimq.broker.tools.offline_bucket import OfflineBucket
 from trimq.broker.tools.offline_store import NotUsableError
 from trimq.broker.tools.verify_bucket import BucketReport, BucketVerification
-from trimq.protocol.bucket_object import BucketFormatError, decode_end
+from trimq.protocol.bucket_manifest import PageRef, encode_page, encode_root
+from trimq.protocol.bucket_names import page_name
+from trimq.protocol.bucket_object import BucketFormatError, decode_end, decode_header, encode_header
+from trimq.protocol.tiered_index_layout import GROUP
 
 PREFIX = "C1/broker-a/"
 COUNT, OTHERS, LATER = 60, 5, 7
@@ -155,10 +159,25 @@ def flip(at: int) -> Callable[[Bucket, str], None]:
     return lambda bucket, name: bucket.change(name, at)
 
 
+def another_epoch(bucket: Bucket, name: str) -> None:
+    header = decode_header(bucket.get(name))
+    bucket.change(name, 0, encode_header(header._replace(epoch=header.epoch + 1)))
+
+
+def shorten_last_slot(bucket: Bucket, name: str) -> None:
+    """One entry fewer belongs to the last slot that has some."""
+    data = bucket.get(name)
+    slots = [28 + 8 * number for number in range(64)]
+    at = max(at for at in slots if GROUP.unpack_from(data, at)[1])
+    place, length = GROUP.unpack_from(data, at)
+    bucket.change(name, at, GROUP.pack(place, length - 28))
+
+
 DAMAGE: dict[str, tuple[str, Callable[[Bucket, str], None], str, str, int]] = {
     "object gone": (LOG, delete, "lost", f"is not in the bucket: {COUNT + OTHERS} messages", COUNT + OTHERS),
     "object cut": (LOG, cut, "lost", "the manifest says", COUNT + OTHERS),
     "header": (LOG, flip(20), "lost", "the header of the object is damaged", COUNT + OTHERS),
+    "header of another": (LOG, another_epoch, "lost", "its header says LOG of epoch 2", COUNT + OTHERS),
     "footer": (LOG, flip(-20), "lost", "messages: the footer of the object is damaged", COUNT + OTHERS),
     "message": (LOG, flip(64 + OTHERS * 20 + 7), "lost", f"Other/2 messages 0 to {OTHERS - 1}: their checksum", OTHERS),
     "page gone": (PAGE, delete, "lost", "2 objects of the page manifest/page-", COUNT + OTHERS + LATER),
@@ -167,6 +186,7 @@ DAMAGE: dict[str, tuple[str, Callable[[Bucket, str], None], str, str, int]] = {
     "index cut": (INDEX_FILE, cut, "index", "its name says", 0),
     "index header": (INDEX_FILE, flip(0), "index", "entries do not make", 0),
     "index slot": (INDEX_FILE, flip(28 + 7), "index", "its slots do not lead", 0),
+    "index entries": (INDEX_FILE, shorten_last_slot, "index", "its slots do not lead to", 0),
     "index hash": (INDEX_FILE, flip(28 + 64 * 8 + 3), "index", "in the slot of another key", 0),
     "index place": (INDEX_FILE, flip(28 + 64 * 8 + 14), "index", "lead to no message", 0),
 }
@@ -315,6 +335,32 @@ async def test_a_page_that_is_replaced_while_it_is_read() -> None:
     objects.fail = replace
     report = await verified(found)
     assert (shown(report), report.objects) == ({}, 3)
+
+
+async def test_an_object_that_does_not_fit_one_page() -> None:
+    objects = Objects()
+    found = OfflineBucket.of(tier(), settings(), CLUSTER, BROKER, objects, SimDisk())
+    owner = history.manifest(found.bucket, "me")
+    await owner.claim()
+    await history.upload(found.bucket, owner, 2, queues=4)
+    await owner.save()
+    assert owner.root is not None
+    first, second = owner.entries
+    parts = [
+        [first, second._replace(stretches=second.stretches[:1])],
+        [second._replace(stretches=second.stretches[1:])],
+    ]
+    refs = []
+    for number, part in enumerate(parts):
+        name, data = page_name(99, 1, number), encode_page(part)
+        await found.bucket.create(name, [data])
+        refs.append(PageRef(name, len(data), len(part)))
+    path = found.bucket.prefix + "manifest/root"
+    objects.delete([path])
+    objects.create(path, [encode_root(replace(owner.root, pages=tuple(refs)))])
+    report = await verified(found)
+    assert (shown(report), report.objects, report.messages, report.pages) == ({}, 2, 8, 2)
+    assert not any("deleted" in note for note in report.notes)
 
 
 async def test_a_bucket_without_a_history() -> None:

@@ -15,20 +15,20 @@ from tests.store.tiered.bucket import history
 from tests.store.tiered.bucket.faulty_store import BROKER, CLUSTER
 from tests.store.tiered.bucket.stores import Objects, opened, tier, uploaded
 from tests.store.tiered.test_tiered_message_store import all_offsets
-from trimq.broker.store.tiered.bucket import joiner, uploader
-from trimq.broker.store.tiered.bucket.garbage import kind_of
+from trimq.broker.store.tiered.bucket import joiner, object_contents, uploader
+from trimq.broker.store.tiered.bucket.garbage import find_garbage, kind_of, search
 from trimq.broker.store.tiered.bucket.index_objects import IndexName
 from trimq.broker.store.tiered.bucket.manifest import Manifest
 from trimq.broker.store.tiered.bucket.obstore_store import ObstoreStore, connect
 from trimq.broker.store.tiered.bucket.unfinished_uploads import ListedUploads, UnfinishedUpload
 from trimq.broker.tiered_config import TieredStorageLevel
 from trimq.broker.tools import collect_garbage, tiered_commands
-from trimq.broker.tools.collect_garbage import OTHER_STORES, GarbageReport, garbage_lines
+from trimq.broker.tools.collect_garbage import OTHER_STORES, GarbageReport, find, garbage_lines
 from trimq.broker.tools.offline_bucket import OfflineBucket
 from trimq.broker.tools.verify_bucket import BucketVerification
 from trimq.protocol.bucket_names import ObjectName, page_name, state_name
 
-DUE = tier(tiered_store_bucket_grace_time=-(10**9))
+DUE = tier(tiered_store_bucket_grace_time=-(10**12))
 """All that was ever written is older than the grace."""
 NOW = 1 << 60
 
@@ -227,7 +227,7 @@ async def test_a_broker_goes_on_while_garbage_is_collected(monkeypatch: pytest.M
 
     Nothing that the broker needs is among it.
     """
-    monkeypatch.setattr(uploader, "OBJECT_BYTES", 2000)
+    monkeypatch.setattr(object_contents, "OBJECT_BYTES", 2000)
     monkeypatch.setattr(uploader, "OBJECTS_A_ROOT", 4)
     monkeypatch.setattr(joiner, "JOIN_OBJECTS", 3)
     monkeypatch.setattr(joiner, "JOIN_SEGMENTS", 2)
@@ -278,3 +278,55 @@ async def test_a_broker_goes_on_while_garbage_is_collected(monkeypatch: pytest.M
     assert (report.verdict, report.messages, report.holes) == (0, 180, 0), (report.lost, report.index)
     async with opened(SimDisk(), objects, config) as store:
         assert await all_offsets(store, 0, 60, queue_id=1) == expected
+
+
+async def test_the_owner_keeps_an_index_file_that_it_could_not_name_yet() -> None:
+    objects, disk = Objects(), SimDisk()
+    small = {"tiered_store_index_file_max_hash_slot_num": 64, "tiered_store_index_file_max_index_num": 40}
+    async with opened(disk, objects, tier(**small, tiered_store_bucket_grace_time=-(10**12))) as store:
+        await fill(store, 20)
+        await uploaded(store)
+        assert store.tier_index is not None
+
+        def refuse(call: str, name: str, done: bool) -> None:
+            if call == "replace":
+                raise OSError(f"{name} refused")
+
+        objects.fail = refuse
+        with pytest.raises(OSError, match="refused"):
+            await store.tier_index.upload_next()
+        (name,) = objects.named("/index/")
+        with pytest.raises(OSError, match="refused"):
+            await store.delete_garbage()
+        own = store._index_objects.names
+        assert own is not None
+        found = await find_garbage(store.bucket, store.manifest, 1 << 60, -(10**12), own)
+        assert name.removeprefix(store.bucket.prefix) not in {info.name for info in found}
+        objects.fail = lambda call, name, done: None
+        assert objects.named("/index/") == [name]
+        assert await store.tier_index.upload_next()
+        assert store.manifest.root is not None
+        assert objects.named("/index/") == [store.bucket.prefix + known for known in store.manifest.root.indexes]
+        # What was never named is garbage all the same.
+        objects.create(store.bucket.prefix + str(IndexName(1 << 50, 9, 9, 9, 1)), [b"1"])
+        assert await store.delete_garbage() >= 1
+        assert len(objects.named("/index/")) == len(store.manifest.root.indexes)
+
+
+async def test_what_the_last_root_has_just_replaced_is_not_garbage_for_others() -> None:
+    """An object may be old and have been joined a moment ago: only the owner knows."""
+    objects = Objects()
+    async with opened(SimDisk(), objects) as store:
+        await fill(store, 20)
+        await uploaded(store)
+        objects.create(store.bucket.prefix + str(ObjectName(0, 2000, 1, 0, 5)), [b"left"])
+        (root,) = [info for info in objects.list("", count=1000) if info.name.endswith("manifest/root")]
+        now = max(info.modified_ms for info in objects.list("", count=1000))
+        early = await search(store.bucket, store.manifest, root.modified_ms + 900, 1000)
+        assert (early.garbage, early.is_early) == ([], True)
+        late = await search(store.bucket, store.manifest, now + 10**6, -1000)
+        assert [info.name for info in late.garbage] == [str(ObjectName(0, 2000, 1, 0, 5))]
+        assert not late.is_early
+    report = await find(of(objects, tier()), None, root.modified_ms + 900)
+    assert report.objects == []
+    assert any("A broker that runs deletes it itself" in line for line in garbage_lines(report))

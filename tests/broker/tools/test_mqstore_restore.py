@@ -8,8 +8,8 @@ import trio
 
 from tests.broker.tools.test_mqstore import run
 from tests.broker.tools.test_mqstore_bucket import COUNT, LATER, OTHERS, PLAIN, PREFIX, fill_bucket
-from tests.store.stores import TOPIC, fill, settings
-from tests.store.tiered.bucket.stores import opened, tier, uploaded
+from tests.store.stores import TOPIC, fill, settings, until_dispatched
+from tests.store.tiered.bucket.stores import opened, tier
 from tests.store.tiered.test_tiered_message_store import all_offsets
 from trimq.broker.store.disk.real_disk import RealDisk
 from trimq.broker.store.disk.store_lock import StoreLock
@@ -62,12 +62,15 @@ def test_a_broker_goes_on_with_a_restored_store(objects: ObjectStore, conf: str,
             assert store.next_offset(TOPIC, 0) == NEXT
             assert len(await all_offsets(store, 0, COUNT + LATER)) == COUNT + LATER
             await fill(store, 2, first=NEXT)
-            await uploaded(store)
-            assert store.manifest.end > report["logStart"]
-            assert len(await all_offsets(store, NEXT, NEXT + 2)) == 2
+            await until_dispatched(store)
+            await store.flush()  # the stop uploads them
 
     trio.run(go_on)
-    assert run("tiered", "verify", "-c", conf).exit_code == 0
+    listed = json.loads(run("tiered", "ls", "-c", conf, "--json").stdout)
+    assert listed["end"] > report["logStart"]
+    assert [queue["maxOffset"] for queue in listed["queues"]] == [OTHERS, NEXT + 2]
+    verified = json.loads(run("tiered", "verify", "-c", conf, "--json").stdout)
+    assert (verified["verdict"], verified["holes"]) == ("SOUND", 3)
 
 
 def test_what_is_printed(conf: str, tmp_path: Path) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import statistics
+import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -31,13 +34,13 @@ from trimq.broker.store.tiered.bucket.manifest import Manifest
 from trimq.protocol.bucket_names import broker_prefix
 
 PLUG_IN = "org.apache.rocketmq.tieredstore.TieredMessageStore"
-CLUSTER = "DefaultCluster"
+CLUSTER, NAME = "DefaultCluster", "broker-a"
 RUNTIME_INFO = 28
 KIB = 1024
 _numbers = itertools.count(1)
 
 
-def bucket_options(endpoint: str, bucket: str, **more: str) -> dict[str, str]:
+def bucket_options(endpoint: str, bucket: str, more: Mapping[str, str] | None = None) -> dict[str, str]:
     """Properties of a broker with a bucket; ``more`` are others, which come last."""
     return {
         "messageStorePlugIn": PLUG_IN,
@@ -52,7 +55,7 @@ def bucket_options(endpoint: str, bucket: str, **more: str) -> dict[str, str]:
         "flushConsumeQueueThoroughInterval": "200",
         "embeddedNamesrvEnable": "false",
         "healthPort": str(free_port()),
-        **more,
+        **(more or {}),
     }
 
 
@@ -62,15 +65,21 @@ def bucket_broker(
     bucket: str,
     names: Sequence[NameServer] = (),
     *,
-    name: str = "broker-a",
     port: int = 0,
-    **more: str,
+    hasty: bool = False,
+    properties: Mapping[str, str] | None = None,
 ) -> Broker:
-    """A broker with a store in ``home``, which may be that of an earlier one, and the keys in its environment."""
-    properties = bucket_options(endpoint, bucket, **more)
-    port = port or broker_port()
-    broker = Broker("trimq", home, list(names), home / "store", name=name, port=port, properties=properties)
+    """A broker with a store in ``home``, which may be that of an earlier one, and the keys in its environment.
+
+    ``hasty``: see hasty_broker.py.
+    """
+    options = bucket_options(endpoint, bucket, properties)
+    broker = Broker("trimq", home, list(names), home / "store", port=port or broker_port(), properties=options)
     broker.process.environment.update(CREDENTIALS)
+    if hasty:
+        argv = broker.process.argv
+        program = argv.index(next(word for word in argv if word.endswith("/mqbroker")))
+        argv[program : program + 1] = [sys.executable, "-P", str(Path(__file__).with_name("hasty_broker.py"))]
     return broker
 
 
@@ -111,6 +120,15 @@ def wait_for_upload(broker: Broker, timeout: float = 60) -> None:
         return runtime_info(broker)["tieredStoreBehind"] == "0" and not tier_note(broker)
 
     wait_until(is_done, f"the upload by {broker.port}", timeout)
+
+
+def mqstore(*words: object, code: int = 0) -> str:
+    """The output of ``mqstore tiered``, which ends with this exit code."""
+    program = Path(sys.executable).parent / "mqstore"
+    command = [str(program), "tiered", *map(str, words)]
+    done = subprocess.run(command, env={**os.environ, **CREDENTIALS}, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout
 
 
 def memory_of(broker: Broker) -> int:
@@ -212,12 +230,12 @@ def check_all(wire: Wire, topic: str, sent: Sequence[Sent]) -> None:
 # -- what the bucket has
 
 
-def bucket_of(environment: pytest.MonkeyPatch, server: ObjectServer, bucket: str, name: str = "broker-a") -> Bucket:
+def bucket_of(environment: pytest.MonkeyPatch, server: ObjectServer, bucket: str, name: str = NAME) -> Bucket:
     """The bucket of a broker, as this process reads it."""
     return open_bucket(environment, server.endpoint, bucket, prefix=broker_prefix("", CLUSTER, name))
 
 
-def history(bucket: Bucket, name: str = "broker-a") -> Manifest:
+def history(bucket: Bucket, name: str = NAME) -> Manifest:
     """The manifest, as a reader finds it. Its objects cover the log without a gap, and once."""
 
     async def load() -> Manifest:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -156,11 +156,13 @@ def running_group(
     controllers: int = 3,
     etcd_members: int = 3,
     properties: Mapping[str, str] | None = None,
+    each: Sequence[Mapping[str, str]] = (),
     hosts: list[Host] | None = None,
 ) -> Iterator[Group]:
     """Run all of it. All brokers are in sync when the block begins. Without ``etcd_members``: one controller, SQLite.
 
-    ``hosts``: where the name server is, where a single controller is, and then one for each broker.
+    ``each``: properties of each broker. ``hosts``: where the name server is, where a single controller is, then one
+    for each broker.
     """
     with ExitStack() as stack:
         etcd = stack.enter_context(running_etcd(directory / "etcd", etcd_members)) if etcd_members else None
@@ -185,7 +187,13 @@ def running_group(
                 [names],
                 store=home / "store",
                 name=NAME,
-                properties={**REPLICA, "controllerAddr": addresses, **place_of, **(properties or {})},
+                properties={
+                    **REPLICA,
+                    "controllerAddr": addresses,
+                    **place_of,
+                    **(properties or {}),
+                    **(each[at] if each else {}),
+                },
                 host=own,
             )
             stack.enter_context(ended_afterwards(broker.process))

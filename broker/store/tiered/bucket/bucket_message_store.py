@@ -6,7 +6,7 @@ manifest was read, a consumer of older messages is asked to come again.
 A master owns the bucket by an epoch; a slave only reads. An empty disk gets the history of the bucket (restore.py).
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from random import Random
@@ -49,11 +49,13 @@ DAMAGED: Final = "tier_damaged"
 _STOP_SECONDS: Final = 10.0
 """How long a stop waits for the upload under way and for the last one."""
 _START_SECONDS: Final = 5.0
-"""How long a start waits for the manifest; then it goes on, and consumers of older messages wait."""
+"""How long a start waits for an answer of the bucket; then it goes on, and consumers of older messages wait."""
 _READ_AGAIN: Final = 600.0
 """Seconds after which a slave reads the manifest again."""
 _UPKEEP: Final = 10.0
 """Seconds between two looks for objects to join or to delete."""
+_SAVE_AFTER: Final = 3600.0
+"""Seconds after which the root is replaced for a few objects too: an owner learns then that there is another one."""
 _SEARCH_AFTER: Final = 600.0
 _SEARCH_AGAIN: Final = 86_400.0
 """Seconds after the start, and from one to the next, until the bucket is searched for what interrupted writes left."""
@@ -98,6 +100,8 @@ class BucketMessageStore(TieredStore):
         self._trouble: TierTrouble | None = None
         self.is_loaded = trio.Event()
         """Set once the history in the bucket is known."""
+        self._has_looked = trio.Event()
+        """Set once the bucket has answered, or has failed to."""
         if config.message_index_enable:
             self._index_objects = IndexObjects(
                 self.bucket, self._named_indexes, lambda: self.bucket_queues.epoch, self.bucket_queues.begin_of
@@ -126,7 +130,8 @@ class BucketMessageStore(TieredStore):
             self.tier_index,
             StateFiles(self.disk, self.root, self.clock.monotonic),
             excluded=self.is_excluded,
-            uploadable=self._uploadable,
+            # An object covers all queues of its part of the log: so their units have to be there.
+            uploadable=lambda: min(self._uploadable(), self.dispatched_offset),
             wall_ms=self.clock.wall_ms,
             random=self._random,
         )
@@ -145,9 +150,8 @@ class BucketMessageStore(TieredStore):
             return
         try:
             await self.uploads.save()
-        except (FencedError, BucketFormatError) as error:
-            if isinstance(error, FencedError):
-                self._fenced(error)
+        except FencedError as error:
+            self._fenced(error)
             raise OSError(str(error)) from error
         self.bucket_queues.discard(sorted(before - set(names)))
 
@@ -187,7 +191,7 @@ class BucketMessageStore(TieredStore):
                 nursery.start_soon(self._run_expiry)
                 nursery.start_soon(self.fetcher.run)
                 with trio.move_on_after(_START_SECONDS):
-                    await self.is_loaded.wait()
+                    await self._has_looked.wait()
                 try:
                     yield self
                 finally:
@@ -217,7 +221,8 @@ class BucketMessageStore(TieredStore):
     def _begin_queues(self, starts: dict[tuple[str, int], int]) -> None:
         """Let the queues of a restored store that have no message yet begin where they should."""
         for (topic, queue_id), start in starts.items():
-            if start and self.queues.peek_next_offset(topic, queue_id) < start:
+            # One that has messages, and ends before, is that of a new topic of the name.
+            if start and not self.queues.peek_next_offset(topic, queue_id):
                 self.queues.find_or_create(topic, queue_id).start_at(start)
 
     async def _run_tier(self, finished: trio.Event) -> None:
@@ -276,27 +281,34 @@ class BucketMessageStore(TieredStore):
             try:
                 await read()
             except OSError as error:
+                self._has_looked.set()
                 if self._trouble is None:
                     _log.error("tier_not_readable", bucket=self.tier.tiered_store_bucket, error=str(error))
                 self._trouble = TierTrouble(AWAY, self._away(str(error)))
             except FencedError:
-                self.is_loaded.set()  # what was read is served
+                self._loaded()  # what was read is served
                 raise
             except BucketFormatError as error:
                 self._trouble = TierTrouble(DAMAGED, f"nothing is uploaded, and older messages cannot be read: {error}")
                 _log.error("tier_damaged", bucket=self.tier.tiered_store_bucket, error=str(error))
+                self._has_looked.set()
                 return False
             else:
                 if self._trouble is not None:
                     _log.info("tier_readable", bucket=self.tier.tiered_store_bucket)
                 self._trouble = None
-                self.is_loaded.set()
+                self._loaded()
                 return True
             await self.uploads.wait_until_stop(pauses.next())
         return False
 
+    def _loaded(self) -> None:
+        self.is_loaded.set()
+        self._has_looked.set()
+
     async def _claim(self) -> None:
-        await self.bucket_queues.load()
+        if not self.manifest.is_owner:  # otherwise a claim that was not completed goes on
+            await self.bucket_queues.load()
         if self.commit_log.max_offset < self.manifest.end:
             # Log offsets would be given twice. Reads go on: each store serves what it has.
             raise FencedError(
@@ -316,7 +328,7 @@ class BucketMessageStore(TieredStore):
         self.uploads.stop()
         with trio.move_on_after(_STOP_SECONDS):
             await finished.wait()
-            if self.manifest.is_owner and self._trouble is None:
+            if self.manifest.is_owner and self.tier_trouble() is None:
                 try:
                     await self.uploads.upload_all()
                 except (OSError, FencedError, BucketFormatError) as error:
@@ -328,9 +340,16 @@ class BucketMessageStore(TieredStore):
         """Join objects, and delete what does not belong to the history any more."""
         pauses = Backoff(self._random)
         failed = False
-        next_search = self.clock.monotonic() + _SEARCH_AFTER
+        saved_at = self.clock.monotonic()
+        # Not before the grace is over: what waited for it when the process before ended is not known any more.
+        grace = self.tier.tiered_store_bucket_grace_time / 1000
+        next_search = saved_at + max(_SEARCH_AFTER, grace)
         while not self.uploads.fenced:
             try:
+                if not self.bucket_queues.unsaved:
+                    saved_at = self.clock.monotonic()
+                elif self.clock.monotonic() - saved_at >= _SAVE_AFTER:
+                    await self.uploads.save()
                 found = await self.join_tier()
                 await self.bucket_queues.garbage.delete_due()
                 if self.clock.monotonic() >= next_search:
@@ -365,10 +384,19 @@ class BucketMessageStore(TieredStore):
         return True
 
     async def delete_garbage(self) -> int:
-        """Delete what interrupted writes have left in the bucket; return the number. Raises OSError."""
+        """Delete what interrupted writes have left in the bucket; return the number.
+
+        Raises OSError, BucketFormatError, FencedError.
+        """
+        # The root is replaced first: a broker that was frozen, and owns the bucket no more, knows too little to delete.
+        await self.uploads.save()
         grace = self.tier.tiered_store_bucket_grace_time
-        found = await find_garbage(self.bucket, self.manifest, self.clock.wall_ms(), grace)
-        names = [info.name for info in found]
+        # Index files are uploaded by another task, and named by the next root.
+        own = (self._index_objects.names or ()) if self.tier_index is not None else ()
+        found = await find_garbage(self.bucket, self.manifest, self.clock.wall_ms(), grace, own)
+        # What was replaced just now may be old, and is still read: it goes after the grace.
+        waiting = self.bucket_queues.garbage.names
+        names = [info.name for info in found if info.name not in waiting]
         for at in range(0, len(names), _AT_ONCE):
             await self.bucket.delete(names[at : at + _AT_ONCE])
         if names:
@@ -388,7 +416,7 @@ class BucketMessageStore(TieredStore):
         before = self.clock.wall_ms() - self.bucket_queues.reserved_ms("")
         try:
             count = await self.bucket_queues.expire(before)
-        except (OSError, BucketFormatError) as error:
+        except OSError as error:
             _log.error("tiered_segment_not_deleted", bucket=self.tier.tiered_store_bucket, error=str(error))
             return 0
         except FencedError as error:
@@ -422,3 +450,20 @@ class BucketMessageStore(TieredStore):
                 GetMessageStatus.OFFSET_FOUND_NULL, offset, offset, self.max_offset(topic, queue_id)
             )
         return super()._get(topic, queue_id, offset, max_count, max_bytes, filter, group)
+
+    # -- topics
+
+    async def delete_topic(self, topic: str) -> None:
+        """See MessageStore: also from the bucket, if this broker owns it."""
+        try:
+            await super().delete_topic(topic)
+        except FencedError as error:
+            self._fenced(error)
+
+    async def clean_unused_topics(self, known: Container[str]) -> list[str]:
+        """See MessageStore: also from the bucket, if this broker owns it."""
+        try:
+            return await super().clean_unused_topics(known)
+        except FencedError as error:
+            self._fenced(error)
+            return []

@@ -38,6 +38,8 @@ class BucketQueues:
         self.config = config
         self.blocks = BlockReader(bucket, disk, self._refresh)
         self._queues: dict[str, dict[int, BucketQueue]] = {}
+        self._gone: set[str] = set()
+        """Topics that were deleted while this broker did not own the bucket."""
         self._indexes: Callable[[], Sequence[str] | None] = lambda: None
         self.garbage = Garbage(bucket, monotonic, config.tiered_store_bucket_grace_time)
 
@@ -55,6 +57,10 @@ class BucketQueues:
     async def claim(self, least_epoch: int = 0) -> None:
         """Read the manifest and take ownership. Raises OSError, BucketFormatError, FencedError."""
         await self.manifest.claim(least_epoch)
+        # Deleted before: what the bucket has of them is of the old topics, though there may be new ones of their names.
+        if self._gone and self._without(lambda stretch: stretch.topic in self._gone):
+            await self.save(None)
+        self._gone.clear()
         self._take()
 
     async def _refresh(self) -> None:
@@ -80,6 +86,11 @@ class BucketQueues:
     def end(self) -> int:
         """The log offset behind all that is in the bucket."""
         return self.manifest.end
+
+    @property
+    def saved_end(self) -> int:
+        """The log offset behind all that the root names."""
+        return self.manifest.root.end if self.manifest.root is not None else 0
 
     @property
     def epoch(self) -> int:
@@ -163,11 +174,14 @@ class BucketQueues:
         """Remove a topic from the manifest. Raises OSError, FencedError.
 
         Objects that hold only messages of deleted topics are deleted by the next expiry; of the others the messages
-        are left out when they are joined.
+        are left out when they are joined. Of a bucket that this broker does not own nothing is changed: a slave's
+        master does that, and a master does it when it becomes the owner.
         """
         for queue in self._queues.pop(topic, {}).values():
             queue.destroy()
-        if self._without(lambda stretch: stretch.topic == topic):
+        if not self.manifest.is_owner:
+            self._gone.add(topic)
+        elif self._without(lambda stretch: stretch.topic == topic):
             await self.save(None)
 
     def forget(self, topic: str, queue_id: int, next_offset: int) -> None:
@@ -221,18 +235,17 @@ class BucketQueues:
     def replace(self, gone: Sequence[Entry], new: Sequence[Entry]) -> None:
         """Replace objects in the manifest and in the queues."""
         self.manifest.change([entry.object for entry in gone], new)
-        keys = {(stretch.topic, stretch.queue_id) for entry in (*gone, *new) for stretch in entry.stretches}
         removed = {entry.object for entry in gone}
-        for topic, queue_id in keys:
+        its: dict[tuple[str, int], list[tuple[StoredObject, Stretch]]] = {
+            (stretch.topic, stretch.queue_id): [] for entry in gone for stretch in entry.stretches
+        }
+        for entry in new:
+            for stretch in entry.stretches:
+                its.setdefault((stretch.topic, stretch.queue_id), []).append((entry.object, stretch))
+        for (topic, queue_id), stretches in its.items():
             queue = self.find(topic, queue_id)
             if queue is not None:
-                its = [
-                    (entry.object, stretch)
-                    for entry in new
-                    for stretch in entry.stretches
-                    if (stretch.topic, stretch.queue_id) == (topic, queue_id)
-                ]
-                queue.replace(removed, its)
+                queue.replace(removed, stretches)
 
     def _without(self, is_gone: Callable[[Stretch], bool]) -> bool:
         """Remove stretches from the manifest. Returns whether there were any."""

@@ -4,7 +4,7 @@ They are deleted after a grace: consumers, slaves and queries that have read the
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from trimq.broker.store.tiered.bucket.bucket import Bucket
@@ -13,7 +13,7 @@ from trimq.broker.store.tiered.bucket.manifest import Manifest
 from trimq.broker.store.tiered.bucket.manifest_reads import may_be_named
 from trimq.broker.store.tiered.bucket.object_store import ObjectInfo
 from trimq.protocol.bucket_manifest import Root
-from trimq.protocol.bucket_names import PAGES, ROOT, parse_name, parse_saved
+from trimq.protocol.bucket_names import PAGES, ROOT, ObjectName, parse_name, parse_saved
 
 _AT_ONCE: Final = 1000
 
@@ -29,6 +29,11 @@ class Garbage:
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    @property
+    def names(self) -> set[str]:
+        """What waits."""
+        return {name for _, name in self._waiting}
 
     def add(self, names: Sequence[str]) -> None:
         """Objects that the root does not name any more."""
@@ -50,35 +55,43 @@ class Garbage:
 class Search(NamedTuple):
     """What a search has found. ``strange``: names that no broker gives; they are left alone.
 
-    ``before_ms``: what is garbage was written before this time, by the clock of the object store.
+    ``before_ms``: what is garbage was written before this time, by the clock of the object store. ``is_early``: the
+    root was replaced within the grace, and the one before may have named what seems to be garbage: nothing is.
     """
 
     garbage: list[ObjectInfo]
     strange: list[ObjectInfo]
     before_ms: int
+    is_early: bool = False
 
 
-async def find_garbage(bucket: Bucket, manifest: Manifest, now_ms: int, grace_ms: int) -> list[ObjectInfo]:
-    """The objects of the broker that the manifest does not name, and that are older than the grace.
+async def find_garbage(
+    bucket: Bucket, manifest: Manifest, now_ms: int, grace_ms: int, own: Collection[str] = ()
+) -> list[ObjectInfo]:
+    """The objects of the broker that the owner's manifest does not name, and that are older than the grace.
 
-    See ``search``.
+    The owner calls this while it does not join. ``own``: the index files that it is about to name. See ``search``.
     """
-    return (await search(bucket, manifest, now_ms, grace_ms)).garbage
+    return (await search(bucket, manifest, now_ms, grace_ms, own)).garbage
 
 
-async def search(bucket: Bucket, manifest: Manifest, now_ms: int, grace_ms: int) -> Search:
+async def search(
+    bucket: Bucket, manifest: Manifest, now_ms: int, grace_ms: int, own: Collection[str] | None = None
+) -> Search:
     """Look through all objects of the broker.
 
-    ``manifest``: just loaded, or the owner's. The clock of the object store counts, as far as its newest object shows
-    it: this machine's may be ahead of it, and then what is being written now would be old. Raises OSError.
+    ``manifest``: the owner's, or just loaded; ``own``: see find_garbage, None if this is not the owner. The clock of
+    the object store counts, as far as its newest object shows it: this machine's may be ahead of it, and then what is
+    being written now would be old. Raises OSError.
     """
     root = manifest.root
     if root is None:
         return Search([], [], 0)
     found: list[ObjectInfo] = []
-    newest, after = 0, ""
+    newest, after, root_ms = 0, "", 0
     while True:
         listed = await bucket.list("", after, _AT_ONCE)
+        root_ms = max([root_ms, *(info.modified_ms for info in listed if info.name == ROOT)])
         # After the listing: what was written meanwhile is named now.
         named = set(_named(manifest, root))
         found += [info for info in listed if info.name not in named]
@@ -87,11 +100,14 @@ async def search(bucket: Bucket, manifest: Manifest, now_ms: int, grace_ms: int)
             break
         after = listed[-1].name
     before = min(now_ms, newest) - grace_ms
-    garbage = [info for info in found if info.modified_ms < before and not may_be_named_later(info.name, manifest)]
+    garbage = [info for info in found if info.modified_ms < before and not may_be_named_later(info.name, manifest, own)]
+    # The owner knows what its roots have replaced; others know only when the last one came.
+    is_early = own is None and now_ms - root_ms < grace_ms
     return Search(
-        [info for info in garbage if kind_of(info.name)],
+        [] if is_early else [info for info in garbage if kind_of(info.name)],
         [info for info in found if not kind_of(info.name)],
         before,
+        is_early,
     )
 
 
@@ -117,10 +133,10 @@ def _named(manifest: Manifest, root: Root) -> Iterator[str]:
             yield entry.object.name
 
 
-def may_be_named_later(name: str, manifest: Manifest) -> bool:
+def may_be_named_later(name: str, manifest: Manifest, own: Collection[str] | None = None) -> bool:
     """Whether a broker, which may only have been frozen, can still make this object a part of the history.
 
-    ``manifest`` has a root. It may be older than the one in the bucket.
+    ``manifest`` has a root, which may be older than the one in the bucket. ``own``: see ``search``.
     """
     root = manifest.root
     assert root is not None
@@ -128,17 +144,23 @@ def may_be_named_later(name: str, manifest: Manifest) -> bool:
     if parts is not None:
         if parts.epoch != root.epoch or not parts.generation:
             return parts.epoch > root.epoch or (parts.epoch == root.epoch and parts.begin >= manifest.end)
-        # The objects that a join replaces are in the manifest as long as it can succeed.
-        return any(
-            entry.object.generation < parts.generation
-            and entry.object.length
-            and entry.object.begin < parts.end
-            and entry.object.end > parts.begin
-            for entry in manifest.entries
-        )
+        return own is None and _may_replace(parts, manifest)
     index = parse_index_name(name)
-    if index is not None:
-        # They are uploaded in the order of their stamps, and named afterwards.
-        stamps = [named.stamp for named in map(parse_index_name, root.indexes) if named is not None]
-        return index.epoch > root.epoch or (index.epoch == root.epoch and index.stamp > max(stamps, default=-1))
-    return may_be_named(name, root)
+    if index is None:
+        return may_be_named(name, root)
+    if own is not None or index.epoch != root.epoch:
+        return name in (own or ()) or index.epoch > root.epoch
+    # They are uploaded in the order of their stamps, and named afterwards.
+    stamps = [named.stamp for named in map(parse_index_name, root.indexes) if named is not None]
+    return index.stamp > max(stamps, default=-1)
+
+
+def _may_replace(segment: ObjectName, manifest: Manifest) -> bool:
+    """Whether a join may be under way: what it replaces is in the manifest as long as it can succeed."""
+    return any(
+        entry.object.generation < segment.generation
+        and entry.object.length
+        and entry.object.begin < segment.end
+        and entry.object.end > segment.begin
+        for entry in manifest.entries
+    )

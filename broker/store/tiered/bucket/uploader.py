@@ -10,6 +10,7 @@ meanwhile: the messages are read again, and their log files are held (tiered_mes
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from random import Random
 from typing import Final
 
@@ -18,24 +19,21 @@ import trio
 
 from trimq.broker.store.queue.consume_queue import ConsumeQueue
 from trimq.broker.store.queue.consume_queue_store import ConsumeQueueStore
-from trimq.broker.store.tiered.access.batch import AS_IN_LOG, BatchBuilder, Buffer, Limits
+from trimq.broker.store.tiered.access.batch import BatchBuilder
 from trimq.broker.store.tiered.access.tier_parts import Backlog, KeyIndex
+from trimq.broker.store.tiered.bucket import object_contents as contents
 from trimq.broker.store.tiered.bucket.backoff import Backoff
-from trimq.broker.store.tiered.bucket.bucket_queue import BucketQueue
 from trimq.broker.store.tiered.bucket.bucket_queues import BucketQueues
 from trimq.broker.store.tiered.bucket.object_builder import ObjectBuilder
 from trimq.broker.store.tiered.bucket.state_files import StateFiles
 from trimq.broker.tiered_config import TieredStoreConfig
 from trimq.protocol.bucket_manifest import Entry, StoredObject, stretches_of
 from trimq.protocol.bucket_names import ObjectName
-from trimq.protocol.bucket_object import BLOCK_MESSAGES, BucketFormatError, Kind, ObjectHeader
-from trimq.protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE
-from trimq.protocol.tiered_index_batch import KeyItems
+from trimq.protocol.bucket_object import BucketFormatError, Kind, ObjectHeader
+from trimq.protocol.queue_unit import FILLER_SIZE
 
 _log: Final = structlog.get_logger(__name__)
 
-OBJECT_BYTES: Final = 16 * 1024 * 1024
-"""An object covers no more of the log than this, unless its first message alone is larger."""
 OBJECTS_A_ROOT: Final = 64
 """The root is replaced after so many objects: a start has to read the directories of no more."""
 _LOOK: Final = 1.0
@@ -52,43 +50,6 @@ class _Pending:
     def __init__(self, queue: ConsumeQueue, since: int) -> None:
         self.queue = queue
         self.since = since
-
-
-class _ObjectMemory(Buffer):
-    """The memory of the records of one object. What it holds is valid until ``clear``."""
-
-    def __init__(self) -> None:
-        super().__init__(bytearray())
-        self._used = 0
-
-    def view(self, size: int) -> memoryview:
-        """So many bytes that no other view has."""
-        if self._used + size > len(self.memory):
-            self.memory = bytearray(max(size, OBJECT_BYTES))
-            self._used = 0
-        self._used += size
-        return memoryview(self.memory)[self._used - size : self._used]
-
-    def clear(self) -> None:
-        """Use the memory again."""
-        self._used = 0
-
-    def release(self) -> None:
-        """Free the memory."""
-        self.memory = bytearray()
-        self._used = 0
-
-
-class _Stretch:
-    """What an object is made of. ``keys``: (topic id, queue id, items, log offset behind) of each batch."""
-
-    def __init__(self, begin: int, end: int) -> None:
-        self.begin = begin
-        self.end = end
-        self.messages = 0
-        self.bytes = 0
-        self.keys: list[tuple[int, int, KeyItems, int]] = []
-        self.counts: list[tuple[BucketQueue, int]] = []
 
 
 class BucketUploads:
@@ -129,7 +90,7 @@ class BucketUploads:
         """Objects come one after the other."""
         self._wake = trio.Event()
         self._stopped = trio.Event()
-        self._memory = _ObjectMemory()
+        self._reader = contents.ContentsReader(builder, tier, self._skip, keys=index is not None)
         self._backoff = Backoff(random)
         self._not_before = 0.0
         self.problem = ""
@@ -194,11 +155,16 @@ class BucketUploads:
         return queue.min_offset if flat is None else max(flat.commit_offset, queue.min_offset)
 
     async def lowest_waiting(self) -> int | None:
-        """The lowest log offset of a message that is not uploaded, or one below it; None if all are."""
+        """The lowest log offset of a message that is not uploaded, or one below it; None if all are.
+
+        What the root does not name yet counts as not uploaded: if another broker has taken the bucket, it is garbage.
+        """
         if not self.config.tiered_store_protect_local:
             return None
         if not self._scanned:
             return 0
+        if self._tier.unsaved:
+            return self._tier.saved_end
         return self._position if self._pending else None
 
     async def count_waiting(self, start: int, end: int) -> int:
@@ -234,12 +200,12 @@ class BucketUploads:
         """Upload until ``stop``. Raises FencedError when another broker has taken the bucket."""
         if not self._scanned:
             await self.scan()
-        while not self.is_stopping:
+        while not (self.is_stopping or self.fenced):
             self._wake = trio.Event()
             if trio.current_time() >= self._not_before and await self._try(force=False):
                 continue
             if not self._pending:
-                self._memory.release()
+                self._reader.memory.release()
                 await self._wake.wait()
                 continue
             with trio.move_on_after(_LOOK):
@@ -302,119 +268,70 @@ class BucketUploads:
             return False
         if self._index is not None and self._index.waiting > _MOST_WAITING:
             await self._index.fill()
-        end = self._attempted or min(limit, self._position + OBJECT_BYTES)
+        end = self._attempted or min(limit, self._position + contents.OBJECT_BYTES)
         began = self._wall_ms()
-        self._memory.clear()
+        self._reader.memory.clear()
         builder = ObjectBuilder(ObjectHeader(Kind.LOG, self._tier.epoch, self._tier.end, end, began))
-        stretch = await self._fill(builder, end, is_edge=end == limit or self._attempted is not None)
-        if stretch.messages:
-            await self._put(builder, stretch)
-        if self.is_stopping and not force:
-            return False
-        self._position = stretch.end
+        queues = [waiting.queue for _, waiting in sorted(self._pending.items())]
+        is_edge = end == limit or self._attempted is not None
+        made = await self._reader.fill(builder, queues, self._position, end, is_edge=is_edge)
+        if made.messages:
+            await self._put(builder, made)
+        self._position = made.end
         await self._drop_uploaded()
         for waiting in self._pending.values():
             waiting.since = max(waiting.since, began)
         return True
 
     def _is_due(self, limit: int) -> bool:
-        if limit - self._position >= OBJECT_BYTES or not self.config.tiered_store_group_commit:
+        if limit - self._position >= contents.OBJECT_BYTES or not self.config.tiered_store_group_commit:
             return True
         first = next(iter(self._pending.values()))
         # A clock that was set back must not delay an upload until it has caught up.
         return not 0 <= self._wall_ms() - first.since < self.config.tiered_store_group_commit_timeout
 
-    async def _fill(self, builder: ObjectBuilder, end: int, *, is_edge: bool) -> _Stretch:
-        """Put the messages of all queues that wait, up to a log offset, into an object.
-
-        ``is_edge``: no record lies over ``end``. Otherwise the object ends where such a record begins.
-        """
-        stretch = _Stretch(self._tier.end, end)
-        while True:
-            first = end
-            for _, waiting in sorted(self._pending.items()):
-                queue = waiting.queue
-                offset = await self._fill_queue(builder, stretch, queue, end)
-                if not is_edge and offset < queue.next_offset:
-                    for phy, size, _ in await self._builder.units(queue, offset, 1):
-                        first = min(first, phy if size != FILLER_SIZE else end)
-            stretch.end = first
-            # A single message that is larger than an object.
-            if first > self._position or is_edge:
-                return stretch
-            end = self._position + 2 * (end - self._position)
-            is_edge = False
-
-    async def _fill_queue(self, builder: ObjectBuilder, stretch: _Stretch, queue: ConsumeQueue, end: int) -> int:
-        """Put the next messages of a queue into an object. Returns the offset behind them. Raises OSError."""
-        tier = self._tier.find_or_create(queue.topic, queue.queue_id)
-        offset = max(tier.commit_offset, queue.min_offset)
-        if tier.commit_offset < offset:
-            # Not before: what the log had before the tier was switched on is uploaded as far as it is there.
-            lost = offset - tier.commit_offset if tier.commit_offset else 0
-            self._skip(queue, tier.commit_offset, lost)
-        while offset < queue.next_offset and not queue.deleted:
-            built = await self._builder.build(
-                queue,
-                offset,
-                AS_IN_LOG,
-                Limits(BLOCK_MESSAGES, OBJECT_BYTES, end),
-                tier.topic_id,
-                self._memory,
-                keys=self._index is not None,
-            )
-            if built is None:
-                break
-            if built.batch is None:
-                self._skip(queue, offset, built.skip_to - offset)
-                offset = built.skip_to
-                continue
-            batch = built.batch
-            builder.add(queue.topic, queue.queue_id, offset, batch.units, batch.records, batch.begin_ms, batch.end_ms)
-            count = len(batch.units) // UNIT_SIZE
-            offset += count
-            stretch.messages += count
-            stretch.bytes += batch.size
-            stretch.counts.append((tier, count))
-            if self._index is not None:
-                phy, size, _ = UNIT.unpack_from(batch.units, len(batch.units) - UNIT_SIZE)
-                stretch.keys.append((tier.topic_id, queue.queue_id, built.keys, phy + size))
-        return offset
-
-    def _skip(self, queue: ConsumeQueue, begin: int, lost: int) -> None:
-        if lost:
-            self.skipped += lost
-            _log.warning("messages_not_in_tier", topic=queue.topic, queue=queue.queue_id, begin=begin, end=begin + lost)
-
-    async def _put(self, builder: ObjectBuilder, stretch: _Stretch) -> None:
+    async def _put(self, builder: ObjectBuilder, made: contents.Contents) -> None:
         """Write an object and note what it has. Raises OSError; then nothing counts as uploaded."""
         state = await self._state.changed()
-        pieces, directory = builder.finish(b"" if state is None else state.data, stretch.end)
-        name = ObjectName(stretch.begin, 0, 0, self._tier.epoch, 0)
-        self._attempted = stretch.end
-        await self._wait_for_rate(stretch.bytes)
+        data = b"" if state is None else state.data
+        pieces, directory = await self._tier.bucket.run(partial(builder.finish, data, made.end))
+        name = ObjectName(made.begin, 0, 0, self._tier.epoch, 0)
+        self._attempted = made.end
+        await self._wait_for_rate(made.bytes)
         try:
             await self._tier.bucket.create(str(name), pieces)
         except FileExistsError:
             # Only this owner writes with its epoch: the reply to an earlier attempt was lost.
             entry = await self._tier.find_upload()
-            stretch.end = entry.object.end
+            made.end = entry.object.end
         else:
-            stored = StoredObject(stretch.begin, stretch.end, 0, name.epoch, 0, directory.length, directory.position)
+            stored = StoredObject(made.begin, made.end, 0, name.epoch, 0, directory.length, directory.position)
             entry = Entry(stored, stretches_of(directory))
         self._attempted = None
         if state is not None:
             self._state.sent(state)
-        self._tier.add(entry, b"" if state is None else state.data)
+        # A topic that was deleted meanwhile must not come back: a new one of its name begins at 0.
+        gone = made.deleted()
+        if gone:
+            kept = [stretch for stretch in entry.stretches if (stretch.topic, stretch.queue_id) not in gone]
+            entry = Entry(entry.object, kept)
+        self._tier.add(entry, data)
+        self._position = made.end
         self.objects += 1
-        self.messages += stretch.messages
-        self.bytes += stretch.bytes
-        for tier, count in stretch.counts:
+        self.messages += made.messages
+        self.bytes += made.bytes
+        for tier, count in made.counts:
             tier.uploaded += count
         if self._index is not None:
-            for topic_id, queue_id, items, end in stretch.keys:
+            for topic_id, queue_id, items, end in made.keys:
                 self._index.put_items(topic_id, queue_id, items, end)
+        if gone:
+            await self.save()
+        if self._index is not None:
             await self._index.fill()
+
+    def _skip(self, lost: int) -> None:
+        self.skipped += lost
 
     async def _wait_for_rate(self, size: int) -> None:
         """Wait until an object of so many bytes may go, or until ``stop``: it waits for the time of those before."""

@@ -16,7 +16,7 @@ from tests.store.stores import TOPIC, by_key, fill, put, until_dispatched
 from tests.store.tiered.bucket.stores import Objects, opened, tier, uploaded
 from tests.store.tiered.test_tiered_message_store import all_offsets, drop_local
 from trimq.broker.store.message_store import MessageStore
-from trimq.broker.store.tiered.bucket import index_objects, joiner, uploader
+from trimq.broker.store.tiered.bucket import index_objects, joiner, object_contents
 from trimq.broker.store.tiered.bucket.bucket_message_store import BucketMessageStore
 from trimq.broker.store.tiered.bucket.garbage import find_garbage
 from trimq.broker.tiered_config import TieredStorageLevel
@@ -34,7 +34,7 @@ CHANGES = {"create", "replace", "writer", "finish", "delete"}
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uploader, "OBJECT_BYTES", 2000)
+    monkeypatch.setattr(object_contents, "OBJECT_BYTES", 2000)
     monkeypatch.setattr(joiner, "JOIN_BYTES", 8000)
     monkeypatch.setattr(joiner, "JOIN_OBJECTS", 4)
     monkeypatch.setattr(joiner, "JOIN_SEGMENTS", 3)

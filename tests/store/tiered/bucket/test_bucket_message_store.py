@@ -14,7 +14,7 @@ from tests.store.stores import TOPIC, fill, put, settings, until_dispatched
 from tests.store.tiered.bucket.stores import Objects, opened, tier, uploaded
 from tests.store.tiered.test_tiered_message_store import all_offsets, drop_local, get
 from trimq.broker.store.message_store import MessageStore, StoreLoadError
-from trimq.broker.store.tiered.bucket import uploader
+from trimq.broker.store.tiered.bucket import object_contents
 from trimq.broker.store.tiered.bucket.bucket_message_store import BucketMessageStore
 from trimq.broker.store.types import GetMessageStatus
 from trimq.broker.tiered_config import TieredStorageLevel
@@ -74,7 +74,7 @@ async def test_a_stretch_of_the_log_is_one_object_however_many_queues_it_has() -
 @pytest.mark.parametrize("size", [700, 1000, 5000])
 async def test_objects_end_between_records(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """Also a record that is larger than an object has its place."""
-    monkeypatch.setattr(uploader, "OBJECT_BYTES", size)
+    monkeypatch.setattr(object_contents, "OBJECT_BYTES", size)
     disk, objects = SimDisk(), Objects()
     async with opened(disk, objects) as store:
         for number in range(20):
@@ -339,6 +339,65 @@ async def test_a_deleted_topic_begins_anew() -> None:
         found = await get(store, 0)
         assert decode_messages(b"".join(bytes(buffer) for buffer in found.buffers))[0].body == b"new"
         assert len(await all_offsets_of(store, "Other", 20)) == 20
+
+
+async def test_a_topic_that_was_deleted_before_the_bucket_answered(autojump_clock: trio.testing.MockClock) -> None:
+    disk, objects = SimDisk(), Objects()
+    async with opened(disk, objects) as store:
+        await fill(store, 20)
+        await fill(store, 20, topic="Other")
+        await uploaded(store)
+    objects.fail = away()
+    async with opened(disk, objects) as store:
+        await store.delete_topic(TOPIC)
+        assert await store.clean_unused_topics({TOPIC, "Other"}) == []
+        await put(store, b"new")
+        objects.fail = nothing
+        with trio.fail_after(100):
+            await store.is_loaded.wait()
+        await uploaded(store)
+    async with opened(disk, objects, tier(tiered_storage_level=TieredStorageLevel.FORCE)) as store:
+        found = await get(store, 0)
+        assert decode_messages(b"".join(bytes(buffer) for buffer in found.buffers))[0].body == b"new"
+        assert store.next_offset(TOPIC, 0) == 1
+        assert len(await all_offsets_of(store, "Other", 20)) == 20
+
+
+async def test_a_fenced_broker_goes_on_without_its_bucket(autojump_clock: trio.testing.MockClock) -> None:
+    disk, objects = SimDisk(), Objects()
+    async with opened(disk, objects, tier(tiered_store_group_commit=False)) as first:
+        await fill(first, 20)
+        await until_dispatched(first)
+        await first.flush()
+        await until(lambda: not first.uploads.behind)
+        async with opened(SimDisk(), objects):
+            pass
+        await first.delete_topic(TOPIC)
+        assert trouble(first)[0] == "tier_fenced"
+        assert await first.clean_unused_topics(set()) == []
+        await fill(first, 3)
+        await until_dispatched(first)
+        assert [offset for offset, _ in await all_offsets(first, 0, 3)] == [0, 1, 2]
+        await trio.sleep(100)
+        assert await first.expire_tier() == 0
+
+
+async def test_messages_that_are_not_dispatched_yet_are_not_passed_over() -> None:
+    """The log is ahead of the queues, as after a start that catches up: an object must not cover what they lack."""
+    disk, objects = SimDisk(), Objects()
+    async with opened(disk, objects) as store:
+        await fill(store, 10)
+        await until_dispatched(store)
+        await store.flush()
+        behind = store.dispatched_offset // 2
+        type(store).dispatched_offset, real = property(lambda _: behind), type(store).dispatched_offset  # type: ignore[method-assign,assignment]
+        try:
+            await store.uploads.upload_all()
+        finally:
+            type(store).dispatched_offset = real  # type: ignore[method-assign]
+        assert store.manifest.end <= behind
+        await store.uploads.upload_all()
+        assert store.uploads.messages == 10
 
 
 async def test_a_topic_that_was_deleted_while_the_bucket_was_away_begins_anew() -> None:

@@ -11,7 +11,7 @@ from tests.store.simdisk import SimDisk
 from tests.store.stores import TOPIC, fill, put, until_dispatched
 from tests.store.tiered.bucket.stores import Objects, opened, tier, uploaded
 from tests.store.tiered.test_tiered_message_store import all_offsets, drop_local, get
-from trimq.broker.store.tiered.bucket import joiner, uploader
+from trimq.broker.store.tiered.bucket import joiner, object_contents
 from trimq.broker.store.tiered.bucket.bucket_message_store import BucketMessageStore
 from trimq.broker.store.tiered.bucket.garbage import find_garbage
 from trimq.broker.store.tiered.bucket.joiner import Window, choose, windows_of
@@ -28,7 +28,7 @@ QUEUES = 3
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Objects, joins and parts of a few kilobytes."""
-    monkeypatch.setattr(uploader, "OBJECT_BYTES", 2000)
+    monkeypatch.setattr(object_contents, "OBJECT_BYTES", 2000)
     monkeypatch.setattr(joiner, "JOIN_BYTES", 16_000)
     monkeypatch.setattr(joiner, "JOIN_OBJECTS", 6)
     monkeypatch.setattr(joiner, "JOIN_SEGMENTS", 3)
@@ -265,7 +265,7 @@ async def test_what_interrupted_writes_left_is_found_and_nothing_else() -> None:
             "log/00000000000000000000-00000000",
             "segments/00000000000000000000-00000000000000002000-0001-00000001-0099",
             "manifest/page-000000000001-00000000-0000",
-            "index/" + "-".join(["0" * 20] * 3 + ["0" * 12, "00000000"]),
+            "index/" + "-".join(["0" * 20] * 3 + ["0" * 12, "00000001"]),
         ):
             objects.create(prefix + name, [b"left"])
         await until_dispatched(store)

@@ -19,7 +19,7 @@ from trimq.broker.store.tiered.bucket import (
     index_objects,
     joiner,
     object_builder,
-    uploader,
+    object_contents,
 )
 from trimq.broker.store.tiered.bucket.bucket_message_store import BucketMessageStore
 from trimq.broker.tiered_config import TieredStorageLevel
@@ -31,7 +31,7 @@ SCALE = 1024
 @pytest.fixture
 def scaled(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in (
-        (uploader, "OBJECT_BYTES"),
+        (object_contents, "OBJECT_BYTES"),
         (joiner, "JOIN_BYTES"),
         (joiner, "PART_SIZE"),
         (joiner, "BLOCK_BYTES"),
@@ -71,7 +71,7 @@ async def test_a_gibibyte_costs_at_most_300_puts(queues: int) -> None:
         while store.commit_log.max_offset < 1 << 20:
             await put(store, bytes(820), queue_id=number % queues, unique=f"u{number}", keys=f"k{number}")
             number += 1
-            if store.commit_log.max_offset - store.manifest.end >= uploader.OBJECT_BYTES:
+            if store.commit_log.max_offset - store.manifest.end >= object_contents.OBJECT_BYTES:
                 await until_dispatched(store)
                 await store.flush()
                 await store.uploads._try(force=False)

@@ -1,0 +1,136 @@
+"""What an upload object is made of: the messages of all queues that wait, up to a log offset."""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import structlog
+
+from trimq.broker.store.queue.consume_queue import ConsumeQueue
+from trimq.broker.store.tiered.access.batch import AS_IN_LOG, BatchBuilder, Buffer, Limits
+from trimq.broker.store.tiered.bucket.bucket_queue import BucketQueue
+from trimq.broker.store.tiered.bucket.bucket_queues import BucketQueues
+from trimq.broker.store.tiered.bucket.object_builder import ObjectBuilder
+from trimq.protocol.bucket_object import BLOCK_MESSAGES
+from trimq.protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE
+from trimq.protocol.tiered_index_batch import KeyItems
+
+_log: Final = structlog.get_logger(__name__)
+
+OBJECT_BYTES: Final = 16 * 1024 * 1024
+"""An object covers no more of the log than this, unless its first message alone is larger."""
+
+
+class ObjectMemory(Buffer):
+    """The memory of the records of one object. What it holds is valid until ``clear``."""
+
+    def __init__(self) -> None:
+        super().__init__(bytearray())
+        self._used = 0
+
+    def view(self, size: int) -> memoryview:
+        """So many bytes that no other view has."""
+        if self._used + size > len(self.memory):
+            self.memory = bytearray(max(size, OBJECT_BYTES))
+            self._used = 0
+        self._used += size
+        return memoryview(self.memory)[self._used - size : self._used]
+
+    def clear(self) -> None:
+        """Use the memory again."""
+        self._used = 0
+
+    def release(self) -> None:
+        """Free the memory."""
+        self.memory = bytearray()
+        self._used = 0
+
+
+class Contents:
+    """The stretch [begin, end) of the log in an object, and what the uploader has to know of its messages.
+
+    ``keys``: (topic id, queue id, items, log offset behind) of each batch; ``counts``: messages by queue; ``queues``:
+    the local queues they are from.
+    """
+
+    def __init__(self, begin: int, end: int) -> None:
+        self.begin = begin
+        self.end = end
+        self.messages = 0
+        self.bytes = 0
+        self.keys: list[tuple[int, int, KeyItems, int]] = []
+        self.counts: list[tuple[BucketQueue, int]] = []
+        self.queues: dict[tuple[str, int], ConsumeQueue] = {}
+
+    def deleted(self) -> set[tuple[str, int]]:
+        """Queues that were deleted meanwhile: what the object has of them does not count."""
+        return {key for key, queue in self.queues.items() if queue.deleted}
+
+
+class ContentsReader:
+    """Reads messages from the local store into an object."""
+
+    def __init__(
+        self, builder: BatchBuilder, tier: BucketQueues, skipped: Callable[[int], None], *, keys: bool
+    ) -> None:
+        """``skipped`` gets the numbers of messages that are not there any more. ``keys``: the index needs them."""
+        self._builder = builder
+        self._tier = tier
+        self._skipped = skipped
+        self._keys = keys
+        self.memory = ObjectMemory()
+
+    async def fill(
+        self, builder: ObjectBuilder, queues: Sequence[ConsumeQueue], position: int, end: int, *, is_edge: bool
+    ) -> Contents:
+        """Put the messages of queues, between two log offsets, into an object. Raises OSError.
+
+        ``is_edge``: no record lies over ``end``. Otherwise the object ends where such a record begins.
+        """
+        contents = Contents(self._tier.end, end)
+        while True:
+            first = end
+            for queue in queues:
+                offset = await self._fill_queue(builder, contents, queue, end)
+                if not is_edge and offset < queue.next_offset:
+                    for phy, size, _ in await self._builder.units(queue, offset, 1):
+                        first = min(first, phy if size != FILLER_SIZE else end)
+            contents.end = first
+            if first > position or is_edge:
+                return contents
+            # A single message that is larger than an object: nothing stands before it.
+            end = position + 2 * (end - position)
+
+    async def _fill_queue(self, builder: ObjectBuilder, contents: Contents, queue: ConsumeQueue, end: int) -> int:
+        """Put the next messages of a queue into an object. Returns the offset behind them. Raises OSError."""
+        tier = self._tier.find_or_create(queue.topic, queue.queue_id)
+        offset = max(tier.commit_offset, queue.min_offset)
+        if tier.commit_offset and offset > tier.commit_offset:
+            # Not a new queue: what the log had before the tier was switched on is uploaded as far as it is there.
+            self._skip(queue, tier.commit_offset, offset)
+        while offset < queue.next_offset and not queue.deleted:
+            limits = Limits(BLOCK_MESSAGES, OBJECT_BYTES, end)
+            built = await self._builder.build(
+                queue, offset, AS_IN_LOG, limits, tier.topic_id, self.memory, keys=self._keys
+            )
+            if built is None:
+                break
+            if built.batch is None:
+                self._skip(queue, offset, built.skip_to)
+                offset = built.skip_to
+                continue
+            batch = built.batch
+            builder.add(queue.topic, queue.queue_id, offset, batch.units, batch.records, batch.begin_ms, batch.end_ms)
+            count = len(batch.units) // UNIT_SIZE
+            offset += count
+            contents.messages += count
+            contents.bytes += batch.size
+            contents.counts.append((tier, count))
+            contents.queues[queue.topic, queue.queue_id] = queue
+            if self._keys:
+                phy, size, _ = UNIT.unpack_from(batch.units, len(batch.units) - UNIT_SIZE)
+                contents.keys.append((tier.topic_id, queue.queue_id, built.keys, phy + size))
+        return offset
+
+    def _skip(self, queue: ConsumeQueue, begin: int, end: int) -> None:
+        self._skipped(end - begin)
+        _log.warning("messages_not_in_tier", topic=queue.topic, queue=queue.queue_id, begin=begin, end=end)
