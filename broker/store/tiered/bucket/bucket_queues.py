@@ -64,7 +64,6 @@ class BucketQueues:
 
         ``is_deleted``: whether a stretch is that of a topic which was deleted before the start.
         """
-
         removed: dict[tuple[str, int], int] = {}
 
         def is_gone(stretch: Stretch) -> bool:
