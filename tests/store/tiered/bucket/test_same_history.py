@@ -19,6 +19,7 @@ from trimq.broker.store.tiered.bucket.bucket_message_store import BucketMessageS
 from trimq.broker.store.tiered.bucket.bucket_queues import BucketQueues
 from trimq.broker.store.tiered.bucket.manifest import Manifest
 from trimq.broker.store.tiered.bucket.restore import restore
+from trimq.protocol.bucket_manifest import Entry, Stretch
 from trimq.protocol.bucket_names import broker_prefix
 from trimq.protocol.message import decode_messages
 from trimq.remoting.runtime.clock import ManualClock
@@ -273,3 +274,29 @@ async def test_a_topic_created_anew_whose_deletion_was_not_noted() -> None:
         assert store.tier_range(TOPIC, 0) == (0, 5)
     async with opened(SimDisk(), objects) as store:
         assert await bodies(store, 5) == [b"new %d" % number for number in range(5)]
+
+
+async def test_what_counts_as_the_same_message() -> None:
+    disk, objects = SimDisk(), Objects()
+    async with opened(disk, objects) as store:
+        await fill(store, 5)
+        await put(store, b"0123" + bytes((0, 0, 0, 100)) + bytes(100))
+        await uploaded(store)
+        (entry,) = store.manifest.entries
+        (stretch,) = entry.stretches
+        last = stretch.last_physical
+        like_record = last + bytes(store.commit_log.read(last, 400) or b"").index(b"0123") + 4
+        assert stretch.messages == 6
+
+        async def why_not(other: Stretch) -> str:
+            return await store._history.why_not([Entry(entry.object, [other])], entry.object.end, None)
+
+        assert not await why_not(stretch)
+        for place in last - 1, last + 1, like_record, entry.object.end - 4:
+            assert "another history" in await why_not(stretch._replace(last_physical=place))
+        assert "another history" in await why_not(stretch._replace(topic="Other"))
+        assert "another history" in await why_not(stretch._replace(queue_id=1))
+        assert "another history" in await why_not(stretch._replace(messages=7))
+        assert "another history" in await why_not(stretch._replace(end_ms=stretch.begin_ms - 1))
+        expired = stretch._replace(offset=6, messages=0, size=0)  # says where the queue ended
+        assert not await why_not(expired)
