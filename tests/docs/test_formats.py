@@ -20,7 +20,7 @@ from trimq.broker.store.queue.queue_snapshot import read_snapshot
 from trimq.broker.store.recovery.failed_sync_marker import FailedSyncMarker
 from trimq.broker.store.running_flags import Flag
 from trimq.broker.store.tiered.bucket import manifest_pages
-from trimq.broker.store.tiered.bucket.restore import RESTORED, read_restored
+from trimq.broker.store.tiered.bucket.restore import RESTORED, Origin, read_restored
 from trimq.broker.testing import configuration as configuration_of
 from trimq.protocol import (
     bucket_manifest,
@@ -312,4 +312,7 @@ def test_capacity_of_a_bucket() -> None:
 def test_the_queues_of_a_restored_store(tmp_path: Path) -> None:
     (tmp_path / "config").mkdir()
     (tmp_path / RESTORED).write_text(EXAMPLES["tier-restored"], encoding="utf-8")
-    assert read_restored(RealDisk(), str(tmp_path)) == {("Orders", 0): 60, ("Orders", 1): 9}
+    starts = {("Orders", 0): 60, ("Orders", 1): 9}
+    assert read_restored(RealDisk(), str(tmp_path)) == (starts, Origin(5000, 8192))
+    (tmp_path / RESTORED).write_text('{"queues":{"Orders":{"0":60,"1":9}}}', encoding="utf-8")  # an older version's
+    assert read_restored(RealDisk(), str(tmp_path)) == (starts, None)

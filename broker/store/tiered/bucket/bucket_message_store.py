@@ -30,7 +30,8 @@ from trimq.broker.store.tiered.bucket.join_sources import LogSource
 from trimq.broker.store.tiered.bucket.joiner import Joiner
 from trimq.broker.store.tiered.bucket.manifest import FencedError, Manifest
 from trimq.broker.store.tiered.bucket.object_store import ObjectStore
-from trimq.broker.store.tiered.bucket.restore import is_empty, read_restored, restore
+from trimq.broker.store.tiered.bucket.restore import Origin, is_empty, read_restored, restore
+from trimq.broker.store.tiered.bucket.same_history import SameHistory
 from trimq.broker.store.tiered.bucket.state_files import StateFiles
 from trimq.broker.store.tiered.bucket.uploader import BucketUploads
 from trimq.broker.store.tiered.container.index_store_service import IndexStoreService
@@ -90,6 +91,9 @@ class BucketMessageStore(TieredStore):
         self.manifest = Manifest(self.bucket, cluster, broker_name)
         self.bucket_queues = BucketQueues(self.bucket, self.manifest, tier, threads, self.clock.monotonic)
         builder = BatchBuilder(self.commit_log, self.queues)
+        self._history = SameHistory(self.commit_log, self.queues, builder)
+        self._origin: Origin | None = None
+        self._has_claimed = False
 
         def local(entries: Sequence[Entry]) -> LogSource:
             return LogSource(entries, builder, self.queues, lambda: self.min_phy_offset)
@@ -182,7 +186,7 @@ class BucketMessageStore(TieredStore):
         """See MessageStore. Raises StoreLoadError also if the disk is empty and the bucket cannot be read."""
         if not self.replication.is_slave and await self.disk.run(is_empty, self.disk, self.config):
             await self._restore()
-        self._starts = await self.disk.run(read_restored, self.disk, self.root)
+        self._starts, self._origin = await self.disk.run(read_restored, self.disk, self.root)
         async with super().opened():
             self._begin_queues(self._starts)
             async with trio.open_nursery() as nursery:
@@ -201,11 +205,13 @@ class BucketMessageStore(TieredStore):
 
     async def _restore(self) -> None:
         try:
-            await self.manifest.load()
+            await self.bucket_queues.load()
             if self.manifest.root is None:
                 return
+            # First: what another broker uploads from now on does not belong to the history, and cannot be missing here.
+            await self._own()
             found = await restore(self.disk, self.config, self.bucket, self.manifest)
-        except (OSError, BucketFormatError) as error:
+        except (OSError, BucketFormatError, FencedError) as error:
             raise StoreLoadError(
                 f"the directory {self.root} is empty, and the history of the broker cannot be read from the bucket "
                 f"{self.tier.tiered_store_bucket}: {error}. Start again when it can be read, or configure the broker "
@@ -309,14 +315,25 @@ class BucketMessageStore(TieredStore):
     async def _claim(self) -> None:
         if not self.manifest.is_owner:  # otherwise a claim that was not completed goes on
             await self.bucket_queues.load()
-        if self.commit_log.max_offset < self.manifest.end:
-            # Log offsets would be given twice. Reads go on: each store serves what it has.
-            raise FencedError(
-                f"the bucket has messages up to log offset {self.manifest.end}, and the log of this broker ends at "
-                f"{self.commit_log.max_offset}: restore the store from the bucket (mqstore tiered restore)"
-            )
+        await self._check_history()
+        await self._own()
+        # Again: the owner before may have uploaded more.
+        await self._check_history()
+        await self.bucket_queues.remove_deleted(self._history.is_deleted if self._history.has_deleted else None)
+
+    async def _own(self) -> None:
         leadership = self.replication.leadership
-        await self.bucket_queues.claim(leadership.epoch if leadership is not None else 0)
+        epoch = leadership.epoch if leadership is not None else 0
+        if not self._has_claimed or self.bucket_queues.epoch < epoch:  # otherwise a restore has claimed it
+            await self.bucket_queues.claim(epoch)
+            self._has_claimed = True
+
+    async def _check_history(self) -> None:
+        """Raise FencedError if log offsets would be given twice. Reads go on: each store serves what it has."""
+        why_not = await self._history.why_not(self.manifest.entries, self.manifest.end, self._origin)
+        if why_not:
+            self.manifest.fenced = why_not
+            raise FencedError(why_not)
 
     async def _follow(self) -> None:
         """A slave: read the manifest, and read it again from time to time."""

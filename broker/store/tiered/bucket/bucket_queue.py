@@ -61,15 +61,19 @@ class BucketQueue:
         self._end = max([self._end, *(stretch.end for _, stretch in new)])
 
     def reset(self, stretches: Iterable[tuple[StoredObject, Stretch]]) -> None:
-        """Have these stretches instead: those of a manifest that was read again."""
+        """Have these stretches instead: those of a manifest that was read again.
+
+        The queue may end before, if its topic was deleted and created anew.
+        """
         self._table = StretchTable()
+        self._end = 0
         for stored, stretch in stretches:
             self.add(stored, stretch)
 
     def destroy(self) -> None:
         """Have no messages any more: the topic was deleted."""
         self.is_destroyed = True
-        self.reset(())
+        self._table = StretchTable()
 
     @property
     def min_offset(self) -> int:
@@ -79,7 +83,7 @@ class BucketQueue:
 
     @property
     def commit_offset(self) -> int:
-        """Behind the last message. It never falls: expired messages do not come again."""
+        """Behind the last message. It does not fall when messages expire: they do not come again."""
         return self._end
 
     @property

@@ -57,11 +57,29 @@ class BucketQueues:
     async def claim(self, least_epoch: int = 0) -> None:
         """Read the manifest and take ownership. Raises OSError, BucketFormatError, FencedError."""
         await self.manifest.claim(least_epoch)
-        # Deleted before: what the bucket has of them is of the old topics, though there may be new ones of their names.
-        if self._gone and self._without(lambda stretch: stretch.topic in self._gone):
+        self._take()
+
+    async def remove_deleted(self, is_deleted: Callable[[Stretch], bool] | None) -> None:
+        """Remove what the bucket has of topics that were deleted before the claim. Raises OSError, FencedError.
+
+        ``is_deleted``: whether a stretch is that of a topic which was deleted before the start.
+        """
+        removed: dict[tuple[str, int], int] = {}
+
+        def is_gone(stretch: Stretch) -> bool:
+            # Of the old topic, though there may be a new one of its name.
+            gone = stretch.topic in self._gone or (is_deleted is not None and is_deleted(stretch))
+            if gone:
+                key = stretch.topic, stretch.queue_id
+                removed[key] = max(stretch.end, removed.get(key, 0))
+            return gone
+
+        if (self._gone or is_deleted is not None) and self._without(is_gone):
+            self._take()
+            for (topic, queue_id), end in removed.items():
+                _log.warning("queue_removed_from_tier", topic=topic, queue=queue_id, begin=0, end=end)
             await self.save(None)
         self._gone.clear()
-        self._take()
 
     async def _refresh(self) -> None:
         """Read the manifest again, which another process has changed: a slave's copy gets old."""

@@ -27,10 +27,19 @@ RESTORED: Final = "config/tierRestored.json"
 _OFFSETS: Final = "consumerOffset.json"
 
 
-class _Starts(msgspec.Struct):
-    """The file RESTORED: topic to queue id to the offset of its next message."""
+class _Starts(msgspec.Struct, rename="camel"):
+    """The file RESTORED: topic to queue id to the offset of its next message; see Origin, -1 if that is not known."""
 
     queues: dict[str, dict[int, int]]
+    end: int = -1
+    log_start: int = -1
+
+
+class Origin(NamedTuple):
+    """What a store was restored from: log offsets behind all that the bucket had, and where its own log began."""
+
+    end: int
+    log_start: int
 
 
 class RestoredQueue(NamedTuple):
@@ -81,7 +90,7 @@ async def restore(disk: Disk, config: MessageStoreConfig, bucket: Bucket, manife
         make_durable_directory(disk, log)
         for name, data in state.items():
             write_durably(disk, f"{root}/config/{name}", data)
-        write_durably(disk, f"{root}/{RESTORED}", msgspec.json.encode(_Starts(starts)))
+        write_durably(disk, f"{root}/{RESTORED}", msgspec.json.encode(_Starts(starts, manifest.end, log_start)))
         path = f"{log}/{offset_name(log_start)}"
         fd = disk.create(path, size)
         disk.close(fd)
@@ -131,16 +140,17 @@ def _consumed(data: bytes) -> dict[tuple[str, int], int]:
     return found
 
 
-def read_restored(disk: Disk, root: str) -> dict[tuple[str, int], int]:
-    """Where the queues of a restored store begin; empty for another store. Blocks.
+def read_restored(disk: Disk, root: str) -> tuple[dict[tuple[str, int], int], Origin | None]:
+    """Where the queues of a restored store begin, and what it was restored from. Blocks.
 
-    Raises OSError, StoreLoadError.
+    Empty and None for another store; None also if an older version has restored it. Raises OSError, StoreLoadError.
     """
     data = read_whole(disk, f"{root}/{RESTORED}")
     if data is None:
-        return {}
+        return {}, None
     try:
-        table = msgspec.json.decode(data, type=_Starts).queues
+        found = msgspec.json.decode(data, type=_Starts)
     except msgspec.DecodeError as error:
         raise StoreLoadError(f"{root}/{RESTORED} is damaged: restore the store from the bucket again") from error
-    return {(topic, queue_id): start for topic, queues in table.items() for queue_id, start in queues.items()}
+    starts = {(topic, queue_id): start for topic, queues in found.queues.items() for queue_id, start in queues.items()}
+    return starts, None if found.end < 0 else Origin(found.end, found.log_start)

@@ -23,6 +23,7 @@ from trimq.broker.store.tiered.access.batch import BatchBuilder
 from trimq.broker.store.tiered.access.tier_parts import Backlog, KeyIndex
 from trimq.broker.store.tiered.bucket import object_contents as contents
 from trimq.broker.store.tiered.bucket.backoff import Backoff
+from trimq.broker.store.tiered.bucket.bucket_queue import BucketQueue
 from trimq.broker.store.tiered.bucket.bucket_queues import BucketQueues
 from trimq.broker.store.tiered.bucket.object_builder import ObjectBuilder
 from trimq.broker.store.tiered.bucket.state_files import StateFiles
@@ -128,8 +129,7 @@ class BucketUploads:
                 flat = self._tier.find(topic, queue_id)
                 uploaded = flat.commit_offset if flat is not None else 0
                 there = self._queues.peek_next_offset(topic, queue_id)
-                if there < uploaded:
-                    # The log has all that was uploaded (BucketMessageStore), so the topic was deleted and created anew.
+                if flat is not None and there < uploaded and self._is_anew(flat, there):
                     self._tier.forget(topic, queue_id, there)
                     _log.warning("queue_removed_from_tier", topic=topic, queue=queue_id, begin=there, end=uploaded)
                 if there != uploaded:
@@ -137,6 +137,16 @@ class BucketUploads:
                     if queue is not None:
                         self._pending.setdefault((topic, queue_id), _Pending(queue, 0))
         self._scanned = True
+
+    def _is_anew(self, flat: BucketQueue, there: int) -> bool:
+        """Whether a local queue, which ends at ``there``, is that of a topic that was deleted and created anew.
+
+        Log and bucket have the same history (same_history.py), and units come in the order of the log: so a queue with
+        newer messages than those that it lacks is another one. Without newer messages it is not dispatched so far yet.
+        """
+        queue = self._queues.find(flat.topic, flat.queue_id)
+        lacking = max((stretch.last_physical for _, stretch in flat.stretches if stretch.end > there), default=-1)
+        return queue is not None and queue.max_phy > lacking
 
     @property
     def behind(self) -> int:

@@ -12,7 +12,8 @@ from tests.store.simdisk import SimDisk
 from tests.store.stores import TOPIC, fill, put, until_dispatched
 from tests.store.tiered.bucket.stores import Objects, opened, tier, uploaded
 from trimq.broker.store.tiered.bucket import joiner
-from trimq.broker.store.tiered.bucket.manifest import FencedError
+from trimq.broker.store.tiered.bucket.bucket_queues import BucketQueues
+from trimq.broker.store.tiered.bucket.manifest import FencedError, Manifest
 from trimq.broker.store.tiered.bucket.object_store import ObjectInfo
 from trimq.protocol.bucket_manifest import Entry, Stretch
 from trimq.remoting.runtime.clock import ManualClock
@@ -147,3 +148,24 @@ async def test_a_join_of_many_queues_goes_through_them_a_few_times() -> None:
         store.bucket_queues.replace([entry], [Entry(entry.object._replace(generation=1), joined)])
         assert joined.times < 10
         assert store.tier_range(TOPIC, 49) == (0, 1)
+
+
+async def test_a_slave_has_the_queue_of_a_topic_that_was_created_anew() -> None:
+    disk, objects = SimDisk(), Objects()
+    async with opened(disk, objects) as store:
+        await fill(store, 20)
+        await uploaded(store)
+        slave = BucketQueues(store.bucket, Manifest(store.bucket, "C1", "broker-a"), store.tier, disk, lambda: 0.0)
+        await slave.load()
+        queue = slave.find(TOPIC, 0)
+        assert queue is not None
+        assert (queue.min_offset, queue.commit_offset) == (0, 20)
+        await store.delete_topic(TOPIC)
+        await uploaded(store)
+        await slave.load()
+        assert (queue.min_offset, queue.commit_offset) == (0, 0)
+        await fill(store, 5)
+        await uploaded(store)
+        await slave.load()
+        assert slave.find(TOPIC, 0) is queue
+        assert (queue.min_offset, queue.commit_offset) == (0, 5)
