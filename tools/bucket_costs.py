@@ -22,7 +22,7 @@ GIB: Final = 1024 * MIB
 _HOURS: Final = 720
 """Hours of a month."""
 _SAVE: Final = 3
-"""PUTs of a new root: page, state, root. A state that has not changed is not written."""
+"""PUTs of a new root: page, state or list of index files, root. A state that has not changed is not written."""
 _KEYS: Final = bucket_message_store._MOST_KEYS  # noqa: SLF001 - the size of an index file
 _SLOTS: Final = bucket_message_store._MOST_SLOTS  # noqa: SLF001 - as above
 

@@ -104,7 +104,10 @@ class BucketMessageStore(TieredStore):
         """Set once the bucket has answered, or has failed to."""
         if config.message_index_enable:
             self._index_objects = IndexObjects(
-                self.bucket, self._named_indexes, lambda: self.bucket_queues.epoch, self.bucket_queues.begin_of
+                self.bucket,
+                lambda: self.manifest.indexes,
+                lambda: self.bucket_queues.epoch,
+                self.bucket_queues.begin_of,
             )
             self.bucket_queues.name_indexes(lambda: self._index_objects.names)
             self.tier_index = IndexStoreService(
@@ -140,12 +143,9 @@ class BucketMessageStore(TieredStore):
             self.hold_log(TieredMessages(self.uploads))
         self._read_tier(self.tier_index)
 
-    def _named_indexes(self) -> Sequence[str]:
-        return self.manifest.root.indexes if self.manifest.root is not None else ()
-
     async def _save_indexes(self) -> None:
         """Let the root name the uploaded index files. Raises OSError."""
-        before, names = set(self._named_indexes()), self._index_objects.names
+        before, names = set(self.manifest.indexes), self._index_objects.names
         if names is None or set(names) == before:
             return
         try:
