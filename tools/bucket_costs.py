@@ -22,7 +22,7 @@ GIB: Final = 1024 * MIB
 _HOURS: Final = 720
 """Hours of a month."""
 _SAVE: Final = 3
-"""PUTs of a new root: page, state or list of index files, root. A state that has not changed is not written."""
+"""PUTs of a new root: page, state, root. A state that has not changed is not written."""
 _KEYS: Final = bucket_message_store._MOST_KEYS  # noqa: SLF001 - the size of an index file
 _SLOTS: Final = bucket_message_store._MOST_SLOTS  # noqa: SLF001 - as above
 
@@ -80,10 +80,10 @@ def joins(load: Load) -> float:
 
 
 def indexes(load: Load) -> float:
-    """PUTs of index files in an hour: of full ones, or of one. A root that names them takes the place of another."""
+    """PUTs of index files in an hour: of full ones, or of one, with their list. The root takes the place of another."""
     keys = load.rate * 3600 / load.size * load.keys
     files = max(keys / _KEYS, 1)
-    return files * _parts(_SLOTS * SLOT_SIZE + keys / files * COMPACT_ITEM_SIZE, index_objects.PART_SIZE)
+    return files * (1 + _parts(_SLOTS * SLOT_SIZE + keys / files * COMPACT_ITEM_SIZE, index_objects.PART_SIZE))
 
 
 def roots(load: Load) -> float:

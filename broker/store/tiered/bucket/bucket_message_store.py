@@ -342,7 +342,7 @@ class BucketMessageStore(TieredStore):
         next_search = saved_at + _SEARCH_AFTER
         while not self.uploads.fenced:
             try:
-                if not self.bucket_queues.unsaved:
+                if self.bucket_queues.is_saved:
                     saved_at = self.clock.monotonic()
                 elif self.clock.monotonic() - saved_at >= _SAVE_AFTER:
                     await self.uploads.save()
@@ -417,6 +417,7 @@ class BucketMessageStore(TieredStore):
             self._fenced(error)
             return 0
         if count:
+            self.uploads.succeeded()
             _log.info("tiered_segments_deleted", count=count)
         return count
 

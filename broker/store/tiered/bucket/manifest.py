@@ -66,6 +66,8 @@ class Manifest:
         """The log offset behind the last known object."""
         self.unsaved = 0
         """Objects added since the last save."""
+        self.unsaved_changes = 0
+        """Joins, expiries and deletions since then."""
         self.fenced = ""
         """Why this broker may not write any more; empty if it may."""
         self.indexes: tuple[str, ...] = ()
@@ -148,7 +150,7 @@ class Manifest:
         self.end = root.end if root is not None else 0
         self._pages = Pages(pages)
         self.indexes, self._indexes = names or (), None
-        self.unsaved = 0
+        self.unsaved = self.unsaved_changes = 0
         self._uploads = chain
         self._append([upload.entry for upload in chain])
 
@@ -232,6 +234,7 @@ class Manifest:
         """
         self._must_own()
         self._pages.change(remove, add)
+        self.unsaved_changes += 1
 
     async def save(self, state: bytes | None = None, indexes: Sequence[str] | None = None) -> None:
         """Write the pages that have changed, state and index files if they are given, and the root that names them.
@@ -265,7 +268,8 @@ class Manifest:
         if indexes is not None and (self._indexes is not None or tuple(indexes) != self.indexes):
             self._indexes = tuple(indexes)
         files = self._indexes
-        end, unsaved, newest = self.end, self.unsaved, self._state
+        end, newest = self.end, self._state
+        unsaved, changes = self.unsaved, self.unsaved_changes
         self._sequence += 1
         # Is there room in the root? If not, no page should be written in vain.
         guess = (PageRef(page_name(self._sequence, epoch, 0), MOST_PAGE_BYTES, 1),)
@@ -291,6 +295,7 @@ class Manifest:
         for page, saved in written.items():
             page.refs = saved
         self.unsaved -= unsaved
+        self.unsaved_changes -= changes
         self._uploads = []
         if self._state is newest:
             self._state = None
