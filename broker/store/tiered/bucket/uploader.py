@@ -244,7 +244,7 @@ class BucketUploads:
         try:
             uploaded = await self._upload_object(force=force)
             # After a failure the root shows whether all is well again, if nothing else does.
-            if self._tier.unsaved >= OBJECTS_A_ROOT or (self.problem and not uploaded and not self._pending):
+            if self._tier.unsaved >= OBJECTS_A_ROOT or (self.problem and not uploaded):
                 await self.save()
         except (OSError, BucketFormatError) as error:
             self.failures += 1
