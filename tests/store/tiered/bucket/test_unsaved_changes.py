@@ -55,6 +55,7 @@ async def test_a_root_that_could_not_be_saved_is_saved_without_new_messages(
         await store.flush()
         await until(lambda: bool(refused))
         assert store.tier_trouble() is not None
+        await until(lambda: not store.uploads._pending, 600)
         accept(objects)
         await until(lambda: store.tier_trouble() is None)
         assert await topics_of_root(store, objects) == {TOPIC}
@@ -113,6 +114,8 @@ async def test_a_deletion_whose_save_failed_is_saved(autojump_clock: trio.testin
         await fill(store, 3)
         await fill(store, 3, topic="Other")
         await uploaded(store)
+        clock.advance(bucket_message_store._SEARCH_AFTER)
+        await trio.sleep(60)  # the search for garbage saves the root too
         refuse(objects, "manifest/root")
         with pytest.raises(OSError, match="refused"):
             await store.delete_topic("Other")
