@@ -8,7 +8,6 @@ A master owns the bucket by an epoch; a slave only reads. An empty disk gets the
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Container, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from random import Random
 from typing import Any, Final
 
@@ -33,6 +32,7 @@ from trimq.broker.store.tiered.bucket.object_store import ObjectStore
 from trimq.broker.store.tiered.bucket.restore import is_empty, read_restored, restore
 from trimq.broker.store.tiered.bucket.state_files import StateFiles
 from trimq.broker.store.tiered.bucket.uploader import BucketUploads
+from trimq.broker.store.tiered.container.index_store_file import TieredIndexShape
 from trimq.broker.store.tiered.container.index_store_service import IndexStoreService
 from trimq.broker.store.types import GetMessageResult, GetMessageStatus, MessageFilter, TierTrouble
 from trimq.broker.tiered_config import TieredStorageLevel, TieredStoreConfig
@@ -113,17 +113,15 @@ class BucketMessageStore(TieredStore):
             self.tier_index = IndexStoreService(
                 self.disk,
                 self.root,
-                replace(
-                    tier,
-                    tiered_store_index_file_max_hash_slot_num=min(
-                        tier.tiered_store_index_file_max_hash_slot_num, _MOST_SLOTS
-                    ),
-                    tiered_store_index_file_max_index_num=min(tier.tiered_store_index_file_max_index_num, _MOST_KEYS),
-                ),
+                tier,
                 self._index_objects,
                 persist=self._save_indexes,
                 wall_ms=self.clock.wall_ms,
                 seal_after_ms=_SEAL_AFTER_MS,
+                shape=TieredIndexShape(
+                    min(tier.tiered_store_index_file_max_hash_slot_num, _MOST_SLOTS),
+                    min(tier.tiered_store_index_file_max_index_num, _MOST_KEYS),
+                ),
             )
         self.uploads = BucketUploads(
             tier,
