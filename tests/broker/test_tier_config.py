@@ -1,6 +1,7 @@
 """Options of the tier that change while the broker runs."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -14,7 +15,7 @@ from trimq.protocol.codes import RequestCode
 
 @pytest.mark.parametrize("provider", [POSIX_PROVIDER, BUCKET_PROVIDER])
 async def test_a_changed_option_reaches_the_tier_at_once(tmp_path: Path, provider: str) -> None:
-    keys = {
+    keys: dict[str, Any] = {
         "messageStorePlugIn": PLUG_IN,
         "tieredBackendServiceProvider": provider,
         "tieredStoreFilePath": str(tmp_path / "tier"),
