@@ -15,6 +15,7 @@ from trimq.broker.services.timer import TimerMessageService
 from trimq.broker.services.transaction.half_queue import HalfQueue
 from trimq.broker.services.transaction.held_halves import HALF_MESSAGES, HeldHalves
 from trimq.broker.store.message_store import MappedFile, MessageStore
+from trimq.broker.tiered_config import TieredStoreConfig
 from trimq.protocol.body import TopicConfig
 from trimq.protocol.topic_rules import SCHEDULE_TOPIC, TIMER_TOPIC, TRANS_HALF_TOPIC
 from trimq.protocol.transaction import GROUP, QUEUE
@@ -82,6 +83,7 @@ def _connect_services(context: BrokerContext) -> None:
         store.add_topic_listener(TRANS_HALF_TOPIC, context.transactions.half_arriving)
         store.add_topic_listener(TIMER_TOPIC, context.timer.message_arriving)
     configuration.listeners.append(lambda _: store.set_config(configuration.section(MessageStoreConfig)))
+    configuration.listeners.append(lambda _: store.set_tier_config(configuration.section(TieredStoreConfig)))
     context.consumers.listeners.append(context.filters.group_changed)
     # Only for topics that are created from here on: those of the state files were loaded before.
     context.topics.delete_listeners.append(context.timer.metrics.remove)

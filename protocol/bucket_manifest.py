@@ -1,8 +1,8 @@
 """Layout of a bucket's manifest: a root that is replaced, and pages that are written once. TriMQ's own.
 
-The root is JSON. It names the pages, and everything else that belongs to the history; what it does not name does not
-belong to it, except for the upload objects of its epoch that follow its end. Its last member is the CRC-32 of all bytes
-in front of it. A page lists objects with messages and the stretches of queues in them:
+The root is JSON (bucket_json.py). It names the pages, and everything else that belongs to the history; what it does not
+name does not belong to it, except for the upload objects of its epoch that follow its end, and the index files in the
+list that it names, which is JSON too. A page lists objects with messages and the stretches of queues in them:
 
     "TRIMQPAG" | version (2) | 2 bytes 0 | CRC-32 (4) | zlib: topics | objects | stretches
 
@@ -11,28 +11,30 @@ rows, by columns: the first bytes of all rows, then the second ones, and so on, 
 The stretches are in the order of their objects. All numbers are big-endian.
 """
 
-import json
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final, NamedTuple, overload
 
 import numpy as np
 
+from trimq.protocol.bucket_json import VERSION, as_number, as_text, as_texts, decode_json, encode_json, is_damaged
 from trimq.protocol.bucket_names import ObjectName
 from trimq.protocol.bucket_object import BucketFormatError, Directory, decode_topics, encode_topics
 from trimq.protocol.hashing import checksum
 from trimq.protocol.queue_unit import UNIT_SIZE
 
-VERSION: Final = 1
 MOST_ROOT_BYTES: Final = 64 * 1024
 MOST_PAGE_BYTES: Final = 1024 * 1024
+MOST_INDEXES_BYTES: Final = 16 * 1024 * 1024
+"""Room for the index files of 19 years, with one in each hour."""
 MOST_PAYLOAD: Final = 16 * 1024 * 1024
 """A page that unpacks to more is refused: a small page must not take much memory."""
 
-_CRC: Final = b',"crc":'
+_ROOT: Final = "root of the manifest"
+_INDEXES: Final = "list of index files"
 _MAGIC: Final = b"TRIMQPAG"
 _PAGE: Final = struct.Struct(">8sHxxI")
 _COUNT: Final = struct.Struct(">I")
@@ -323,7 +325,7 @@ class Root:
 
     ``epoch`` and ``owner`` (random) say which broker may replace it, and ``sequence`` grows with each replacement.
     ``end``: the log offset behind all that its pages cover. ``state``: name of the object with topics, groups, offsets;
-    empty if there is none. ``indexes``: names of index files.
+    empty if there is none. ``indexes``: the same of the list of index files.
     """
 
     cluster: str
@@ -334,13 +336,12 @@ class Root:
     end: int = 0
     pages: tuple[PageRef, ...] = ()
     state: str = ""
-    indexes: tuple[str, ...] = field(default=())
+    indexes: str = ""
 
 
 def encode_root(root: Root) -> bytes:
     """The bytes of a root. Raises BucketFormatError if they are too many."""
     value = {
-        "format": VERSION,
         "cluster": root.cluster,
         "broker": root.broker,
         "epoch": root.epoch,
@@ -349,55 +350,42 @@ def encode_root(root: Root) -> bytes:
         "end": root.end,
         "pages": [list(page) for page in root.pages],
         "state": root.state,
-        "indexes": list(root.indexes),
+        "indexes": root.indexes,
     }
-    data = json.dumps(value, separators=(",", ":")).encode()[:-1]
-    data += b"%s%d}" % (_CRC, checksum(data))
-    if len(data) > MOST_ROOT_BYTES:
-        raise BucketFormatError(f"a root of {len(data)} bytes; the limit is {MOST_ROOT_BYTES}")
-    return data
+    return encode_json(value, _ROOT, MOST_ROOT_BYTES)
 
 
 def decode_root(data: Any) -> Root:
     """The root. Raises BucketFormatError."""
-    data = bytes(data)
-    if len(data) > MOST_ROOT_BYTES:
-        raise BucketFormatError(f"a root of {len(data)} bytes; the limit is {MOST_ROOT_BYTES}")
-    try:
-        value = json.loads(data)
-        version = _number(value["format"])
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise BucketFormatError("the root of the manifest is damaged") from error
-    # Before all else: a later format may have other members, and another checksum.
-    if version != VERSION:
-        raise BucketFormatError(f"a manifest of format {version}; this version of TriMQ reads format {VERSION}")
-    front, _, rest = data.rpartition(_CRC)
-    if rest != b"%d}" % checksum(front):
-        raise BucketFormatError("the root of the manifest is damaged")
+    value = decode_json(data, _ROOT, MOST_ROOT_BYTES)
     try:
         return Root(
-            _text(value["cluster"]),
-            _text(value["broker"]),
-            _number(value["epoch"]),
-            _text(value["owner"]),
-            _number(value["sequence"]),
-            _number(value["end"]),
-            tuple(PageRef(_text(name), _number(length), _number(objects)) for name, length, objects in value["pages"]),
-            _text(value["state"]),
-            tuple(_text(name) for name in value["indexes"]),
+            as_text(value["cluster"]),
+            as_text(value["broker"]),
+            as_number(value["epoch"]),
+            as_text(value["owner"]),
+            as_number(value["sequence"]),
+            as_number(value["end"]),
+            tuple(
+                PageRef(as_text(name), as_number(length), as_number(objects))
+                for name, length, objects in value["pages"]
+            ),
+            as_text(value["state"]),
+            as_text(value["indexes"]),
         )
     except (ValueError, KeyError, TypeError) as error:
-        raise BucketFormatError("the root of the manifest is damaged") from error
+        raise is_damaged(_ROOT) from error
 
 
-def _number(value: Any) -> int:
-    if type(value) is not int or value < 0:
-        raise TypeError("a number is expected")
-    return value
+def encode_indexes(names: Sequence[str]) -> bytes:
+    """The bytes of a list of index files. Raises BucketFormatError if they are too many."""
+    return encode_json({"names": list(names)}, _INDEXES, MOST_INDEXES_BYTES)
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError("a text is expected")
-    value.encode()  # a lone half of a pair of UTF-16 is no text
-    return value
+def decode_indexes(data: Any) -> tuple[str, ...]:
+    """The names of index files in a list. Raises BucketFormatError."""
+    value = decode_json(data, _INDEXES, MOST_INDEXES_BYTES)
+    try:
+        return as_texts(value["names"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise is_damaged(_INDEXES) from error

@@ -12,13 +12,16 @@ ROOT: Final = "manifest/root"
 LOG: Final = "log/"
 SEGMENTS: Final = "segments/"
 PAGES: Final = "manifest/page-"
+INDEX_LISTS: Final = "manifest/indexes-"
 STATES: Final = "state/"
 INDEXES: Final = "index/"
 
 MOST_EPOCH: Final = 10**8 - 1
 """Greatest epoch that fits the names."""
 
-_SAVED: Final = re.compile(r"(?:manifest/page-(\d{12})-(\d{8})-\d{4}|state/(\d{12})-(\d{8}))", re.ASCII)
+_SAVED: Final = re.compile(
+    r"(?:manifest/page-(\d{12})-(\d{8})-\d{4}|(?:manifest/indexes-|state/)(\d{12})-(\d{8}))", re.ASCII
+)
 _NAME: Final = re.compile(r"segments/(\d{20})-(\d{20})-(\d{4})-(\d{8})-(\d{4})|log/(\d{20})-(\d{8})", re.ASCII)
 
 
@@ -73,8 +76,13 @@ def state_name(sequence: int, epoch: int) -> str:
     return f"{STATES}{sequence:012d}-{epoch:08d}"
 
 
+def indexes_name(sequence: int, epoch: int) -> str:
+    """The name of the list of index files that was written with the root of a sequence number."""
+    return f"{INDEX_LISTS}{sequence:012d}-{epoch:08d}"
+
+
 def parse_saved(name: str) -> tuple[int, int] | None:
-    """Sequence number and epoch in the name of a page or a state; None if it is another name."""
+    """Sequence number and epoch in the name of a page, a state or a list of index files; None if it is another name."""
     found = _SAVED.fullmatch(name)
     if found is None:
         return None

@@ -80,10 +80,10 @@ def joins(load: Load) -> float:
 
 
 def indexes(load: Load) -> float:
-    """PUTs of index files in an hour: of full ones, or of one. A root that names them takes the place of another."""
+    """PUTs of index files in an hour: of full ones, or of one, with their list. The root takes the place of another."""
     keys = load.rate * 3600 / load.size * load.keys
     files = max(keys / _KEYS, 1)
-    return files * _parts(_SLOTS * SLOT_SIZE + keys / files * COMPACT_ITEM_SIZE, index_objects.PART_SIZE)
+    return files * (1 + _parts(_SLOTS * SLOT_SIZE + keys / files * COMPACT_ITEM_SIZE, index_objects.PART_SIZE))
 
 
 def roots(load: Load) -> float:

@@ -51,6 +51,7 @@ from trimq.broker.store.running_flags import Flag, RunningFlags
 from trimq.broker.store.stats import StoreStats
 from trimq.broker.store.timer.recovery import LogState, TimerRecovery
 from trimq.broker.store.timer.timer_store import DueTimers, NewTimer, TimerStore
+from trimq.broker.tiered_config import TieredStoreConfig
 from trimq.protocol.queue_unit import UNIT_SIZE
 from trimq.protocol.timer_layout import SLOTS, snapped_precision
 from trimq.protocol.topic_rules import TIMER_TOPIC
@@ -470,6 +471,9 @@ class MessageStore(QueueCalls):
         self._getter.limits.set_config(config)
         self._clean.config = config
         self._finder.max_query = config.max_msgs_num_batch
+
+    def set_tier_config(self, tier: TieredStoreConfig) -> None:
+        """The same of the tier, if there is one."""
 
     def commit_rounds(self, rounds: list[Callable[[], None]], in_round: Callable[[], bool]) -> None:
         """SYNC_FLUSH: sync at the end of each round of the reactor (its ``at_round_end`` and ``in_round``)."""

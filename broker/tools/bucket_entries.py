@@ -7,6 +7,7 @@ from trimq.broker.store.tiered.bucket.bucket import Bucket
 from trimq.broker.store.tiered.bucket.manifest_reads import (
     Upload,
     read_chain,
+    read_indexes,
     read_page,
     read_root,
 )
@@ -23,6 +24,7 @@ class Entries(NamedTuple):
     root: Root
     entries: list[Entry]
     chain: list[Upload]
+    indexes: tuple[str, ...]
     lost: list[str]
 
 
@@ -49,6 +51,15 @@ async def read_entries(bucket: Bucket, cluster: str, broker: str, page_read: Cal
             else:
                 _add(entries, page)
             page_read()
+        indexes: tuple[str, ...] = ()
+        try:
+            if root.indexes:
+                indexes = await read_indexes(bucket, root.indexes)
+        except FileNotFoundError as error:
+            missing = True
+            lost.append(f"the list of index files {root.indexes} has gone: {error}")
+        except BucketFormatError as error:
+            lost.append(str(error))
         chain: list[Upload] = []
         try:
             chain = await read_chain(bucket, root.epoch, root.end)
@@ -59,7 +70,7 @@ async def read_entries(bucket: Bucket, cluster: str, broker: str, page_read: Cal
             lost.append(f"{error}. What was uploaded after it cannot be found")
         if missing and reads_left and (await read_root(bucket, cluster, broker)).version != version:
             continue
-        return Entries(root, [*entries, *(upload.entry for upload in chain)], chain, lost)
+        return Entries(root, [*entries, *(upload.entry for upload in chain)], chain, indexes, lost)
     raise AssertionError
 
 

@@ -112,7 +112,7 @@ async def list_bucket(found: OfflineBucket, topics: frozenset[str] = frozenset()
             numbers = stored.begin, stored.end, stored.generation, stored.epoch, stored.length
             count = sum(stretch.messages for stretch in stretches)
             objects.append(ListedObject(stored.name, *numbers, len(stretches), count, stored.begin < root.end))
-    index = [] if topics else [_index(name) for name in root.indexes]
+    index = [] if topics else [_index(name) for name in manifest.indexes]
     ordered = [queue for _, queue in sorted(queues.items())]
     return BucketListing(found.url, found.cluster, found.broker, manifest.end, listed, ordered, objects, index)
 

@@ -25,7 +25,7 @@ OTHER_STORES: Final = (
 
 
 class GarbageObject(Struct, rename="camel"):
-    """An object that is garbage: a segment, an upload object, a page, a state or an index file."""
+    """An object that is garbage: a segment, an upload object, a page, a state, an index file or a list of them."""
 
     name: str
     kind: str

@@ -108,7 +108,7 @@ class BucketVerification:
         self._entries = list(_of_topics(found.entries, topics))
         self.total = sum(map(self._cost, self._entries))
         if not topics:
-            self.total += sum(parts.size for parts in map(parse_index_name, found.root.indexes) if parts is not None)
+            self.total += sum(parts.size for parts in map(parse_index_name, found.indexes) if parts is not None)
 
     async def _read_entries(self) -> Entries | None:
         return await read_entries(self._bucket, self._found.cluster, self._found.broker, lambda: None)
@@ -138,7 +138,7 @@ class BucketVerification:
                 self._read(max(0, end - self._done))  # what could not be read
         if not self._topics:
             await self._check_state()
-            for name in root.indexes:
+            for name in self._named.indexes:
                 report.index_files += 1
                 parts = parse_index_name(name)
                 end = self._done + (parts.size if parts is not None else 0)
@@ -202,7 +202,7 @@ class BucketVerification:
 
     async def _lengths(self) -> dict[str, int]:
         """The lengths that the objects and the index files have."""
-        named = {entry.object.name for entry in self._entries if entry.object.length} | set(self._named.root.indexes)
+        named = {entry.object.name for entry in self._entries if entry.object.length} | set(self._named.indexes)
         lengths: dict[str, int] = {}
         others = 0
         for prefix in (LOG, SEGMENTS, INDEXES):
@@ -289,7 +289,7 @@ class BucketVerification:
         now = await self._read_entries()
         named: set[str] = set()
         if now is not None:
-            named = {now.root.state, *now.root.indexes, *(entry.object.name for entry in now.entries)}
+            named = {now.root.state, *now.indexes, *(entry.object.name for entry in now.entries)}
         for name, text in self._missing:
             if name not in named:
                 self._note("replaced objects", f"{name} was replaced or has expired meanwhile")

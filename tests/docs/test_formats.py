@@ -20,6 +20,7 @@ from trimq.broker.store.queue.queue_snapshot import read_snapshot
 from trimq.broker.store.recovery.failed_sync_marker import FailedSyncMarker
 from trimq.broker.store.running_flags import Flag
 from trimq.broker.store.tiered.bucket import manifest_pages
+from trimq.broker.store.tiered.bucket.index_objects import IndexName
 from trimq.broker.store.tiered.bucket.restore import RESTORED, Origin, read_restored
 from trimq.broker.testing import configuration as configuration_of
 from trimq.protocol import (
@@ -292,10 +293,13 @@ def test_bucket() -> None:
     ref = bucket_manifest.PageRef("manifest/page-000000000018-00000003-0000", 79, 1)
     text = EXAMPLES["bucket-root"].replace("\n", "")
     root = bucket_manifest.decode_root(text.encode())
-    assert root == bucket_manifest.Root(
-        "C1", "broker-a", 3, "8f1f2c6f0d5e4b7a", 18, 8192, (ref,), "state/000000000018-00000003"
-    )
+    saved = "state/000000000018-00000003", bucket_names.indexes_name(17, 3)
+    assert root == bucket_manifest.Root("C1", "broker-a", 3, "8f1f2c6f0d5e4b7a", 18, 8192, (ref,), *saved)
     assert bucket_manifest.encode_root(root).decode() == text
+    text = EXAMPLES["bucket-indexes"].replace("\n", "")
+    names = bucket_manifest.decode_indexes(text.encode())
+    assert names == (str(IndexName(1_700_000_000_000, 1_700_003_599_000, 4096, 6040, 3)),)
+    assert bucket_manifest.encode_indexes(names).decode() == text
 
 
 def test_capacity_of_a_bucket() -> None:

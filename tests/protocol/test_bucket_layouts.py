@@ -12,7 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trimq.broker.store.tiered.bucket.index_objects import IndexName
+from trimq.protocol.bucket_json import encode_json
 from trimq.protocol.bucket_manifest import (
+    MOST_INDEXES_BYTES,
     MOST_PAGE_BYTES,
     MOST_PAYLOAD,
     MOST_ROOT_BYTES,
@@ -24,8 +27,10 @@ from trimq.protocol.bucket_manifest import (
     StoredObject,
     Stretch,
     StretchRows,
+    decode_indexes,
     decode_page,
     decode_root,
+    encode_indexes,
     encode_page,
     encode_root,
     split_pages,
@@ -34,6 +39,7 @@ from trimq.protocol.bucket_manifest import (
 from trimq.protocol.bucket_names import (
     ObjectName,
     broker_prefix,
+    indexes_name,
     page_name,
     parse_name,
     parse_saved,
@@ -76,6 +82,7 @@ def test_names(begin: int, end: int, generation: int, epoch: int, number: int) -
     assert parse_saved(str(name)) is None
     assert parse_saved(page_name(epoch, epoch, number)) == (epoch, epoch)
     assert parse_saved(state_name(generation, epoch)) == (generation, epoch)
+    assert parse_saved(indexes_name(generation, epoch)) == (generation, epoch)
     assert parse_name(page_name(epoch, epoch, number)) is None
 
 
@@ -171,12 +178,13 @@ SAMPLE_ENTRIES = [
         [Stretch("T", 0, 1, 7, 2, 300, 64, 0, 200, 7, 8), Stretch("Ü", -1, 2, 5, 2, 300, 64, 0, 200, 7, 8)],
     ),
 ]
-SAMPLE_ROOT = Root("C1", 'b"ä', 3, "owner", 17, 1 << 40, (PageRef("manifest/page-1", 5, 6),), "state/1", ("index/1",))
+SAMPLE_ROOT = Root("C1", 'b"ä', 3, "owner", 17, 1 << 40, (PageRef("manifest/page-1", 5, 6),), "state/1", "i/1")
 DECODERS: list[tuple[bytes, Callable[[bytes], Any]]] = [
     (encode_header(ObjectHeader(Kind.SEGMENT, 3, 5, 900, 77)), decode_header),
     (SAMPLE_END[len(b"state") :], lambda data: decode_end(data, SAMPLE_LENGTH)),
     (encode_page(SAMPLE_ENTRIES), decode_page),
     (encode_root(SAMPLE_ROOT), decode_root),
+    (encode_indexes(["index/1", "index/\u00fc"]), decode_indexes),
 ]
 
 
@@ -213,7 +221,7 @@ def test_a_later_format_is_named_first() -> None:
     with pytest.raises(BucketFormatError, match="a manifest page of format 7"):
         decode_page(page[:8] + b"\0\7" + b"other bytes")
     for other in (b'{"format":2}', b'{"format": 2, "pages": {}, "x": [1.5]}'):
-        with pytest.raises(BucketFormatError, match="a manifest of format 2"):
+        with pytest.raises(BucketFormatError, match="a root of the manifest of format 2"):
             decode_root(other)
 
 
@@ -488,7 +496,7 @@ def test_a_stretch_in_memory_takes_its_row() -> None:
         I64,
         st.lists(st.builds(PageRef, TOPICS, I64, I64), max_size=9).map(tuple),
         TOPICS,
-        st.lists(TOPICS, max_size=5).map(tuple),
+        TOPICS,
     )
 )
 def test_roots(root: Root) -> None:
@@ -525,6 +533,7 @@ def _root(**changed: Any) -> bytes:
         {"pages": [5]},
         {"indexes": [5]},
         {"indexes": None},
+        {"indexes": ["index/1"]},
         {"format": True},
         {"format": "1"},
         {"format": None},
@@ -551,3 +560,27 @@ def test_a_root_is_not_larger_than_its_limit() -> None:
         encode_root(Root("C", "b", 1, "o", pages=(ref,) * 1200))
     with pytest.raises(BucketFormatError, match="the limit is 65536"):
         decode_root(b" " * (MOST_ROOT_BYTES + 1))
+
+
+# -- list of index files
+
+
+@given(st.lists(TOPICS, max_size=9))
+def test_lists_of_index_files(names: list[str]) -> None:
+    assert decode_indexes(memoryview(encode_indexes(names))) == tuple(names)
+
+
+@pytest.mark.parametrize("members", [{}, {"names": "index/1"}, {"names": [5]}, {"names": ["\ud800"]}])
+def test_a_list_with_other_members_is_refused(members: dict[str, Any]) -> None:
+    with pytest.raises(BucketFormatError, match="the list of index files is damaged"):
+        decode_indexes(encode_json(members, "test", 1000))
+
+
+def test_a_list_has_room_for_the_hours_of_19_years() -> None:
+    names = [str(IndexName(number, number, number, number, 1)) for number in range(19 * 8766)]
+    data = encode_indexes(names)
+    assert decode_indexes(data) == tuple(names)
+    with pytest.raises(BucketFormatError, match="the limit is 16777216"):
+        encode_indexes(names + names[:20_000])
+    with pytest.raises(BucketFormatError, match="the limit is 16777216"):
+        decode_indexes(b" " * (MOST_INDEXES_BYTES + 1))

@@ -26,7 +26,7 @@ from trimq.broker.tools.bucket_listing import bucket_lines, list_bucket
 from trimq.broker.tools.offline_bucket import OfflineBucket
 from trimq.broker.tools.offline_store import NotUsableError
 from trimq.broker.tools.verify_bucket import BucketReport, BucketVerification
-from trimq.protocol.bucket_manifest import PageRef, encode_page, encode_root
+from trimq.protocol.bucket_manifest import PageRef, decode_indexes, decode_root, encode_page, encode_root
 from trimq.protocol.bucket_names import page_name
 from trimq.protocol.bucket_object import BucketFormatError, decode_end, decode_header, encode_header
 from trimq.protocol.tiered_index_layout import GROUP
@@ -144,7 +144,7 @@ def test_a_sound_bucket(bucket: Bucket) -> None:
     assert (ends.messages, ends.bytes, shown(ends)) == (report.messages, report.bytes, {})
 
 
-LOG, STATE, PAGE, INDEX_FILE = "/log/", "/state/", "/manifest/page-", "/index/"
+LOG, STATE, PAGE, INDEX_LIST, INDEX_FILE = "/log/", "/state/", "/manifest/page-", "/manifest/indexes-", "/index/"
 
 
 def delete(bucket: Bucket, name: str) -> None:
@@ -182,6 +182,8 @@ DAMAGE: dict[str, tuple[str, Callable[[Bucket, str], None], str, str, int]] = {
     "message": (LOG, flip(64 + OTHERS * 20 + 7), "lost", f"Other/2 messages 0 to {OTHERS - 1}: their checksum", OTHERS),
     "page gone": (PAGE, delete, "lost", "2 objects of the page manifest/page-", COUNT + OTHERS + LATER),
     "page damaged": (PAGE, flip(30), "lost", "the manifest page is damaged", COUNT + OTHERS + LATER),
+    "list gone": (INDEX_LIST, delete, "lost", "the list of index files manifest/indexes-", 0),
+    "list damaged": (INDEX_LIST, cut, "lost", "the list of index files is damaged", 0),
     "index gone": (INDEX_FILE, delete, "index", "its keys are not found", 0),
     "index cut": (INDEX_FILE, cut, "index", "its name says", 0),
     "index header": (INDEX_FILE, flip(0), "index", "entries do not make", 0),
@@ -195,7 +197,8 @@ DAMAGE: dict[str, tuple[str, Callable[[Bucket, str], None], str, str, int]] = {
 @pytest.mark.parametrize("case", DAMAGE)
 def test_what_is_damaged_is_found(bucket: Bucket, case: str) -> None:
     part, damage, kind, text, lost = DAMAGE[case]
-    named = bucket.get(f"{PREFIX}manifest/root").decode()
+    root = decode_root(bucket.get(f"{PREFIX}manifest/root"))
+    named = f"{root} {decode_indexes(bucket.get(PREFIX + root.indexes))}"
     damage(bucket, next(name for name in bucket.names(part) if part == LOG or name.removeprefix(PREFIX) in named))
     report = bucket.verify()
     faults = shown(report)

@@ -26,7 +26,7 @@ from trimq.broker.tools import collect_garbage, tiered_commands
 from trimq.broker.tools.collect_garbage import OTHER_STORES, GarbageReport, find, garbage_lines
 from trimq.broker.tools.offline_bucket import OfflineBucket
 from trimq.broker.tools.verify_bucket import BucketVerification
-from trimq.protocol.bucket_names import ObjectName, page_name, state_name
+from trimq.protocol.bucket_names import ObjectName, indexes_name, page_name, state_name
 
 DUE = tier(tiered_store_bucket_grace_time=-(10**12))
 """All that was ever written is older than the grace."""
@@ -83,6 +83,7 @@ async def test_what_is_left_behind_is_found_by_kind_and_deleted() -> None:
         ],
         "page": [page_name(1, 1, 3), page_name(owner.root.sequence, 2, 3)],
         "state": [state_name(1, 1)],
+        "index list": [indexes_name(1, 1)],
         "index file": [str(IndexName(9, 9, 9, 9, 1)), str(IndexName(4, 9, 9, 9, 2))],
     }
     await write(found, [name for names in garbage.values() for name in names])
@@ -124,6 +125,7 @@ async def test_what_is_under_way_is_kept_however_old_it_is() -> None:
         page_name(sequence + 1, 2, 0),  # a save
         state_name(sequence + 1, 2),
         page_name(sequence + 1, 3, 0),  # a claim
+        indexes_name(sequence + 1, 2),
         str(IndexName(7, 9, 9, 9, 2)),  # an index file that the next root names
         str(IndexName(1, 9, 9, 9, 3)),
     ]
@@ -303,14 +305,15 @@ async def test_the_owner_keeps_an_index_file_that_it_could_not_name_yet() -> Non
         found = await find_garbage(store.bucket, store.manifest, 1 << 60, -(10**12), own)
         assert name.removeprefix(store.bucket.prefix) not in {info.name for info in found}
         objects.fail = lambda call, name, done: None
+        await store.delete_garbage()
         assert objects.named("/index/") == [name]
         assert await store.tier_index.upload_next()
         assert store.manifest.root is not None
-        assert objects.named("/index/") == [store.bucket.prefix + known for known in store.manifest.root.indexes]
+        assert objects.named("/index/") == [store.bucket.prefix + known for known in store.manifest.indexes]
         # What was never named is garbage all the same.
         objects.create(store.bucket.prefix + str(IndexName(1 << 50, 9, 9, 9, 1)), [b"1"])
         assert await store.delete_garbage() >= 1
-        assert len(objects.named("/index/")) == len(store.manifest.root.indexes)
+        assert len(objects.named("/index/")) == len(store.manifest.indexes)
 
 
 async def test_what_the_last_root_has_just_replaced_is_not_garbage_for_others() -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
+from trimq.broker.tiered_config import TieredStoreConfig
 from trimq.protocol.tiered_index_batch import KeyItems
 
 
@@ -21,6 +22,7 @@ class Backlog(NamedTuple):
 class TierUploads(Protocol):
     """What copies messages to the tier: MessageStoreDispatcher, BucketUploads."""
 
+    config: TieredStoreConfig
     messages: int
     bytes: int
     failures: int

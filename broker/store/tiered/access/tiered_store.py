@@ -68,6 +68,12 @@ class TieredStore(MessageStore, ABC):
             self.get_in_memory = lambda *_: None
             self.get_ahead = lambda *_: None
 
+    def set_tier_config(self, tier: TieredStoreConfig) -> None:
+        """See MessageStore."""
+        self.tier = self.tier_queues.config = self.tier_uploads.config = tier
+        if self.tier_index is not None:
+            self.tier_index.config = tier
+
     @property
     @abstractmethod
     def tier_queues(self) -> TieredQueues:

@@ -8,7 +8,6 @@ A master owns the bucket by an epoch; a slave only reads. An empty disk gets the
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Container, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from random import Random
 from typing import Any, Final
 
@@ -34,6 +33,7 @@ from trimq.broker.store.tiered.bucket.restore import Origin, is_empty, read_rest
 from trimq.broker.store.tiered.bucket.same_history import SameHistory
 from trimq.broker.store.tiered.bucket.state_files import StateFiles
 from trimq.broker.store.tiered.bucket.uploader import BucketUploads
+from trimq.broker.store.tiered.container.index_store_file import TieredIndexShape
 from trimq.broker.store.tiered.container.index_store_service import IndexStoreService
 from trimq.broker.store.types import GetMessageResult, GetMessageStatus, MessageFilter, TierTrouble
 from trimq.broker.tiered_config import TieredStorageLevel, TieredStoreConfig
@@ -108,23 +108,24 @@ class BucketMessageStore(TieredStore):
         """Set once the bucket has answered, or has failed to."""
         if config.message_index_enable:
             self._index_objects = IndexObjects(
-                self.bucket, self._named_indexes, lambda: self.bucket_queues.epoch, self.bucket_queues.begin_of
+                self.bucket,
+                lambda: self.manifest.indexes,
+                lambda: self.bucket_queues.epoch,
+                self.bucket_queues.begin_of,
             )
             self.bucket_queues.name_indexes(lambda: self._index_objects.names)
             self.tier_index = IndexStoreService(
                 self.disk,
                 self.root,
-                replace(
-                    tier,
-                    tiered_store_index_file_max_hash_slot_num=min(
-                        tier.tiered_store_index_file_max_hash_slot_num, _MOST_SLOTS
-                    ),
-                    tiered_store_index_file_max_index_num=min(tier.tiered_store_index_file_max_index_num, _MOST_KEYS),
-                ),
+                tier,
                 self._index_objects,
                 persist=self._save_indexes,
                 wall_ms=self.clock.wall_ms,
                 seal_after_ms=_SEAL_AFTER_MS,
+                shape=TieredIndexShape(
+                    min(tier.tiered_store_index_file_max_hash_slot_num, _MOST_SLOTS),
+                    min(tier.tiered_store_index_file_max_index_num, _MOST_KEYS),
+                ),
             )
         self.uploads = BucketUploads(
             tier,
@@ -144,12 +145,9 @@ class BucketMessageStore(TieredStore):
             self.hold_log(TieredMessages(self.uploads))
         self._read_tier(self.tier_index)
 
-    def _named_indexes(self) -> Sequence[str]:
-        return self.manifest.root.indexes if self.manifest.root is not None else ()
-
     async def _save_indexes(self) -> None:
         """Let the root name the uploaded index files. Raises OSError."""
-        before, names = set(self._named_indexes()), self._index_objects.names
+        before, names = set(self.manifest.indexes), self._index_objects.names
         if names is None or set(names) == before:
             return
         try:
@@ -363,7 +361,7 @@ class BucketMessageStore(TieredStore):
         next_search = saved_at + max(_SEARCH_AFTER, grace)
         while not self.uploads.fenced:
             try:
-                if not self.bucket_queues.unsaved:
+                if self.bucket_queues.is_saved:
                     saved_at = self.clock.monotonic()
                 elif self.clock.monotonic() - saved_at >= _SAVE_AFTER:
                     await self.uploads.save()
@@ -440,6 +438,7 @@ class BucketMessageStore(TieredStore):
             self._fenced(error)
             return 0
         if count:
+            self.uploads.succeeded()
             _log.info("tiered_segments_deleted", count=count)
         return count
 

@@ -117,8 +117,13 @@ class BucketQueues:
 
     @property
     def unsaved(self) -> int:
-        """Changes since the root was replaced."""
+        """Objects that were uploaded since the root was replaced."""
         return self.manifest.unsaved
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether the root names all that this owner has uploaded, and nothing that it has deleted or replaced."""
+        return not self.manifest.unsaved and not self.manifest.unsaved_changes
 
     async def save(self, state: bytes | None) -> None:
         """Replace the root. Raises OSError, FencedError."""

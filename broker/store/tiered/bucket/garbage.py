@@ -13,7 +13,7 @@ from trimq.broker.store.tiered.bucket.manifest import Manifest
 from trimq.broker.store.tiered.bucket.manifest_reads import may_be_named
 from trimq.broker.store.tiered.bucket.object_store import ObjectInfo
 from trimq.protocol.bucket_manifest import Root
-from trimq.protocol.bucket_names import PAGES, ROOT, ObjectName, parse_name, parse_saved
+from trimq.protocol.bucket_names import INDEX_LISTS, PAGES, ROOT, ObjectName, parse_name, parse_saved
 
 _AT_ONCE: Final = 1000
 
@@ -87,13 +87,14 @@ async def search(
     root = manifest.root
     if root is None:
         return Search([], [], 0)
+    indexes = manifest.indexes
     found: list[ObjectInfo] = []
     newest, after, root_ms = 0, "", 0
     while True:
         listed = await bucket.list("", after, _AT_ONCE)
         root_ms = max([root_ms, *(info.modified_ms for info in listed if info.name == ROOT)])
         # After the listing: what was written meanwhile is named now.
-        named = set(_named(manifest, root))
+        named = {*_named(manifest, root), *indexes}
         found += [info for info in listed if info.name not in named]
         newest = max([newest, *(info.modified_ms for info in listed)])
         if len(listed) < _AT_ONCE:
@@ -117,6 +118,8 @@ def kind_of(name: str) -> str:
     if parts is not None:
         return "segment" if parts.generation else "upload object"
     if parse_saved(name) is not None:
+        if name.startswith(INDEX_LISTS):
+            return "index list"
         return "page" if name.startswith(PAGES) else "state"
     return "index file" if parse_index_name(name) is not None else ""
 
@@ -127,7 +130,8 @@ def _named(manifest: Manifest, root: Root) -> Iterator[str]:
         yield ref.name
     if root.state:
         yield root.state
-    yield from root.indexes
+    if root.indexes:
+        yield root.indexes
     for entry in manifest.entries:
         if entry.object.length:
             yield entry.object.name
@@ -151,7 +155,7 @@ def may_be_named_later(name: str, manifest: Manifest, own: Collection[str] | Non
     if own is not None or index.epoch != root.epoch:
         return name in (own or ()) or index.epoch > root.epoch
     # They are uploaded in the order of their stamps, and named afterwards.
-    stamps = [named.stamp for named in map(parse_index_name, root.indexes) if named is not None]
+    stamps = [named.stamp for named in map(parse_index_name, manifest.indexes) if named is not None]
     return index.stamp > max(stamps, default=-1)
 
 

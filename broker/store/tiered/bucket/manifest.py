@@ -23,10 +23,11 @@ from trimq.protocol.bucket_manifest import (
     Root,
     StoredObject,
     StretchRows,
+    encode_indexes,
     encode_root,
     split_pages,
 )
-from trimq.protocol.bucket_names import MOST_EPOCH, ROOT, ObjectName, page_name, state_name
+from trimq.protocol.bucket_names import MOST_EPOCH, ROOT, ObjectName, indexes_name, page_name, state_name
 from trimq.protocol.bucket_object import BucketFormatError, Directory
 
 _CLAIMS: Final = 8
@@ -65,8 +66,12 @@ class Manifest:
         """The log offset behind the last known object."""
         self.unsaved = 0
         """Objects added since the last save."""
+        self.unsaved_changes = 0
+        """Joins, expiries and deletions since then."""
         self.fenced = ""
         """Why this broker may not write any more; empty if it may."""
+        self.indexes: tuple[str, ...] = ()
+        """The index files that the root names, by a list in an object of its own."""
         self._owner = ""
         self._version: str | None = None
         self._sequence = 0
@@ -75,11 +80,13 @@ class Manifest:
         """Upload objects of the owner before, as they were read, that the root does not cover."""
         self._state: bytes | None = None
         """The newest state, if the root does not name it yet: that of an object, or of a save that has failed."""
+        self._indexes: tuple[str, ...] | None = None
+        """The index files that the next root shall name, if they are others: they may be those of a failed save."""
         self._predecessor: int | None = None
         """The epoch whose late objects a claim has yet to look for."""
         self._lock = trio.Lock()
         self._written: set[str] = set()
-        """Pages and states that may be in the bucket, and that the next root may not name."""
+        """Pages, states and lists that may be in the bucket, and that the next root may not name."""
         self._garbage: list[str] = []
 
     @property
@@ -124,21 +131,26 @@ class Manifest:
     async def _load_pages(self, root: Root | None, version: str | None) -> None:
         known: dict[PageRef, Page] = {}
         uploads: list[reads.Upload] = []
+        names: tuple[str, ...] | None = None
         old = self.root
         if root is not None and old is not None and (root.epoch, root.sequence) >= (old.epoch, old.sequence):
             known = {page.refs[0]: page for page in self._pages if page.refs is not None and len(page.refs) == 1}
             uploads = self._uploads
+            names = self.indexes if root.indexes == old.indexes else None
         pages: list[Page] = []
         chain: list[reads.Upload] = []
         if root is not None:
             for ref in root.pages:
                 page = known.get(ref) or Page(await reads.read_page(self._bucket, ref), (ref,))
                 _join(pages, page)
+            if names is None and root.indexes:
+                names = await reads.read_indexes(self._bucket, root.indexes)
             chain = await reads.read_chain(self._bucket, root.epoch, root.end, uploads)
         self.root, self._version = root, version
         self.end = root.end if root is not None else 0
         self._pages = Pages(pages)
-        self.unsaved = 0
+        self.indexes, self._indexes = names or (), None
+        self.unsaved = self.unsaved_changes = 0
         self._uploads = chain
         self._append([upload.entry for upload in chain])
 
@@ -222,13 +234,15 @@ class Manifest:
         """
         self._must_own()
         self._pages.change(remove, add)
+        self.unsaved_changes += 1
 
     async def save(self, state: bytes | None = None, indexes: Sequence[str] | None = None) -> None:
-        """Write the pages that have changed, the state if it is given, and the root that names them.
+        """Write the pages that have changed, state and index files if they are given, and the root that names them.
 
         Without ``state`` the root gets that of the last object which had one, or keeps its own; without ``indexes`` it
-        keeps those that it has. Raises FencedError if another broker has claimed the bucket; OSError, also if the root
-        would be too large or is damaged.
+        keeps those that it has, or gets those of a save that has failed. Their list is written if it has
+        changed. Raises FencedError if another broker has claimed the bucket; OSError, also if the root would be too
+        large or is damaged.
         """
         async with self._lock:
             self._must_own()
@@ -246,15 +260,20 @@ class Manifest:
             raise OSError(str(error)) from error
 
     async def _write(self, epoch: int, owner: str, state: bytes | None, indexes: Sequence[str] | None) -> None:
-        """Write pages, state and root. Raises ChangedError if the root is another owner's."""
+        """Write pages, state, list of index files and root. Raises ChangedError if the root is another owner's."""
         pages = self._pages.arrange()
         if state is not None:
             self._state = state
-        end, unsaved, newest = self.end, self.unsaved, self._state
+        # Those of a failed save are replaced in any case: its root may be in the bucket.
+        if indexes is not None and (self._indexes is not None or tuple(indexes) != self.indexes):
+            self._indexes = tuple(indexes)
+        files = self._indexes
+        end, newest = self.end, self._state
+        unsaved, changes = self.unsaved, self.unsaved_changes
         self._sequence += 1
         # Is there room in the root? If not, no page should be written in vain.
         guess = (PageRef(page_name(self._sequence, epoch, 0), MOST_PAGE_BYTES, 1),)
-        self._next_root(epoch, owner, end, [page.refs or guess for page in pages], None, indexes)
+        self._next_root(epoch, owner, end, [page.refs or guess for page in pages], None, None)
         written: dict[Page, tuple[PageRef, ...]] = {}
         number = 0
         for page in pages:
@@ -267,13 +286,21 @@ class Manifest:
                     number += 1
                 written[page] = tuple(refs)
         named = None if newest is None else await self._create(partial(state_name, epoch=epoch), newest)
-        await self._replace(epoch, owner, end, [page.refs or written[page] for page in pages], named, indexes)
+        listed = None if files is None else ""
+        if files:
+            listed = await self._create(
+                partial(indexes_name, epoch=epoch), await self._bucket.run(encode_indexes, files)
+            )
+        await self._replace(epoch, owner, end, [page.refs or written[page] for page in pages], named, listed)
         for page, saved in written.items():
             page.refs = saved
         self.unsaved -= unsaved
+        self.unsaved_changes -= changes
         self._uploads = []
         if self._state is newest:
             self._state = None
+        if files is not None:
+            self.indexes, self._indexes = files, None
 
     async def _create(self, name_of: Callable[[int], str], data: bytes) -> str:
         """Write an object under a name with the sequence number of the next root; return the name.
@@ -301,15 +328,15 @@ class Manifest:
         end: int,
         pages: Sequence[Sequence[PageRef]],
         state: str | None,
-        indexes: Sequence[str] | None,
+        indexes: str | None,
     ) -> tuple[Root, bytes]:
         before = self.root
         if state is None:
             state = before.state if before is not None else ""
         if indexes is None:
-            indexes = before.indexes if before is not None else ()
+            indexes = before.indexes if before is not None else ""
         refs = tuple(ref for page in pages for ref in page)
-        root = Root(self._cluster, self._broker, epoch, owner, self._sequence, end, refs, state, tuple(indexes))
+        root = Root(self._cluster, self._broker, epoch, owner, self._sequence, end, refs, state, indexes)
         return root, encode_root(root)
 
     async def _replace(
@@ -319,7 +346,7 @@ class Manifest:
         end: int,
         pages: Sequence[Sequence[PageRef]],
         state: str | None,
-        indexes: Sequence[str] | None,
+        indexes: str | None,
     ) -> None:
         """Replace the root. Raises ChangedError if it is another owner's."""
         while True:
@@ -347,7 +374,7 @@ class Manifest:
             return
 
     def garbage_pages(self) -> list[str]:
-        """Pages and states that no root names any more, each of them once.
+        """Pages, states and lists of index files that no root names any more, each of them once.
 
         They are to be deleted, but not before all who read an older root are done.
         """
@@ -371,8 +398,8 @@ def _encode(entries: Sequence[Entry]) -> list[tuple[bytes, int]]:
 
 
 def _names(root: Root | None) -> set[str]:
-    """Names of the pages and of the state."""
-    return set() if root is None else {ref.name for ref in root.pages} | ({root.state} if root.state else set())
+    """Names of the pages, of the state and of the list of index files."""
+    return set() if root is None else {*(ref.name for ref in root.pages), root.state, root.indexes} - {""}
 
 
 def _join(pages: list[Page], page: Page) -> None:

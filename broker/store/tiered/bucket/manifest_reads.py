@@ -14,6 +14,7 @@ from trimq.protocol.bucket_manifest import (
     PageRef,
     Root,
     StoredObject,
+    decode_indexes,
     decode_page,
     decode_root,
     stretches_of,
@@ -90,6 +91,13 @@ async def read_page(bucket: Bucket, ref: PageRef) -> list[Entry]:
         if len(entries) != ref.objects:
             raise BucketFormatError(f"it lists {len(entries)} objects, and the root says {ref.objects}")
     return entries
+
+
+async def read_indexes(bucket: Bucket, name: str) -> tuple[str, ...]:
+    """The index files in a list that the root names."""
+    data = (await bucket.read(name)).data
+    with _errors(bucket.prefix + name, "Restore it from a backup of the bucket"):
+        return await bucket.run(decode_indexes, data)
 
 
 async def read_directory(bucket: Bucket, stored: StoredObject, length: int | None = None) -> Directory:
@@ -177,7 +185,7 @@ async def read_newest_state(bucket: Bucket, chain: Sequence[Upload]) -> bytes | 
 
 
 def may_be_named(name: str, root: Root) -> bool:
-    """Whether a save or claim that is under way may still name this page or state, which the root does not name.
+    """Whether a save or claim that is under way may still name a page, state or list that the root does not name.
 
     Such an object is not garbage, however old it is: its broker may only have been frozen.
     """

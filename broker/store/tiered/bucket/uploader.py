@@ -214,7 +214,7 @@ class BucketUploads:
             self._wake = trio.Event()
             if trio.current_time() >= self._not_before and await self._try(force=False):
                 continue
-            if not self._pending:
+            if not self._pending and not self.problem:
                 self._reader.memory.release()
                 await self._wake.wait()
                 continue
@@ -231,7 +231,7 @@ class BucketUploads:
             await self.scan()
         while await self._upload_object(force=True):
             pass
-        if self._tier.unsaved or await self._state.changed_since_root() is not None:
+        if not self._tier.is_saved or await self._state.changed_since_root() is not None:
             await self.save()
 
     async def save(self) -> None:
@@ -240,11 +240,21 @@ class BucketUploads:
         await self._tier.save(None if state is None else state.data)
         if state is not None:
             self._state.named(state)
+        self.succeeded()
+
+    def succeeded(self) -> None:
+        """The bucket has taken something: whatever was wrong with it is over."""
+        if self.problem:
+            _log.info("tiered_upload_resumed", bucket=self.config.tiered_store_bucket, failures=self.failures)
+            self.problem = ""
+            self._backoff.reset()
+            self._not_before = 0.0
 
     async def _try(self, *, force: bool) -> bool:
         try:
             uploaded = await self._upload_object(force=force)
-            if self._tier.unsaved >= OBJECTS_A_ROOT:
+            # After a failure the root shows whether all is well again, if nothing else does.
+            if self._tier.unsaved >= OBJECTS_A_ROOT or (self.problem and not uploaded):
                 await self.save()
         except (OSError, BucketFormatError) as error:
             self.failures += 1
@@ -253,10 +263,8 @@ class BucketUploads:
                 _log.error("tiered_upload_failed", bucket=self.config.tiered_store_bucket, error=str(error))
             self.problem = str(error)
             return False
-        if self.problem and uploaded:
-            _log.info("tiered_upload_resumed", bucket=self.config.tiered_store_bucket, failures=self.failures)
-            self.problem = ""
-            self._backoff.reset()
+        if uploaded:
+            self.succeeded()
         return uploaded
 
     # -- one object

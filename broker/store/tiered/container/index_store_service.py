@@ -49,15 +49,17 @@ class IndexStoreService:
         persist: Callable[[], Awaitable[None]],
         wall_ms: Callable[[], int],
         seal_after_ms: int | None = None,
+        shape: TieredIndexShape | None = None,
     ) -> None:
         """``root`` is the store's directory; ``persist`` makes the metadata of the segments durable.
 
+        ``shape``: that of new files, if it is not the one that ``config`` says.
         ``seal_after_ms``: a file with keys is uploaded when it is so old, full or not.
         """
         self._disk = disk
         self._directory = f"{root}/{DIRECTORY}"
-        self._config = config
-        self._shape = TieredIndexShape(
+        self.config = config
+        self._shape = shape or TieredIndexShape(
             config.tiered_store_index_file_max_hash_slot_num, config.tiered_store_index_file_max_index_num
         )
         self._flat = flat_append_file
@@ -360,10 +362,10 @@ class IndexStoreService:
 
     async def expire(self) -> None:
         """Delete uploaded files whose messages are all older than the reserved time. Raises OSError."""
-        if not self._config.tiered_store_delete_file_enable:
+        if not self.config.tiered_store_delete_file_enable:
             return
         async with self._upload_lock:
-            before = self._wall_ms() - self._config.tiered_store_file_reserved_time * _HOUR_MS
+            before = self._wall_ms() - self.config.tiered_store_file_reserved_time * _HOUR_MS
             try:
                 deleted = await self._flat.destroy_expired(before)
             finally:

@@ -5,6 +5,7 @@ from typing import Protocol
 
 from trimq.broker.store.tiered.container.message_runs import Fetched
 from trimq.broker.store.tiered.driver.provider_stats import CallStats
+from trimq.broker.tiered_config import TieredStoreConfig
 
 
 class TieredQueue(Protocol):
@@ -90,6 +91,8 @@ class TieredQueue(Protocol):
 
 class TieredQueues(Protocol):
     """The queues of a broker in the tier."""
+
+    config: TieredStoreConfig
 
     def find(self, topic: str, queue_id: int) -> TieredQueue | None:
         """The queue; None if nothing of it was uploaded."""

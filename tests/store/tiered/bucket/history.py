@@ -83,10 +83,10 @@ def check_history(entries: Sequence[Entry], end: int, begin: int = 0) -> None:
 
 
 def check_named(store: FaultyStore, loaded: Manifest) -> None:
-    """All that the root names is in the bucket."""
+    """All that the root names is in the bucket, except for index files."""
     assert loaded.root is not None
     names = {ref.name for ref in loaded.root.pages} | {entry.object.name for entry in loaded.entries}
-    assert names | ({loaded.root.state} - {""}) <= set(store.objects())
+    assert names | ({loaded.root.state, loaded.root.indexes} - {""}) <= set(store.objects())
 
 
 def name(begin: int, epoch: int = 1) -> str:

@@ -166,7 +166,8 @@ async def _check_moment(moment: Moment) -> None:
         named = {
             "manifest/root",
             root.state,
-            *root.indexes,
+            root.indexes,
+            *store.manifest.indexes,
             *(page.name for page in root.pages),
             *(entry.object.name for entry in store.manifest.entries if entry.object.length),
         }

@@ -57,11 +57,11 @@ async def test_what_was_saved_is_loaded() -> None:
     await reader.load()
     assert (reader.root, reader.end, reader.entries) == (owner.root, 3000, owner.entries)
     assert reader.root is not None
-    assert reader.root.indexes == ("index/1",)
+    assert reader.indexes == ("index/1",)
     await upload(bucket, owner, 2)
     await owner.save()
-    assert owner.root.state == reader.root.state
-    assert owner.root.indexes == ("index/1",)
+    assert (owner.root.state, owner.root.indexes) == (reader.root.state, reader.root.indexes)
+    assert owner.indexes == ("index/1",)
 
 
 async def test_the_newest_state_of_an_object_gets_into_the_root() -> None:

@@ -142,9 +142,9 @@ async def _check_after(world: World, epoch: int) -> None:
 
 
 def _check_garbage(store: FaultyStore, loaded: Manifest) -> None:
-    """What the root does not name, and no save may name any more, are pages and states only of older roots."""
+    """What the root does not name, and no save may name any more, is of older roots only."""
     assert loaded.root is not None
-    named = {ref.name for ref in loaded.root.pages} | {loaded.root.state}
+    named = {ref.name for ref in loaded.root.pages} | {loaded.root.state, loaded.root.indexes}
     for found in store.objects():
         saved = parse_saved(found)
         if saved is not None:
@@ -194,15 +194,15 @@ async def test_each_call_fails_once_and_all_is_done_again(make: Callable[[], Awa
         check_history(reader.entries, owner.end)
         assert reader.root == owner.root
         check_named(store, owner)
-        # All pages and states of failed attempts are in the list of the garbage, and nothing that is in use.
+        # All pages, states and lists of failed attempts are in the list of the garbage, and nothing that is in use.
         assert owner.root is not None
         garbage = owner.garbage_pages()
         assert len(garbage) == len(set(garbage))
-        assert not set(garbage) & ({ref.name for ref in owner.root.pages} | {owner.root.state})
+        assert not set(garbage) & ({ref.name for ref in owner.root.pages} | {owner.root.state, owner.root.indexes})
         if make not in {_first_claim, _claim}:
             old = {"manifest/page-000000000004-00000002-0000", "state/000000000004-00000002"}
             left = {found for found in store.objects() if parse_saved(found) is not None} - old - set(garbage)
-            assert left == {ref.name for ref in owner.root.pages} | {owner.root.state} - {""}, call
+            assert left == {ref.name for ref in owner.root.pages} | {owner.root.state, owner.root.indexes} - {""}, call
 
 
 async def test_the_reply_to_a_root_is_lost_again_and_again() -> None:
