@@ -91,8 +91,8 @@ class BucketMessageStore(TieredStore):
         self.bucket_queues = BucketQueues(self.bucket, self.manifest, tier, threads, self.clock.monotonic)
         builder = BatchBuilder(self.commit_log, self.queues)
 
-        def local(entries: Sequence[Entry]) -> LogSource:
-            return LogSource(entries, builder, self.queues, lambda: self.min_phy_offset)
+        async def local(entries: Sequence[Entry]) -> LogSource:
+            return await LogSource.of(entries, builder, self.queues, threads, lambda: self.min_phy_offset)
 
         self.joiner = Joiner(self.bucket, self.bucket_queues, threads, self.root, local)
         self._replaced: list[str] = []

@@ -130,7 +130,7 @@ class BucketUploads:
                 there = self._queues.peek_next_offset(topic, queue_id)
                 if there < uploaded:
                     # The log has all that was uploaded (BucketMessageStore), so the topic was deleted and created anew.
-                    self._tier.forget(topic, queue_id, there)
+                    await self._tier.forget(topic, queue_id, there)
                     _log.warning("queue_removed_from_tier", topic=topic, queue=queue_id, begin=there, end=uploaded)
                 if there != uploaded:
                     queue = self._queues.find(topic, queue_id)
@@ -307,15 +307,11 @@ class BucketUploads:
         else:
             stored = StoredObject(made.begin, made.end, 0, name.epoch, 0, directory.length, directory.position)
             entry = Entry(stored, stretches_of(directory))
+        # A topic that was deleted meanwhile must not come back: a new one of its name begins at 0.
+        gone = await self._tier.add(entry, data, made.deleted)
         self._attempted = None
         if state is not None:
             self._state.sent(state)
-        # A topic that was deleted meanwhile must not come back: a new one of its name begins at 0.
-        gone = made.deleted()
-        if gone:
-            kept = [stretch for stretch in entry.stretches if (stretch.topic, stretch.queue_id) not in gone]
-            entry = Entry(entry.object, kept)
-        self._tier.add(entry, data)
         self._position = made.end
         self.objects += 1
         self.messages += made.messages
