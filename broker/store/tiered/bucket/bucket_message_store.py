@@ -429,6 +429,15 @@ class BucketMessageStore(TieredStore):
         queue = self.find_queue(topic, queue_id)
         return queue is None or offset < queue.min_offset
 
+    def range_problem(self, topic: str, queue_id: int) -> str:
+        """See MessageStore: a group that begins with the first message must not begin behind those in the bucket."""
+        if self.is_excluded(topic) or not self._tier_may_have(topic, queue_id, 0):
+            return ""
+        return (
+            f"queue {queue_id} of {topic} may have older messages in the bucket {self.tier.tiered_store_bucket}, which "
+            "cannot be read at the moment: try again"
+        )
+
     def _get(
         self,
         topic: str,
