@@ -119,6 +119,7 @@ class BucketUploads:
     async def scan(self) -> None:
         """Find the queues that had messages before. Once the manifest is loaded."""
         self._position = self._tier.end
+        self._skip_lost(self._uploadable())
         for number, (topic, ids) in enumerate(self._queues.topics().items()):
             if number % _SLICE == _SLICE - 1:
                 await trio.lowlevel.checkpoint()
@@ -258,6 +259,7 @@ class BucketUploads:
 
     async def _upload_next(self, *, force: bool) -> bool:
         limit = self._uploadable()
+        self._skip_lost(limit)
         if limit <= self._position:
             await self._drop_uploaded()
             return False
@@ -277,11 +279,17 @@ class BucketUploads:
         made = await self._reader.fill(builder, queues, self._position, end, is_edge=is_edge)
         if made.messages:
             await self._put(builder, made)
+        else:
+            self._attempted = None  # its messages are not there any more
         self._position = made.end
         await self._drop_uploaded()
         for waiting in self._pending.values():
             waiting.since = max(waiting.since, began)
         return True
+
+    def _skip_lost(self, limit: int) -> None:
+        """Go on where the log begins, if that is behind the position: the tier may be new, and the log old."""
+        self._position = max(self._position, min(self._builder.log_begin, limit))
 
     def _is_due(self, limit: int) -> bool:
         if limit - self._position >= contents.OBJECT_BYTES or not self.config.tiered_store_group_commit:
@@ -346,3 +354,4 @@ class BucketUploads:
             done = queue.deleted or (self._begin(queue) >= queue.next_offset and not queue.dirty)
             if done and self._pending.get(key) is waiting:
                 del self._pending[key]
+        self._reader.keep(self._pending)
