@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Final
 
+from trimq.broker.store.message_store import MessageStore
 from trimq.protocol.body import TopicConfig
 from trimq.protocol.codes import ResponseCode
 from trimq.protocol.errors import RemotingError
@@ -23,6 +24,13 @@ def born_host(connection: Connection) -> bytes:
             host = UNKNOWN_HOST
         connection.data["host"] = host
     return host
+
+
+def check_range(store: MessageStore, topic: str, queue_id: int) -> None:
+    """Raises SYSTEM_BUSY while the store does not know where a queue begins: the client asks again."""
+    problem = store.range_problem(topic, queue_id)
+    if problem:
+        raise RemotingError(ResponseCode.SYSTEM_BUSY, problem)
 
 
 def check_commit_offset(offset: int) -> None:

@@ -3,7 +3,7 @@
 Source: RocketMQ's ConsumerManageProcessor and AdminBrokerProcessor.
 """
 
-from trimq.broker.processors.common import check_commit_offset, check_queue
+from trimq.broker.processors.common import check_commit_offset, check_queue, check_range
 from trimq.broker.services.groups import SubscriptionGroupManager
 from trimq.broker.services.offsets import ConsumerOffsetManager
 from trimq.broker.services.schedule import ScheduleMessageService
@@ -121,9 +121,10 @@ class OffsetProcessor:
     async def search_by_time(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """SEARCH_OFFSET_BY_TIMESTAMP (29): the first message stored at a time or later.
 
-        With boundaryType UPPER it is the last one stored at that time or earlier.
+        With boundaryType UPPER it is the last one stored at that time or earlier. SYSTEM_BUSY: see check_range.
         """
         header = command.header(SearchOffsetRequestHeader)
+        check_range(self._store, header.topic, header.queue_id)
         upper = (header.boundary_type or "").upper() == "UPPER"
         offset = await self._store.offset_by_time(header.topic, header.queue_id, header.timestamp, upper=upper)
         return _offset_reply(command, offset)
@@ -134,13 +135,21 @@ class OffsetProcessor:
         return _offset_reply(command, self._store.max_offset(header.topic, header.queue_id))
 
     def min_offset(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """GET_MIN_OFFSET (31): the offset of the oldest message; 0 for a queue that is not there."""
+        """GET_MIN_OFFSET (31): the offset of the oldest message; 0 for a queue that is not there.
+
+        SYSTEM_BUSY: see check_range.
+        """
         header = command.header(GetMinOffsetRequestHeader)
+        check_range(self._store, header.topic, header.queue_id)
         return _offset_reply(command, self._store.min_offset(header.topic, header.queue_id))
 
     async def earliest_store_time(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """GET_EARLIEST_MSG_STORETIME (32): the oldest message's store time in ms; -1 for a queue without messages."""
+        """GET_EARLIEST_MSG_STORETIME (32): the oldest message's store time in ms; -1 for a queue without messages.
+
+        SYSTEM_BUSY: see check_range.
+        """
         header = command.header(GetEarliestMsgStoretimeRequestHeader)
+        check_range(self._store, header.topic, header.queue_id)
         timestamp = await self._store.earliest_store_time(header.topic, header.queue_id)
         return command.reply(header={"timestamp": str(timestamp)})
 

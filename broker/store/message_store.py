@@ -619,6 +619,10 @@ class MessageStore(QueueCalls):
         """Why there is no message at a log offset, as a text for the client."""
         return f"no message starts at the commit log offset {offset}"
 
+    def range_problem(self, topic: str, queue_id: int) -> str:  # noqa: ARG002 - for stores with a tier
+        """Why the first message of a queue is not known at the moment, as a text for the client; empty if it is."""
+        return ""
+
     async def read_log(self, start: int, visit: Visit) -> None:
         """Call ``visit`` with each record from a log offset on. Only before clients are served, see log_reader."""
         await read_log(self.commit_log, start, visit)

@@ -1,6 +1,7 @@
 """A broker with a tier: pulls, ids and retries of messages that its disk no longer has."""
 
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -14,6 +15,7 @@ from tests.broker.wire_client import WireClient
 from trimq.broker.config import SCHEMA
 from trimq.broker.controller import BrokerController
 from trimq.broker.store.tiered.access.tiered_message_store import TieredMessageStore
+from trimq.broker.store.tiered.bucket.bucket_message_store import BucketMessageStore
 from trimq.broker.testing import running_broker
 from trimq.broker.tiered_config import BUCKET_PROVIDER, PLUG_IN, POSIX_PROVIDER
 from trimq.protocol.codes import RequestCode, ResponseCode
@@ -153,6 +155,47 @@ async def test_a_bad_value_stops_the_start(tmp_path: Path, key: str, value: str,
 def test_a_request_with_a_password_gets_no_reply_with_it() -> None:
     [refusal] = Configuration(SCHEMA).check_change({"tieredStoreBucket": "s3://user:secret@history"})
     assert refusal.reason.startswith("'s3://***@history' is not s3://BUCKET")
+
+
+async def test_where_a_queue_begins_is_not_answered_until_the_bucket_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new group that begins with the first message would begin behind those in the bucket."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "none")
+    asked = [
+        (RequestCode.GET_MIN_OFFSET, {}),
+        (RequestCode.GET_EARLIEST_MSG_STORETIME, {}),
+        (RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, {"timestamp": "0"}),
+    ]
+    async with tiered_broker(tmp_path) as (broker, client):
+        await send_and_upload(broker, client)
+        await client.send("New", b"x")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        closed = listening.getsockname()[1]
+    bucket = {
+        "tieredBackendServiceProvider": BUCKET_PROVIDER,
+        "tieredStoreBucket": "s3://history",
+        "tieredStoreBucketEndpoint": f"http://127.0.0.1:{closed}",
+        "tieredStoreBucketRegion": "us-east-1",
+        "tieredStoreBucketPathStyle": "true",
+    }
+    async with tiered_broker(tmp_path, **bucket) as (broker, client):
+        store = broker.context.store
+        assert isinstance(store, BucketMessageStore)
+        for code, more in asked:
+            reply = await client.ask(code, {"topic": TOPIC, "queueId": "0"} | more)
+            assert (reply.code, "may have older messages in the bucket" in (reply.remark or "")) == (
+                ResponseCode.SYSTEM_BUSY,
+                True,
+            )
+            # The first message is on the disk: nothing can be before it.
+            reply = await client.ask(code, {"topic": "New", "queueId": "0"} | more)
+            assert reply.code == ResponseCode.SUCCESS
+        store.is_loaded.set()  # as the first answer of the bucket does
+        for code, more in asked:
+            reply = await client.ask(code, {"topic": TOPIC, "queueId": "0"} | more)
+            assert reply.code == ResponseCode.SUCCESS
 
 
 def test_a_bucket_without_its_library_is_a_start_error_that_names_it(tmp_path: Path) -> None:

@@ -173,7 +173,7 @@ def test_an_audit_finds_missing_offsets(spark: SparkSession, place: Place, lasti
             await fill(store, 5, first=5 * number)
             await upload(store)
         gone = store.manifest.entries[1]
-        store.bucket_queues.replace([gone], [])
+        await store.bucket_queues.replace([gone], [])
         await store.uploads.save()
 
     run(place, script)

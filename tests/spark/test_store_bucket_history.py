@@ -105,7 +105,7 @@ def test_an_archive_that_may_miss_messages_is_recognised(place: Place) -> None:
     assert bounds(0) == bounds(ends[0] - 1) == bounds(ends[3]) == (0, ends[3], "")
 
     async def first_gone(store: BucketMessageStore) -> None:
-        store.bucket_queues.replace(store.manifest.entries[:1], [])
+        await store.bucket_queues.replace(store.manifest.entries[:1], [])
         await store.uploads.save()
 
     run(place, first_gone)

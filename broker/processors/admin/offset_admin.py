@@ -10,7 +10,7 @@ import trio
 from trimq.broker.config import BrokerConfig
 from trimq.broker.identity import BrokerIdentity
 from trimq.broker.processors.admin.queue_table import QueueTable
-from trimq.broker.processors.common import check_queue, invalid, no_such_group, no_such_topic
+from trimq.broker.processors.common import check_queue, check_range, invalid, no_such_group, no_such_topic
 from trimq.broker.services.consumers import ConsumerManager
 from trimq.broker.services.groups import SubscriptionGroupManager
 from trimq.broker.services.long_polling import PullRequestHoldService
@@ -129,6 +129,7 @@ class OffsetAdminProcessor:
     async def _target(self, header: ResetOffsetRequestHeader, queue_id: int) -> int:
         if header.timestamp < 0:
             return max(0, self._store.max_offset(header.topic, queue_id))
+        check_range(self._store, header.topic, queue_id)
         found = max(0, await self._store.offset_by_time(header.topic, queue_id, header.timestamp))
         if header.is_force is False and not self._configuration.section(BrokerConfig).use_server_side_reset_offset:
             current = self._offsets.query(header.group, header.topic, queue_id)

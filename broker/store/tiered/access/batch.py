@@ -112,6 +112,11 @@ class BatchBuilder:
         self._log = log
         self._queues = queues
 
+    @property
+    def log_begin(self) -> int:
+        """The log offset of the first message that is there."""
+        return self._log.min_offset
+
     async def units(self, queue: ConsumeQueue, offset: int, count: int) -> list[tuple[int, int, int]]:
         """(log offset, size, tags code) of up to ``count`` units from an offset on. Raises OSError."""
         return list(UNIT.iter_unpack(await self._unit_bytes(queue, offset, count)))
@@ -149,9 +154,13 @@ class BatchBuilder:
         if not taken:
             return None
         # Damaged units: no reader finds a message there either.
-        taken = _first(((sizes < OVERHEAD_V1) | (begins < self._log.min_offset))[:taken])
+        damaged = (sizes < OVERHEAD_V1) | (begins < self._log.min_offset)
+        taken = _first(damaged[:taken])
         if not taken:
-            return Built(None, _no_keys(), offset + 1)
+            lost = _first(~damaged | (ends > limits.uploadable))
+            if lost == len(units) and begins[-1] < self._log.min_offset:
+                return Built(None, _no_keys(), await self._first_in_log(queue, offset + lost))
+            return Built(None, _no_keys(), offset + lost)
         file = self._log.files.find(int(begins[0]))
         if file is not None:
             # What lies in the next file of the log is the next batch: the extension makes a batch of one file only.
@@ -163,6 +172,18 @@ class BatchBuilder:
             records = await self._records(list(UNIT.iter_unpack(part.units)))
             built = await _built(part, records)
         return built
+
+    async def _first_in_log(self, queue: ConsumeQueue, offset: int) -> int:
+        """The first offset, from one on, of a message that the log still has. Raises OSError."""
+        end = queue.next_offset
+        while offset < end:
+            middle = (offset + end) // 2
+            found = await self.units(queue, middle, 1)
+            if found and found[0][0] < self._log.min_offset:
+                offset = middle + 1
+            else:
+                end = middle
+        return offset
 
     async def _unit_bytes(self, queue: ConsumeQueue, offset: int, count: int) -> bytes:
         """Up to ``count`` units from an offset on. Raises OSError."""

@@ -95,8 +95,8 @@ class BucketMessageStore(TieredStore):
         self._origin: Origin | None = None
         self._has_claimed = False
 
-        def local(entries: Sequence[Entry]) -> LogSource:
-            return LogSource(entries, builder, self.queues, lambda: self.min_phy_offset)
+        async def local(entries: Sequence[Entry]) -> LogSource:
+            return await LogSource.of(entries, builder, self.queues, threads, lambda: self.min_phy_offset)
 
         self.joiner = Joiner(self.bucket, self.bucket_queues, threads, self.root, local)
         self._replaced: list[str] = []
@@ -317,7 +317,7 @@ class BucketMessageStore(TieredStore):
         await self._own()
         # Again: the owner before may have uploaded more.
         await self._check_history()
-        await self.bucket_queues.remove_deleted(self._history.is_deleted if self._history.has_deleted else None)
+        await self.bucket_queues.remove_deleted(self._history.deleted)
 
     async def _own(self) -> None:
         leadership = self.replication.leadership
@@ -450,6 +450,15 @@ class BucketMessageStore(TieredStore):
             return False
         queue = self.find_queue(topic, queue_id)
         return queue is None or offset < queue.min_offset
+
+    def range_problem(self, topic: str, queue_id: int) -> str:
+        """See MessageStore: a group that begins with the first message must not begin behind those in the bucket."""
+        if self.is_excluded(topic) or not self._tier_may_have(topic, queue_id, 0):
+            return ""
+        return (
+            f"queue {queue_id} of {topic} may have older messages in the bucket {self.tier.tiered_store_bucket}, which "
+            "cannot be read at the moment: try again"
+        )
 
     def _get(
         self,

@@ -1,24 +1,34 @@
 """The queues of a broker in a bucket, by what its manifest says: the counterpart of FlatFileStore."""
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, Final
 
+import numpy as np
 import structlog
+import trio
 
 from trimq.broker.store.disk.disk import Disk
+from trimq.broker.store.queue.deleted_topics import DeletedTopic
 from trimq.broker.store.tiered.bucket.block_reader import BlockReader
 from trimq.broker.store.tiered.bucket.bucket import Bucket
 from trimq.broker.store.tiered.bucket.bucket_queue import BucketQueue
 from trimq.broker.store.tiered.bucket.garbage import Garbage
 from trimq.broker.store.tiered.bucket.manifest import Manifest
+from trimq.broker.store.tiered.bucket.stretch_groups import StretchGroups
 from trimq.broker.store.tiered.driver.provider_stats import CallStats
 from trimq.broker.tiered_config import TieredStoreConfig
-from trimq.protocol.bucket_manifest import Entry, StoredObject, Stretch
+from trimq.protocol.bucket_manifest import Entry, StoredObject, Stretch, StretchRows
 from trimq.protocol.bucket_names import ObjectName
 from trimq.protocol.hashing import checksum
 
 _log: Final = structlog.get_logger(__name__)
 _HOUR_MS: Final = 3_600_000
+_SLICE: Final = 64
+"""So many queues get stretches between two turns of the loop."""
+_REPLACED: Final = 8
+"""The same where stretches are removed: each has a stretch of every object that is joined."""
 
 
 class BucketQueues:
@@ -32,7 +42,8 @@ class BucketQueues:
         disk: Disk,
         monotonic: Callable[[], float],
     ) -> None:
-        """``disk``: has threads for checks."""
+        """``disk``: has threads for checks, and to group stretches by queue."""
+        self._disk = disk
         self.bucket = bucket
         self.manifest = manifest
         self.config = config
@@ -40,6 +51,8 @@ class BucketQueues:
         self._queues: dict[str, dict[int, BucketQueue]] = {}
         self._gone: set[str] = set()
         """Topics that were deleted while this broker did not own the bucket."""
+        self._changes = trio.Lock()
+        """Held while the manifest in memory and the queues change; not during requests."""
         self._indexes: Callable[[], Sequence[str] | None] = lambda: None
         self.garbage = Garbage(bucket, monotonic, config.tiered_store_bucket_grace_time)
 
@@ -47,38 +60,52 @@ class BucketQueues:
         """Let the root name these index files."""
         self._indexes = indexes
 
+    @asynccontextmanager
+    async def _changing(self) -> AsyncIterator[None]:
+        """Change manifest and queues, with turns for other tasks. It is not left half done: queues would miss messages.
+
+        What is read meanwhile is in the bucket as before: objects are deleted after the grace.
+        """
+        with trio.CancelScope(shield=True):
+            async with self._changes:
+                yield
+
     # -- start
 
     async def load(self) -> None:
         """Read the manifest, without taking ownership. Raises OSError, BucketFormatError."""
         await self.manifest.load()
-        self._take()
+        async with self._changing():
+            await self._take()
 
     async def claim(self, least_epoch: int = 0) -> None:
         """Read the manifest and take ownership. Raises OSError, BucketFormatError, FencedError."""
         await self.manifest.claim(least_epoch)
-        self._take()
+        async with self._changing():
+            await self._take()
 
-    async def remove_deleted(self, is_deleted: Callable[[Stretch], bool] | None) -> None:
+    async def remove_deleted(self, deleted: Mapping[str, DeletedTopic]) -> None:
         """Remove what the bucket has of topics that were deleted before the claim. Raises OSError, FencedError.
 
-        ``is_deleted``: whether a stretch is that of a topic which was deleted before the start.
+        ``deleted``: those that were deleted before the start, by name; there may be new ones of their names.
         """
-        removed: dict[tuple[str, int], int] = {}
-
-        def is_gone(stretch: Stretch) -> bool:
-            # Of the old topic, though there may be a new one of its name.
-            gone = stretch.topic in self._gone or (is_deleted is not None and is_deleted(stretch))
-            if gone:
-                key = stretch.topic, stretch.queue_id
-                removed[key] = max(stretch.end, removed.get(key, 0))
-            return gone
-
-        if (self._gone or is_deleted is not None) and self._without(is_gone):
-            self._take()
-            for (topic, queue_id), end in removed.items():
-                _log.warning("queue_removed_from_tier", topic=topic, queue=queue_id, begin=0, end=end)
-            await self.save(None)
+        topics = self._gone.union(deleted)
+        before = {
+            (queue.topic, queue.queue_id): queue.commit_offset for topic in topics for queue in self.of_topic(topic)
+        }
+        if before:
+            async with self._changing():
+                changed = bool(self._gone) and await self._without(self._gone)
+                for topic, note in deleted.items():
+                    changed |= await self._without({topic}, partial(_is_before, note))
+                if changed:
+                    await self._take()
+            if changed:
+                for (topic, queue_id), end in before.items():
+                    queue = self.find(topic, queue_id)
+                    if queue is None or queue.commit_offset != end:
+                        _log.warning("queue_removed_from_tier", topic=topic, queue=queue_id, begin=0, end=end)
+                await self.save(None)
         self._gone.clear()
 
     async def _refresh(self) -> None:
@@ -86,17 +113,17 @@ class BucketQueues:
         if not self.manifest.is_owner:
             await self.load()
 
-    def _take(self) -> None:
-        """Make the queues those of the manifest."""
-        found: dict[tuple[str, int], list[tuple[StoredObject, Stretch]]] = {}
-        for entry in self.manifest.entries:
-            for stretch in entry.stretches:
-                found.setdefault((stretch.topic, stretch.queue_id), []).append((entry.object, stretch))
+    async def _take(self) -> None:
+        """Make the queues those of the manifest. Each gets its stretches in one step."""
+        groups = await self._disk.run(StretchGroups, list(self.manifest.entries))
+        found = set(groups.queues)
         for queue in self.all():
             if (queue.topic, queue.queue_id) not in found:
                 queue.reset(())
-        for (topic, queue_id), stretches in found.items():
-            self.find_or_create(topic, queue_id).reset(stretches)
+        for number, (topic, queue_id) in enumerate(groups.queues):
+            self.find_or_create(topic, queue_id).take(groups.table(number), groups.ends[number])
+            if number % _SLICE == _SLICE - 1:
+                await trio.lowlevel.checkpoint()
 
     # -- what the manifest knows
 
@@ -140,11 +167,25 @@ class BucketQueues:
                 return entry.object.begin
         return physical
 
-    def add(self, entry: Entry, state: bytes = b"") -> None:
-        """An upload object, with this state in it, is in the bucket: its messages can be read."""
-        self.manifest.add(entry, state)
-        for stretch in entry.stretches:
-            self.find_or_create(stretch.topic, stretch.queue_id).add(entry.object, stretch)
+    async def add(
+        self,
+        entry: Entry,
+        state: bytes = b"",
+        deleted: Callable[[], Collection[tuple[str, int]]] = tuple,
+    ) -> Collection[tuple[str, int]]:
+        """An upload object, with this state in it, is in the bucket: its messages can be read.
+
+        What it has of the queues ``deleted`` is left out. Returns these queues.
+        """
+        async with self._changing():
+            gone = deleted()
+            if gone:
+                kept = [stretch for stretch in entry.stretches if (stretch.topic, stretch.queue_id) not in gone]
+                entry = Entry(entry.object, kept)
+            self.manifest.add(entry, state)
+            async for stretch in _slowly(entry):
+                self.find_or_create(stretch.topic, stretch.queue_id).add(entry.object, stretch)
+        return gone
 
     # -- queues
 
@@ -200,53 +241,62 @@ class BucketQueues:
         are left out when they are joined. Of a bucket that this broker does not own nothing is changed: a slave's
         master does that, and a master does it when it becomes the owner.
         """
-        for queue in self._queues.pop(topic, {}).values():
-            queue.destroy()
-        if not self.manifest.is_owner:
-            self._gone.add(topic)
-        elif self._without(lambda stretch: stretch.topic == topic):
+        async with self._changing():
+            for queue in self._queues.pop(topic, {}).values():
+                queue.destroy()
+            is_owner = self.manifest.is_owner
+            if not is_owner:
+                self._gone.add(topic)
+            changed = is_owner and await self._without({topic})
+        if changed:
             await self.save(None)
 
-    def forget(self, topic: str, queue_id: int, next_offset: int) -> None:
+    async def forget(self, topic: str, queue_id: int, next_offset: int) -> None:
         """Remove the messages of a topic that was deleted and created anew, whose queue goes on at ``next_offset``.
 
         Those with greater offsets are of the old one, and so are all that stand before them in the log. The next save
         makes it durable.
         """
-        old = self._queues.get(topic, {}).pop(queue_id, None)
-        if old is None:
-            return
-        stretches = list(old.stretches)
-        last = max((stretch.last_physical for _, stretch in stretches if stretch.end > next_offset), default=-1)
-        old.destroy()
-        kept = [(stored, stretch) for stored, stretch in stretches if stretch.first_physical > last]
-        if kept:
-            self.find_or_create(topic, queue_id).reset(kept)
-        self._without(
-            lambda stretch: (
-                (stretch.topic, stretch.queue_id) == (topic, queue_id)
-                and (stretch.first_physical <= last or not stretch.messages)
+        async with self._changing():
+            old = self._queues.get(topic, {}).pop(queue_id, None)
+            if old is None:
+                return
+            stretches = list(old.stretches)
+            last = max((stretch.last_physical for _, stretch in stretches if stretch.end > next_offset), default=-1)
+            old.destroy()
+            kept = [(stored, stretch) for stored, stretch in stretches if stretch.first_physical > last]
+            if kept:
+                self.find_or_create(topic, queue_id).reset(kept)
+            await self._without(
+                {topic},
+                lambda rows: (
+                    (rows["queue_id"] == queue_id) & ((rows["first_physical"] <= last) | (rows["messages"] == 0))
+                ),
             )
-        )
 
     async def expire(self, before_ms: int) -> int:
         """Remove the objects whose messages were all stored before a time. Returns their number.
 
         The objects themselves are deleted after the grace. Raises OSError, FencedError.
         """
-        gone = [entry for entry in self.manifest.entries if _is_expired(entry, before_ms)]
-        if not any(entry.object.length for entry in gone):
-            return 0
-        # Where a queue ends is kept when its last messages expire: its next ones must not begin before.
-        ends: dict[tuple[str, int], Stretch] = {}
-        for entry in gone:
-            for stretch in entry.stretches:
-                queue = self.find(stretch.topic, stretch.queue_id)
-                if queue is not None and stretch.end == queue.commit_offset:
-                    key = stretch.topic, stretch.queue_id
-                    ends[key] = stretch._replace(offset=stretch.end, messages=0, size=0, blocks=0, position=0)
-        kept = gone[-1].object._replace(length=0, directory=0)
-        self.replace(gone, [Entry(kept, [ends[key] for key in sorted(ends)])] if ends else [])
+        async with self._changing():
+            gone = []
+            for entry in list(self.manifest.entries):
+                if _is_expired(entry, before_ms):
+                    gone.append(entry)
+                await trio.lowlevel.checkpoint()
+            if not any(entry.object.length for entry in gone):
+                return 0
+            # Where a queue ends is kept when its last messages expire: its next ones must not begin before.
+            ends: dict[tuple[str, int], Stretch] = {}
+            for entry in gone:
+                async for stretch in _slowly(entry):
+                    queue = self.find(stretch.topic, stretch.queue_id)
+                    if queue is not None and stretch.end == queue.commit_offset:
+                        key = stretch.topic, stretch.queue_id
+                        ends[key] = stretch._replace(offset=stretch.end, messages=0, size=0, blocks=0, position=0)
+            kept = gone[-1].object._replace(length=0, directory=0)
+            await self._replace(gone, [Entry(kept, [ends[key] for key in sorted(ends)])] if ends else [])
         await self.save(None)
         self.discard([entry.object.name for entry in gone if entry.object.length])
         return sum(entry.object.length > 0 for entry in gone)
@@ -255,34 +305,68 @@ class BucketQueues:
         """Delete objects, which the root does not name any more, after the grace."""
         self.garbage.add([*names, *self.manifest.garbage_pages()])
 
-    def replace(self, gone: Sequence[Entry], new: Sequence[Entry]) -> None:
-        """Replace objects in the manifest and in the queues."""
+    async def replace(self, gone: Sequence[Entry], new: Sequence[Entry]) -> bool:
+        """Replace objects in the manifest and in the queues.
+
+        Returns False, with nothing changed, if some have expired meanwhile, or have lost a topic that was deleted.
+        """
+        async with self._changing():
+            now = {entry.object: entry for entry in self.manifest.entries}
+            for entry in gone:
+                if entry.object not in now or len(now[entry.object].stretches) != len(entry.stretches):
+                    return False
+            await self._replace(gone, new)
+        return True
+
+    async def _replace(self, gone: Sequence[Entry], new: Sequence[Entry]) -> None:
         self.manifest.change([entry.object for entry in gone], new)
-        removed = {entry.object for entry in gone}
-        its: dict[tuple[str, int], list[tuple[StoredObject, Stretch]]] = {
-            (stretch.topic, stretch.queue_id): [] for entry in gone for stretch in entry.stretches
-        }
+        groups = await self._disk.run(StretchGroups, gone)
+        changed: dict[tuple[str, int], list[tuple[StoredObject, Stretch]]] = {key: [] for key in groups.queues}
         for entry in new:
-            for stretch in entry.stretches:
-                its.setdefault((stretch.topic, stretch.queue_id), []).append((entry.object, stretch))
-        for (topic, queue_id), stretches in its.items():
+            async for stretch in _slowly(entry):
+                changed.setdefault((stretch.topic, stretch.queue_id), []).append((entry.object, stretch))
+        removed = {entry.object for entry in gone}
+        for number, ((topic, queue_id), its) in enumerate(changed.items()):
             queue = self.find(topic, queue_id)
             if queue is not None:
-                queue.replace(removed, stretches)
+                queue.replace(removed, its)
+            if number % _REPLACED == _REPLACED - 1:
+                await trio.lowlevel.checkpoint()
 
-    def _without(self, is_gone: Callable[[Stretch], bool]) -> bool:
-        """Remove stretches from the manifest. Returns whether there were any."""
+    async def _without(self, topics: Collection[str], is_gone: Callable[[Any], Any] | None = None) -> bool:
+        """Remove stretches of some topics from the manifest. Returns whether there were any.
+
+        ``is_gone``: only those; it gets rows of type STRETCH and returns flags.
+        """
         gone, new = [], []
-        for entry in self.manifest.entries:
-            kept = [stretch for stretch in entry.stretches if not is_gone(stretch)]
-            if len(kept) < len(entry.stretches):
+        for entry in list(self.manifest.entries):
+            stretches = StretchRows.of(entry.stretches)
+            numbers = [number for number, topic in enumerate(stretches.topics) if topic in topics]
+            flags = np.isin(stretches.rows["topic"], numbers)
+            if is_gone is not None:
+                flags &= is_gone(stretches.rows)
+            if flags.any():
                 gone.append(entry.object)
-                if kept:
-                    new.append(Entry(entry.object, kept))
+                if not flags.all():
+                    new.append(Entry(entry.object, StretchRows(stretches.topics, stretches.rows[~flags])))
+            await trio.lowlevel.checkpoint()
         if gone:
             self.manifest.change(gone, new)
         return bool(gone)
 
 
+async def _slowly(entry: Entry) -> AsyncIterator[Stretch]:
+    """The stretches of an object, with turns for other tasks."""
+    for at in range(0, len(entry.stretches), _SLICE):
+        for stretch in entry.stretches[at : at + _SLICE]:
+            yield stretch
+        await trio.lowlevel.checkpoint()
+
+
 def _is_expired(entry: Entry, before_ms: int) -> bool:
-    return all(stretch.end_ms < before_ms for stretch in entry.stretches)
+    return bool((StretchRows.of(entry.stretches).rows["end_ms"] < before_ms).all())
+
+
+def _is_before(note: DeletedTopic, rows: Any) -> Any:
+    """Which rows of type STRETCH are of the topic that was deleted."""
+    return (rows["last_physical"] < note.position) & (rows["end_ms"] <= note.wall_ms)

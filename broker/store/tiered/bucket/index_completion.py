@@ -8,12 +8,13 @@ harm: a query returns each message once.
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
+import numpy as np
 import structlog
 import trio
 
 from trimq.broker.store.tiered.bucket.bucket import Bucket
 from trimq.broker.store.tiered.bucket.manifest import Manifest
-from trimq.protocol.bucket_manifest import Entry
+from trimq.protocol.bucket_manifest import Entry, StretchRows
 from trimq.protocol.bucket_object import Block, BucketFormatError, block_crc
 from trimq.protocol.index_batch import make_batch
 from trimq.protocol.message_keys import index_keys_of
@@ -26,6 +27,8 @@ _log: Final = structlog.get_logger(__name__)
 _READ: Final = 4 * 1024 * 1024
 """Blocks that follow each other are read together up to so many bytes."""
 _AT_ONCE: Final = 64
+_SLICE: Final = 200
+"""So many stretches are looked at between two turns of the loop."""
 
 
 class CompletableIndex(Protocol):
@@ -79,12 +82,15 @@ async def complete_index(
     """
     count = 0
     for entry in list(manifest.entries):
-        missing = {
-            (stretch.topic, stretch.queue_id)
-            for stretch in entry.stretches
-            if stretch.messages
-            and stretch.last_physical >= _begin(index, upto, topics, stretch.topic, stretch.queue_id)
-        }
+        missing: set[tuple[str, int]] = set()
+        rows = StretchRows.of(entry.stretches)
+        late = np.flatnonzero((rows.rows["messages"] > 0) & (rows.rows["last_physical"] >= upto))
+        await trio.lowlevel.checkpoint()
+        for at in range(0, len(late), _SLICE):
+            for stretch in StretchRows(rows.topics, rows.rows[late[at : at + _SLICE]]):
+                if stretch.last_physical >= _begin(index, upto, topics, stretch.topic, stretch.queue_id):
+                    missing.add((stretch.topic, stretch.queue_id))
+            await trio.lowlevel.checkpoint()
         if missing:
             count += await _complete(index, upto, bucket, manifest, topics, entry, missing)
     await index.flush()

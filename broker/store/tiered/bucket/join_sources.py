@@ -9,11 +9,14 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final, NamedTuple, Protocol
 
+import trio
+
 from trimq.broker.store.disk.disk import Disk
 from trimq.broker.store.queue.consume_queue_store import ConsumeQueueStore
 from trimq.broker.store.tiered.access.batch import AS_IN_LOG, BatchBuilder, Buffer, Limits
 from trimq.broker.store.tiered.bucket.bucket import Bucket
 from trimq.broker.store.tiered.bucket.manifest import Manifest
+from trimq.broker.store.tiered.bucket.stretch_groups import runs_of
 from trimq.protocol.bucket_manifest import Entry
 from trimq.protocol.bucket_object import (
     BLOCK_BYTES,
@@ -27,6 +30,8 @@ from trimq.protocol.bucket_object import (
 from trimq.protocol.queue_unit import UNIT, UNIT_SIZE
 
 _READ: Final = 4 * 1024 * 1024
+_SLICE: Final = 200
+"""So many queues are looked at between two turns of the loop."""
 
 
 class NotLocalError(Exception):
@@ -68,30 +73,40 @@ class Source(Protocol):
 class LogSource:
     """The messages of some entries, from the local log."""
 
-    def __init__(
-        self, entries: Sequence[Entry], builder: BatchBuilder, queues: ConsumeQueueStore, log_begin: Callable[[], int]
-    ) -> None:
-        """``log_begin``: where the log begins. Raises NotLocalError."""
+    def __init__(self, builder: BatchBuilder) -> None:
         self._builder = builder
-        self._queues = queues
-        self._log_begin = log_begin
         self.pieces: list[Piece] = []
-        for entry in entries:
-            for stretch in entry.stretches:
-                queue = queues.find(stretch.topic, stretch.queue_id)
-                if queue is None or queue.min_offset > stretch.offset or stretch.first_physical < log_begin():
-                    raise NotLocalError
-                length = stretch.size + UNIT_SIZE * stretch.messages
-                place = stretch.topic, stretch.queue_id, stretch.offset, stretch.messages, length
-                self.pieces.append(Piece(*place, (queue, stretch)))
-        self.pieces.sort(key=_place)
+
+    @classmethod
+    async def of(
+        cls,
+        entries: Sequence[Entry],
+        builder: BatchBuilder,
+        queues: ConsumeQueueStore,
+        disk: Disk,
+        log_begin: Callable[[], int],
+    ) -> "LogSource":
+        """``disk``: has threads; ``log_begin``: where the log begins. Raises NotLocalError.
+
+        Stretches that follow each other are one piece: a join of many small objects has hundreds of each queue.
+        """
+        source = cls(builder)
+        for number, run in enumerate(await disk.run(runs_of, entries)):
+            if number % _SLICE == _SLICE - 1:
+                await trio.lowlevel.checkpoint()
+            queue = queues.find(run.topic, run.queue_id)
+            if queue is None or queue.min_offset > run.offset or run.first_physical < log_begin():
+                raise NotLocalError
+            length = run.size + UNIT_SIZE * run.messages
+            source.pieces.append(Piece(*run[:4], length, (queue, run)))
+        return source
 
     async def batches(self, piece: Piece) -> AsyncIterator[Batch]:
         """See Source."""
-        queue, stretch = piece.source
-        offset, physical = piece.offset, -1
-        while offset < stretch.end:
-            limits = Limits(min(stretch.end - offset, BLOCK_MESSAGES), BLOCK_BYTES, 1 << 62)
+        queue, run = piece.source
+        offset, physical, end = piece.offset, -1, piece.offset + piece.messages
+        while offset < end:
+            limits = Limits(min(end - offset, BLOCK_MESSAGES), BLOCK_BYTES, 1 << 62)
             # Memory of its own: it is in use until the part of the object with it was sent.
             memory = Buffer(bytearray())
             built = await self._builder.build(queue, offset, AS_IN_LOG, limits, 0, memory, keys=False)
@@ -99,12 +114,12 @@ class LogSource:
                 raise NotLocalError
             batch = built.batch
             units = list(UNIT.iter_unpack(batch.units))
-            if offset == stretch.offset and units[0][0] != stretch.first_physical:
+            if offset == run.offset and units[0][0] != run.first_physical:
                 raise NotLocalError  # another queue of its name
             physical = units[-1][0]
             yield Batch(offset, batch.units, batch.records, batch.begin_ms, batch.end_ms)
             offset += len(units)
-        if physical != stretch.last_physical:
+        if physical != run.last_physical:
             raise NotLocalError
 
 

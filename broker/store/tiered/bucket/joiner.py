@@ -7,7 +7,7 @@ the grace the old objects go. What an interrupted join has written is garbage.
 Segments are joined again while they are small: with many queues or few messages they grow over generations.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from trimq.broker.store.disk.disk import Disk
@@ -15,7 +15,7 @@ from trimq.broker.store.tiered.bucket.bucket import Bucket
 from trimq.broker.store.tiered.bucket.bucket_queues import BucketQueues
 from trimq.broker.store.tiered.bucket.join_sources import NotLocalError, Piece, Source, SpoolSource
 from trimq.broker.store.tiered.bucket.object_builder import ObjectBuilder
-from trimq.protocol.bucket_manifest import Entry, StoredObject, stretches_of
+from trimq.protocol.bucket_manifest import Entry, StoredObject, StretchRows, stretches_of
 from trimq.protocol.bucket_object import BLOCK_BYTES, Kind, ObjectHeader
 
 JOIN_BYTES: Final = 1024 * 1024 * 1024
@@ -82,7 +82,12 @@ class Joiner:
     """The joins of an owner. Belongs to the event loop."""
 
     def __init__(
-        self, bucket: Bucket, queues: BucketQueues, disk: Disk, root: str, local: Callable[[Sequence[Entry]], Source]
+        self,
+        bucket: Bucket,
+        queues: BucketQueues,
+        disk: Disk,
+        root: str,
+        local: Callable[[Sequence[Entry]], Awaitable[Source]],
     ) -> None:
         """``root``: the directory of the store, where the spool is. ``local``: makes a LogSource of entries."""
         self._bucket = bucket
@@ -111,24 +116,16 @@ class Joiner:
         generation = chosen[0].generation + 1
         written: list[str] = []
         try:
-            new = await self._write_all(self._local(entries), header, generation, written)
+            new = await self._write_all(await self._local(entries), header, generation, written)
         except NotLocalError:
             async with SpoolSource.copied(self._disk, self._spool, self._bucket, manifest, entries) as source:
                 new = await self._write_all(source, header, generation, written)
-        if self._has_changed(entries):
+        if not await self._queues.replace(entries, new):
             return written
-        self._queues.replace(entries, new)
         self.joins += 1
-        self.bytes += sum(stretch.size for entry in new for stretch in entry.stretches)
+        self.bytes += sum(int(StretchRows.of(entry.stretches).rows["size"].sum()) for entry in new)
         named = {entry.object.name for entry in new}
         return [*(entry.object.name for entry in entries), *(name for name in written if name not in named)]
-
-    def _has_changed(self, entries: Sequence[Entry]) -> bool:
-        """Whether some objects have expired meanwhile, or lost a topic that was deleted."""
-        now = {entry.object: entry for entry in self._queues.manifest.entries}
-        return any(
-            entry.object not in now or len(now[entry.object].stretches) != len(entry.stretches) for entry in entries
-        )
 
     async def _write_all(
         self, source: Source, header: ObjectHeader, generation: int, written: list[str]

@@ -24,6 +24,8 @@ def order(entry: Entry) -> tuple[int, int, int]:
 def compact(entry: Entry) -> Entry:
     """The entry with rows of its own: those of a page that has gone are not kept in memory."""
     stretches = StretchRows.of(entry.stretches)
+    if stretches.rows.base is None:
+        return Entry(entry.object, stretches)
     return Entry(entry.object, StretchRows(stretches.topics, stretches.rows.copy()))
 
 

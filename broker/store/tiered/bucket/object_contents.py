@@ -1,9 +1,10 @@
 """What an upload object is made of: the messages of all queues that wait, up to a log offset."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Final
 
 import structlog
+import trio
 
 from trimq.broker.store.queue.consume_queue import ConsumeQueue
 from trimq.broker.store.tiered.access.batch import AS_IN_LOG, BatchBuilder, Buffer, Limits
@@ -18,6 +19,8 @@ _log: Final = structlog.get_logger(__name__)
 
 OBJECT_BYTES: Final = 16 * 1024 * 1024
 """An object covers no more of the log than this, unless its first message alone is larger."""
+_SLICE: Final = 200
+"""So many queues are looked at between two turns of the loop."""
 
 
 class ObjectMemory(Buffer):
@@ -78,6 +81,16 @@ class ContentsReader:
         self._skipped = skipped
         self._keys = keys
         self.memory = ObjectMemory()
+        self._lost: dict[tuple[str, int], tuple[ConsumeQueue, int, int]] = {}
+        """The last range of offsets of a queue that lead to no message: it is neither read nor reported again."""
+        self._next: dict[tuple[str, int], tuple[ConsumeQueue, int, int]] = {}
+        """The next offset of a queue, and its log offset: the queue is not read until an object reaches it."""
+
+    def keep(self, queues: Container[tuple[str, int]]) -> None:
+        """Forget all but these queues."""
+        for known in (self._lost, self._next):
+            for key in [key for key in known if key not in queues]:
+                del known[key]
 
     async def fill(
         self, builder: ObjectBuilder, queues: Sequence[ConsumeQueue], position: int, end: int, *, is_edge: bool
@@ -89,24 +102,39 @@ class ContentsReader:
         contents = Contents(self._tier.end, end)
         while True:
             first = end
-            for queue in queues:
-                offset = await self._fill_queue(builder, contents, queue, end)
-                if not is_edge and offset < queue.next_offset:
-                    for phy, size, _ in await self._builder.units(queue, offset, 1):
-                        first = min(first, phy if size != FILLER_SIZE else end)
+            for number, queue in enumerate(queues):
+                if number % _SLICE == _SLICE - 1:
+                    await trio.lowlevel.checkpoint()
+                waiting = await self._fill_queue(builder, contents, queue, end)
+                if waiting is not None:
+                    first = min(first, waiting)
+            first = end if is_edge else first
             contents.end = first
             if first > position or is_edge:
                 return contents
             # A single message that is larger than an object: nothing stands before it.
             end = position + 2 * (end - position)
 
-    async def _fill_queue(self, builder: ObjectBuilder, contents: Contents, queue: ConsumeQueue, end: int) -> int:
-        """Put the next messages of a queue into an object. Returns the offset behind them. Raises OSError."""
+    async def _fill_queue(
+        self, builder: ObjectBuilder, contents: Contents, queue: ConsumeQueue, end: int
+    ) -> int | None:
+        """Put the next messages of a queue into an object. Raises OSError.
+
+        Returns the log offset of the message behind them; None if there is none.
+        """
+        key = queue.topic, queue.queue_id
         tier = self._tier.find_or_create(queue.topic, queue.queue_id)
         offset = max(tier.commit_offset, queue.min_offset)
         if tier.commit_offset and offset > tier.commit_offset:
             # Not a new queue: what the log had before the tier was switched on is uploaded as far as it is there.
             self._skip(queue, tier.commit_offset, offset)
+        lost = self._lost.get(key)
+        if lost is not None and lost[0] is queue and lost[1] <= offset < lost[2]:
+            offset = lost[2]
+        waiting = self._next.get(key)
+        if waiting is not None and waiting[:2] == (queue, offset) and waiting[2] >= end:
+            return waiting[2]
+        skipped = offset
         while offset < queue.next_offset and not queue.deleted:
             limits = Limits(BLOCK_MESSAGES, OBJECT_BYTES, end)
             built = await self._builder.build(
@@ -115,13 +143,13 @@ class ContentsReader:
             if built is None:
                 break
             if built.batch is None:
-                self._skip(queue, offset, built.skip_to)
                 offset = built.skip_to
                 continue
+            self._skip(queue, skipped, offset)
             batch = built.batch
             builder.add(queue.topic, queue.queue_id, offset, batch.units, batch.records, batch.begin_ms, batch.end_ms)
             count = len(batch.units) // UNIT_SIZE
-            offset += count
+            offset = skipped = offset + count
             contents.messages += count
             contents.bytes += batch.size
             contents.counts.append((tier, count))
@@ -129,8 +157,26 @@ class ContentsReader:
             if self._keys:
                 phy, size, _ = UNIT.unpack_from(batch.units, len(batch.units) - UNIT_SIZE)
                 contents.keys.append((tier.topic_id, queue.queue_id, built.keys, phy + size))
-        return offset
+        self._skip(queue, skipped, offset)
+        if offset < queue.next_offset and not queue.deleted:
+            for phy, size, _ in await self._builder.units(queue, offset, 1):
+                if size != FILLER_SIZE:
+                    self._next[key] = queue, offset, phy
+                    return phy
+        return None
 
     def _skip(self, queue: ConsumeQueue, begin: int, end: int) -> None:
+        """Note that a range of offsets, if it is not empty, leads to no message."""
+        if begin >= end:
+            return
+        key = queue.topic, queue.queue_id
+        known = self._lost.get(key)
+        if known is not None and known[0] is queue and known[1] <= begin <= known[2]:
+            begin, first = max(begin, known[2]), known[1]
+            if begin >= end:
+                return
+        else:
+            first = begin
+        self._lost[key] = queue, first, end
         self._skipped(end - begin)
         _log.warning("messages_not_in_tier", topic=queue.topic, queue=queue.queue_id, begin=begin, end=end)

@@ -4,13 +4,14 @@ The log may be longer than the bucket's history and still be another one: that o
 grown since. So messages are compared, the newest ones that both have.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
 
 from trimq.broker.store.log.commit_log import CommitLog
 from trimq.broker.store.queue.consume_queue_store import ConsumeQueueStore
+from trimq.broker.store.queue.deleted_topics import DeletedTopic
 from trimq.broker.store.tiered.access.batch import BatchBuilder
 from trimq.broker.store.tiered.bucket.restore import Origin
 from trimq.protocol.bucket_manifest import Entry, Stretch, StretchRows
@@ -60,7 +61,7 @@ class SameHistory:
         # The log begins behind them all. A queue may still know where they were, if its topic was not created anew.
         other = None
         for stretch in newest:
-            is_same = None if self.is_deleted(stretch) else await self._has_unit(stretch)
+            is_same = None if self._is_deleted(stretch) else await self._has_unit(stretch)
             if is_same:
                 return ""
             other = stretch if is_same is False else other
@@ -103,14 +104,13 @@ class SameHistory:
     # -- topics that were deleted
 
     @property
-    def has_deleted(self) -> bool:
-        """Whether any topic is noted as deleted while the log has records of it."""
-        return bool(self._queues.deleted_topics.topics)
+    def deleted(self) -> Mapping[str, DeletedTopic]:
+        """Topics that were deleted while the log has records of them: there may be new ones of their names."""
+        return self._queues.deleted_topics.topics
 
-    def is_deleted(self, stretch: Stretch) -> bool:
-        """Whether a stretch is that of a topic which was deleted since: there may be a new one of its name."""
-        deleted = self._queues.deleted_topics.topics.get(stretch.topic)
-        return deleted is not None and stretch.last_physical < deleted.position and stretch.end_ms <= deleted.wall_ms
+    def _is_deleted(self, stretch: Stretch) -> bool:
+        note = self.deleted.get(stretch.topic)
+        return note is not None and stretch.last_physical < note.position and stretch.end_ms <= note.wall_ms
 
 
 def _other(stretch: Stretch) -> str:

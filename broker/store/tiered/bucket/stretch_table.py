@@ -31,6 +31,14 @@ class StretchTable:
         self._objects: tuple[StoredObject, ...] = ()
         self._has_overlaps = False
 
+    @classmethod
+    def of(cls, numbers: bytes, objects: tuple[StoredObject, ...], *, has_overlaps: bool) -> "StretchTable":
+        """The table of these rows: nine native numbers for each object, sorted by offset."""
+        table = cls()
+        table._numbers.frombytes(numbers)
+        table._objects, table._has_overlaps = objects, has_overlaps
+        return table
+
     def __contains__(self, stored: object) -> bool:
         return stored in self._objects
 

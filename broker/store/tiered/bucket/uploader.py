@@ -120,6 +120,7 @@ class BucketUploads:
     async def scan(self) -> None:
         """Find the queues that had messages before. Once the manifest is loaded."""
         self._position = self._tier.end
+        self._skip_lost(self._uploadable())
         for number, (topic, ids) in enumerate(self._queues.topics().items()):
             if number % _SLICE == _SLICE - 1:
                 await trio.lowlevel.checkpoint()
@@ -130,7 +131,7 @@ class BucketUploads:
                 uploaded = flat.commit_offset if flat is not None else 0
                 there = self._queues.peek_next_offset(topic, queue_id)
                 if flat is not None and there < uploaded and self._is_anew(flat, there):
-                    self._tier.forget(topic, queue_id, there)
+                    await self._tier.forget(topic, queue_id, there)
                     _log.warning("queue_removed_from_tier", topic=topic, queue=queue_id, begin=there, end=uploaded)
                 if there != uploaded:
                     queue = self._queues.find(topic, queue_id)
@@ -276,6 +277,7 @@ class BucketUploads:
 
     async def _upload_next(self, *, force: bool) -> bool:
         limit = self._uploadable()
+        self._skip_lost(limit)
         if limit <= self._position:
             await self._drop_uploaded()
             return False
@@ -295,11 +297,17 @@ class BucketUploads:
         made = await self._reader.fill(builder, queues, self._position, end, is_edge=is_edge)
         if made.messages:
             await self._put(builder, made)
+        else:
+            self._attempted = None  # its messages are not there any more
         self._position = made.end
         await self._drop_uploaded()
         for waiting in self._pending.values():
             waiting.since = max(waiting.since, began)
         return True
+
+    def _skip_lost(self, limit: int) -> None:
+        """Go on where the log begins, if that is behind the position: the tier may be new, and the log old."""
+        self._position = max(self._position, min(self._builder.log_begin, limit))
 
     def _is_due(self, limit: int) -> bool:
         if limit - self._position >= contents.OBJECT_BYTES or not self.config.tiered_store_group_commit:
@@ -325,15 +333,11 @@ class BucketUploads:
         else:
             stored = StoredObject(made.begin, made.end, 0, name.epoch, 0, directory.length, directory.position)
             entry = Entry(stored, stretches_of(directory))
+        # A topic that was deleted meanwhile must not come back: a new one of its name begins at 0.
+        gone = await self._tier.add(entry, data, made.deleted)
         self._attempted = None
         if state is not None:
             self._state.sent(state)
-        # A topic that was deleted meanwhile must not come back: a new one of its name begins at 0.
-        gone = made.deleted()
-        if gone:
-            kept = [stretch for stretch in entry.stretches if (stretch.topic, stretch.queue_id) not in gone]
-            entry = Entry(entry.object, kept)
-        self._tier.add(entry, data)
         self._position = made.end
         self.objects += 1
         self.messages += made.messages
@@ -368,3 +372,4 @@ class BucketUploads:
             done = queue.deleted or (self._begin(queue) >= queue.next_offset and not queue.dirty)
             if done and self._pending.get(key) is waiting:
                 del self._pending[key]
+        self._reader.keep(self._pending)

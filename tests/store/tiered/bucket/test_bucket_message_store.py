@@ -244,9 +244,13 @@ async def test_a_consumer_of_old_messages_waits_until_the_bucket_answers(
         assert (result.status, result.next_begin_offset) == (GetMessageStatus.OFFSET_FOUND_NULL, 0)
         local = MessageStore.min_offset(store, TOPIC, 0)
         assert (await get(store, local)).status is GetMessageStatus.FOUND
+        assert "may have older messages" in store.range_problem(TOPIC, 0)
+        await fill(store, 1, topic="New")
+        assert not store.range_problem("New", 0)
         objects.fail = nothing
         with trio.fail_after(100):
             await store.is_loaded.wait()
+        assert not store.range_problem(TOPIC, 0)
         assert len(await all_offsets(store, 0, 60)) == 60
 
 

@@ -145,7 +145,7 @@ async def test_a_join_of_many_queues_goes_through_them_a_few_times() -> None:
         await uploaded(store)
         (entry,) = store.manifest.entries
         joined = Counted(list(entry.stretches))
-        store.bucket_queues.replace([entry], [Entry(entry.object._replace(generation=1), joined)])
+        assert await store.bucket_queues.replace([entry], [Entry(entry.object._replace(generation=1), joined)])
         assert joined.times < 10
         assert store.tier_range(TOPIC, 49) == (0, 1)
 
