@@ -73,7 +73,7 @@ class BucketQueue:
     def take(self, table: StretchTable, end: int) -> None:
         """Have the stretches of a table instead; ``end``: where they end. See ``reset``."""
         self._table = table
-        self._end = max(self._end, end)
+        self._end = end
 
     def destroy(self) -> None:
         """Have no messages any more: the topic was deleted."""
