@@ -192,6 +192,7 @@ async def test_a_damaged_body_is_skipped_if_bodies_are_checked() -> None:
     st.sampled_from([1, 200, 300, 1 << 20]),
 )
 @example({0: (0, 0)}, 0, 1)
+@example({0: (-1, 94)}, 0, 200)
 @example({4: (None, -(1 << 31) + 98)}, 0, 300)
 @example({5: (None, -(1 << 31) + 98)}, 0, 300)
 @example({7: (None, -(1 << 31))}, 0, 1 << 20)

@@ -385,9 +385,11 @@ class FlatMessageFile:
 def _joined(positions: Any, ends: Any) -> Iterator[tuple[int, int]]:
     """The messages in groups whose records follow each other in the stream: (begin, end) of each group.
 
-    ``ends`` are the sums of the sizes, so a record follows the one before it if both have grown by the same.
+    ``ends`` are the sums of the sizes, so a record follows the one before it if both have grown by the same. A damaged
+    position before the stream leads nowhere, and is read alone.
     """
-    edges = np.flatnonzero(np.diff(positions)[: len(ends) - 1] != np.diff(ends, prepend=0)[:-1]) + 1
+    others = np.diff(positions)[: len(ends) - 1] != np.diff(ends, prepend=0)[:-1]
+    edges = np.flatnonzero(others | (positions[:-1] < 0)) + 1
     return pairwise((0, *edges.tolist(), len(ends)))
 
 
