@@ -72,10 +72,10 @@ async def test_whether_files_are_deleted(autojump_clock: trio.testing.MockClock,
         await filled(store)
         store.clock.set_wall_ms(store.clock.wall_ms() + 2 * HOUR_MS)
         (queue,) = store.tier_queues.all()
-        await trio.sleep(3600)
+        await trio.sleep(3601)
         assert queue.min_offset == 0
         store.set_tier_config(replace(store.tier, tiered_store_delete_file_enable=True))
-        await trio.sleep(3600)
+        await trio.sleep(3601)
         assert queue.min_offset > 0
 
 
