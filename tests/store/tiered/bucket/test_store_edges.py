@@ -145,7 +145,7 @@ async def test_an_expiry_that_fails_deletes_nothing() -> None:
         objects.fail = nothing
 
 
-async def test_a_fenced_owner_is_told_by_whatever_it_does_next() -> None:
+async def test_a_fenced_owner_learns_it_by_what_it_does_next() -> None:
     for act in ("expire", "clean", "index"):
         disk, objects, clock = SimDisk(), Objects(), ManualClock()
         small = {"tiered_store_index_file_max_hash_slot_num": 16, "tiered_store_index_file_max_index_num": 20}
