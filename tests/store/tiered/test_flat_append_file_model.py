@@ -337,6 +337,24 @@ async def play(steps: list[Step], seed: int) -> None:
     ],
     0,
 )
+@example(
+    # A power cut takes the mark of a deletion that a start after a kill has completed: not without the file.
+    [
+        ("cut", 0, 0),
+        ("init", 0, 0),
+        ("append", 1, 0),
+        ("restart", 0, 0),
+        ("cut", 0, 0),
+        ("init", 0, 0),
+        ("append", 100, 0),
+        ("restart", 0, 0),
+        ("fail", 0, 5),
+        ("expire", 0, 0),
+        ("cut", 0, 5),
+        ("kill", 0, 0),
+    ],
+    0,
+)
 def test_the_stream_is_the_list(steps: list[Step], seed: int) -> None:
     trio.run(play, steps, seed)
 

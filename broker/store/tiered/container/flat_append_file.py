@@ -77,6 +77,12 @@ class FlatAppendFile:
         A deletion that was interrupted is completed. Raises OSError.
         """
         known = self._metadata.segments(self.path, self.type)
+        marked = [entry.base_offset for entry in known if entry.status == DELETED]
+        if marked:
+            # A process that was killed may have left a mark that a power cut still takes, but not the file with it.
+            for base_offset in marked:
+                self._metadata.mark_deleted(self.path, self.type, base_offset)
+            await self._metadata.persist()
         for entry in known:
             segment = self._of(entry)
             if entry.status == DELETED:
