@@ -105,7 +105,7 @@ async def test_the_commands_of_the_page(
     await send(tmp_path / "store", settings)
     page = page_name(1, 1, 7)
     (object_server.files(name) / PREFIX / page).write_bytes(b"left behind")
-    make_old(object_server, name, page)
+    make_old(object_server, name, page, "manifest/root")
     out = await in_thread(sh, "operate bucket", {"CONF": conf})
     assert re.search(rf"^T +0 +0 +{SENT} ", out, re.MULTILINE), out
     assert "the tier is sound\n" in out
