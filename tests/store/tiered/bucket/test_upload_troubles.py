@@ -181,5 +181,9 @@ async def test_an_index_without_room_does_not_repeat_an_upload(autojump_clock: t
         ends = [entry.object.end for entry in store.manifest.entries]
         assert [entry.object.begin for entry in store.manifest.entries] == [0, *ends[:-1]]
         assert store.uploads.messages == 20
+        topic_id = store.bucket_queues.topic_id(TOPIC)
+        for number in range(20):  # what waited for room is in the index now
+            found = await index.query(TOPIC, f"u{TOPIC}0-{number}", 9, 0, 1 << 62, topic_id=topic_id)
+            assert len(found) == 1, number
     async with opened(disk, objects, tier(tiered_storage_level=TieredStorageLevel.FORCE)) as store:
         assert len(await all_offsets(store, 0, 20)) == 20
