@@ -299,20 +299,20 @@ async def test_the_owner_keeps_an_index_file_that_it_could_not_name_yet() -> Non
             await store.tier_index.upload_next()
         (name,) = objects.named("/index/")
         with pytest.raises(OSError, match="refused"):
-            await store.delete_garbage()
+            await store.upkeep.delete_garbage()
         own = store._index_objects.names
         assert own is not None
         found = await find_garbage(store.bucket, store.manifest, 1 << 60, -(10**12), own)
         assert name.removeprefix(store.bucket.prefix) not in {info.name for info in found}
         objects.fail = lambda call, name, done: None
-        await store.delete_garbage()
+        await store.upkeep.delete_garbage()
         assert objects.named("/index/") == [name]
         assert await store.tier_index.upload_next()
         assert store.manifest.root is not None
         assert objects.named("/index/") == [store.bucket.prefix + known for known in store.manifest.indexes]
         # What was never named is garbage all the same.
         objects.create(store.bucket.prefix + str(IndexName(1 << 50, 9, 9, 9, 1)), [b"1"])
-        assert await store.delete_garbage() >= 1
+        assert await store.upkeep.delete_garbage() >= 1
         assert len(objects.named("/index/")) == len(store.manifest.indexes)
 
 

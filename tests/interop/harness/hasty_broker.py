@@ -4,7 +4,7 @@ It is run as a program, with the arguments of mqbroker.
 """
 
 from trimq.broker.cli import main
-from trimq.broker.store.tiered.bucket import bucket_message_store, joiner, uploader
+from trimq.broker.store.tiered.bucket import joiner, upkeep, uploader
 
 JOIN_OBJECTS = 16
 OBJECTS_A_ROOT = 4
@@ -16,7 +16,7 @@ if __name__ == "__main__":
         (joiner, "PART_SIZE", PART_SIZE),
         (uploader, "OBJECTS_A_ROOT", OBJECTS_A_ROOT),
         (uploader, "_LOOK", 0.05),
-        (bucket_message_store, "_UPKEEP", 0.2),
+        (upkeep, "_UPKEEP", 0.2),
     ):
         if not hasattr(module, name):
             raise AttributeError(f"{module.__name__} has no {name}")

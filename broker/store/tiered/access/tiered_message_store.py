@@ -122,14 +122,8 @@ class TieredMessageStore(TieredStore):
             await self.tier_index.close()
         await self._save_metadata()
 
-    async def _run_expiry(self) -> None:
-        while True:
-            await trio.sleep(self.tier.tiered_store_delete_file_interval / 1000)
-            if self.tier.tiered_store_delete_file_enable:
-                await self.expire_tier()
-
     async def expire_tier(self) -> int:
-        """Delete the expired segments of all queues. Returns their number."""
+        """See TieredStore: segments of all queues."""
         count = 0
         for file in self.flat_files.all():
             try:

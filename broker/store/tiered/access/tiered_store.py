@@ -84,6 +84,17 @@ class TieredStore(MessageStore, ABC):
     def tier_uploads(self) -> TierUploads:
         """What copies messages to the tier."""
 
+    @abstractmethod
+    async def expire_tier(self) -> int:
+        """Delete what has expired from the tier. Returns the number of segments or objects."""
+
+    async def _run_expiry(self) -> None:
+        """Delete what has expired from time to time."""
+        while True:
+            await trio.sleep(self.tier.tiered_store_delete_file_interval / 1000)
+            if self.tier.tiered_store_delete_file_enable:
+                await self.expire_tier()
+
     def is_excluded(self, topic: str) -> bool:
         """Whether a topic is never uploaded. Retry and dead letter topics are."""
         if not topic.strip() or topic in self._stays_local:
@@ -121,6 +132,10 @@ class TieredStore(MessageStore, ABC):
         queue = self.find_queue(topic, queue_id)
         return queue is not None and queue.min_offset <= offset < queue.next_offset
 
+    def _tier_may_have(self, topic: str, queue_id: int, offset: int) -> bool:  # noqa: ARG002 - for tiers that read late
+        """Whether it is not known yet if the tier has a message: then its consumer is asked to come again."""
+        return False
+
     def _get(
         self,
         topic: str,
@@ -131,6 +146,10 @@ class TieredStore(MessageStore, ABC):
         filter: MessageFilter | None,
         group: str = "",
     ) -> GetMessageResult | None:
+        if self._tier_may_have(topic, queue_id, offset):
+            return GetMessageResult(
+                GetMessageStatus.OFFSET_FOUND_NULL, offset, offset, self.max_offset(topic, queue_id)
+            )
         file = self._tier_of(topic, queue_id, offset)
         if file is not None:
             found = self.fetcher.get(group, topic, queue_id, offset, max_count, max_bytes, filter)

@@ -22,7 +22,6 @@ from trimq.broker.store.tiered.access.tiered_store import TieredStore
 from trimq.broker.store.tiered.bucket.backoff import Backoff
 from trimq.broker.store.tiered.bucket.bucket import Bucket
 from trimq.broker.store.tiered.bucket.bucket_queues import BucketQueues
-from trimq.broker.store.tiered.bucket.garbage import find_garbage
 from trimq.broker.store.tiered.bucket.index_completion import complete_index
 from trimq.broker.store.tiered.bucket.index_objects import IndexObjects
 from trimq.broker.store.tiered.bucket.join_sources import LogSource
@@ -32,10 +31,11 @@ from trimq.broker.store.tiered.bucket.object_store import ObjectStore
 from trimq.broker.store.tiered.bucket.restore import Origin, is_empty, read_restored, restore
 from trimq.broker.store.tiered.bucket.same_history import SameHistory
 from trimq.broker.store.tiered.bucket.state_files import StateFiles
+from trimq.broker.store.tiered.bucket.upkeep import Upkeep
 from trimq.broker.store.tiered.bucket.uploader import BucketUploads
 from trimq.broker.store.tiered.container.index_store_file import TieredIndexShape
 from trimq.broker.store.tiered.container.index_store_service import IndexStoreService
-from trimq.broker.store.types import GetMessageResult, GetMessageStatus, MessageFilter, TierTrouble
+from trimq.broker.store.types import TierTrouble
 from trimq.broker.tiered_config import TieredStorageLevel, TieredStoreConfig
 from trimq.protocol.bucket_manifest import Entry
 from trimq.protocol.bucket_names import broker_prefix
@@ -53,14 +53,6 @@ _START_SECONDS: Final = 5.0
 """How long a start waits for an answer of the bucket; then it goes on, and consumers of older messages wait."""
 _READ_AGAIN: Final = 600.0
 """Seconds after which a slave reads the manifest again."""
-_UPKEEP: Final = 10.0
-"""Seconds between two looks for objects to join or to delete."""
-_SAVE_AFTER: Final = 3600.0
-"""Seconds after which the root is replaced for a few objects too: an owner learns then that there is another one."""
-_SEARCH_AFTER: Final = 600.0
-_SEARCH_AGAIN: Final = 86_400.0
-"""Seconds after the start, and from one to the next, until the bucket is searched for what interrupted writes left."""
-_AT_ONCE: Final = 1000
 _MOST_SLOTS: Final = 500_000
 _MOST_KEYS: Final = 2_000_000
 """Most hash slots and keys of an index file, whatever the configuration says: 60 MB, uploaded as a whole."""
@@ -99,8 +91,6 @@ class BucketMessageStore(TieredStore):
             return await LogSource.of(entries, builder, self.queues, threads, lambda: self.min_phy_offset)
 
         self.joiner = Joiner(self.bucket, self.bucket_queues, threads, self.root, local)
-        self._replaced: list[str] = []
-        """Objects that were joined, and that the root still names."""
         self._trouble: TierTrouble | None = None
         self.is_loaded = trio.Event()
         """Set once the history in the bucket is known."""
@@ -139,6 +129,15 @@ class BucketMessageStore(TieredStore):
             uploadable=lambda: min(self._uploadable(), self.dispatched_offset),
             wall_ms=self.clock.wall_ms,
             random=self._random,
+        )
+        self.upkeep = Upkeep(
+            self.bucket_queues,
+            self.uploads,
+            self.joiner,
+            self.clock,
+            self._random,
+            own_indexes=lambda: (self._index_objects.names or ()) if self.tier_index is not None else (),
+            fenced=self._fenced,
         )
         if not self.replication.is_slave:
             self.queues.on_growing = self.uploads.note
@@ -239,7 +238,7 @@ class BucketMessageStore(TieredStore):
                 async with trio.open_nursery() as nursery:
                     if self.tier_index is not None:
                         nursery.start_soon(self.tier_index.run)
-                    nursery.start_soon(self._run_upkeep)
+                    nursery.start_soon(self.upkeep.run)
                     try:
                         await self.uploads.run()
                     except FencedError as error:  # here: a nursery would put it into a group
@@ -351,101 +350,14 @@ class BucketMessageStore(TieredStore):
         if self.tier_index is not None:
             await self.tier_index.close(upload=False)  # the next start goes on with the local files
 
-    async def _run_upkeep(self) -> None:
-        """Join objects, and delete what does not belong to the history any more."""
-        pauses = Backoff(self._random)
-        failed = False
-        saved_at = self.clock.monotonic()
-        # Not before the grace is over: what waited for it when the process before ended is not known any more.
-        grace = self.tier.tiered_store_bucket_grace_time / 1000
-        next_search = saved_at + max(_SEARCH_AFTER, grace)
-        while not self.uploads.fenced:
-            try:
-                if self.bucket_queues.is_saved:
-                    saved_at = self.clock.monotonic()
-                elif self.clock.monotonic() - saved_at >= _SAVE_AFTER:
-                    await self.uploads.save()
-                found = await self.join_tier()
-                await self.bucket_queues.garbage.delete_due()
-                if self.clock.monotonic() >= next_search:
-                    await self.delete_garbage()
-                    next_search = self.clock.monotonic() + _SEARCH_AGAIN
-            except FencedError as error:
-                self._fenced(error)
-                return
-            except (OSError, BucketFormatError) as error:
-                if not failed:
-                    _log.error("tier_upkeep_failed", bucket=self.tier.tiered_store_bucket, error=str(error))
-                failed = True
-                await trio.sleep(pauses.next())
-                continue
-            if failed:
-                _log.info("tier_upkeep_resumed", bucket=self.tier.tiered_store_bucket)
-            failed = False
-            pauses.reset()
-            await trio.sleep(0 if found else _UPKEEP)
-
-    async def join_tier(self) -> bool:
-        """Do the next join, if there is one. Returns whether there was. Raises OSError, BucketFormatError, FencedError.
-
-        The old objects are garbage once the root names the new ones.
-        """
-        self._replaced += await self.joiner.join_next(self.clock.wall_ms())
-        if not self._replaced:
-            return False
-        await self.uploads.save()
-        replaced, self._replaced = self._replaced, []
-        self.bucket_queues.discard(replaced)
-        return True
-
-    async def delete_garbage(self) -> int:
-        """Delete what interrupted writes have left in the bucket; return the number.
-
-        Raises OSError, BucketFormatError, FencedError.
-        """
-        # The root is replaced first: a broker that was frozen, and owns the bucket no more, knows too little to delete.
-        await self.uploads.save()
-        grace = self.tier.tiered_store_bucket_grace_time
-        # Index files are uploaded by another task, and named by the next root.
-        own = (self._index_objects.names or ()) if self.tier_index is not None else ()
-        found = await find_garbage(self.bucket, self.manifest, self.clock.wall_ms(), grace, own)
-        # What was replaced just now may be old, and is still read: it goes after the grace.
-        waiting = self.bucket_queues.garbage.names
-        names = [info.name for info in found if info.name not in waiting]
-        for at in range(0, len(names), _AT_ONCE):
-            await self.bucket.delete(names[at : at + _AT_ONCE])
-        if names:
-            _log.info("tier_garbage_deleted", bucket=self.tier.tiered_store_bucket, count=len(names))
-        return len(names)
-
-    async def _run_expiry(self) -> None:
-        while True:
-            await trio.sleep(self.tier.tiered_store_delete_file_interval / 1000)
-            if self.tier.tiered_store_delete_file_enable:
-                await self.expire_tier()
-
     async def expire_tier(self) -> int:
-        """Delete the objects whose messages are all older than the reserved time. Returns their number."""
-        if not self.manifest.is_owner or self.uploads.fenced:
-            return 0
-        before = self.clock.wall_ms() - self.bucket_queues.reserved_ms("")
-        try:
-            count = await self.bucket_queues.expire(before)
-        except OSError as error:
-            _log.error("tiered_segment_not_deleted", bucket=self.tier.tiered_store_bucket, error=str(error))
-            return 0
-        except FencedError as error:
-            self._fenced(error)
-            return 0
-        if count:
-            self.uploads.succeeded()
-            _log.info("tiered_segments_deleted", count=count)
-        return count
+        """See TieredStore: objects of which all messages are too old."""
+        return await self.upkeep.expire()
 
     # -- reads
 
     def _tier_may_have(self, topic: str, queue_id: int, offset: int) -> bool:
-        """Whether only a bucket whose manifest was not read yet can have a message."""
+        """See TieredStore: a message that only a bucket can have whose manifest was not read yet."""
         if self.is_loaded.is_set() or self._level is TieredStorageLevel.DISABLE:
             return False
         queue = self.find_queue(topic, queue_id)
@@ -459,22 +371,6 @@ class BucketMessageStore(TieredStore):
             f"queue {queue_id} of {topic} may have older messages in the bucket {self.tier.tiered_store_bucket}, which "
             "cannot be read at the moment: try again"
         )
-
-    def _get(
-        self,
-        topic: str,
-        queue_id: int,
-        offset: int,
-        max_count: int,
-        max_bytes: int,
-        filter: MessageFilter | None,
-        group: str = "",
-    ) -> GetMessageResult | None:
-        if self._tier_may_have(topic, queue_id, offset):
-            return GetMessageResult(
-                GetMessageStatus.OFFSET_FOUND_NULL, offset, offset, self.max_offset(topic, queue_id)
-            )
-        return super()._get(topic, queue_id, offset, max_count, max_bytes, filter, group)
 
     # -- topics
 

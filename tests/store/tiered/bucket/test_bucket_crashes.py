@@ -109,7 +109,7 @@ class Script:
         self.promise = Promise(end, end, self.promise.first)
 
     async def _join(self, store: BucketMessageStore) -> None:
-        while await store.join_tier():
+        while await store.upkeep.join():
             pass
         self.clock.advance(3600)
         await store.bucket_queues.garbage.delete_due()

@@ -96,10 +96,10 @@ async def test_a_search_leaves_what_waits_for_its_grace(monkeypatch: pytest.Monk
         for number in range(4):
             await fill(store, 3, first=3 * number)
             await uploaded(store)
-        while await store.join_tier():
+        while await store.upkeep.join():
             pass
         assert len(store.bucket_queues.garbage) >= 4
-        assert await store.delete_garbage() == 0
+        assert await store.upkeep.delete_garbage() == 0
         assert len(objects.named("/log/")) == 4
 
 

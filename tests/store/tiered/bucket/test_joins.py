@@ -47,7 +47,7 @@ async def filled(store: BucketMessageStore, count: int, first: int = 0) -> None:
 async def joined(store: BucketMessageStore) -> int:
     """Do all joins; return their number."""
     count = 0
-    while await store.join_tier():
+    while await store.upkeep.join():
         count += 1
     return count
 

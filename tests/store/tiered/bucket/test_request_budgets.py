@@ -76,7 +76,7 @@ async def test_a_gibibyte_costs_at_most_300_puts(queues: int) -> None:
                 await store.flush()
                 await store.uploads._try(force=False)
         await uploaded(store)
-        while await store.join_tier():
+        while await store.upkeep.join():
             pass
         assert store.tier_index is not None
         while await store.tier_index.upload_next():
@@ -133,7 +133,7 @@ async def test_a_consumer_of_joined_segments_needs_a_get_for_4_mebibytes(size: i
         while store.commit_log.max_offset < 1 << 20:
             await put(store, bytes(size))
         await uploaded(store)
-        while await store.join_tier():
+        while await store.upkeep.join():
             pass
         await drop_local(store)
         disk_end = store.commit_log.max_offset

@@ -184,7 +184,7 @@ async def test_a_log_that_loses_messages_during_a_join_is_not_its_source(monkeyp
             return source
 
         monkeypatch.setattr(store.joiner, "_local", then_lost)
-        while await store.join_tier():
+        while await store.upkeep.join():
             pass
         assert any(call == "read_range" and "/log/" in name for call, name in objects.calls)
         assert any(entry.object.generation for entry in store.manifest.entries)

@@ -8,7 +8,7 @@ from tests.store.simdisk import SimDisk
 from tests.store.stores import TOPIC, fill, settings, until_dispatched
 from tests.store.tiered.bucket.stores import Objects, opened, tier, uploaded
 from tests.store.tiered.bucket.test_bucket_message_store import until
-from trimq.broker.store.tiered.bucket import bucket_message_store, uploader
+from trimq.broker.store.tiered.bucket import upkeep, uploader
 from trimq.broker.store.tiered.bucket.bucket import Bucket
 from trimq.broker.store.tiered.bucket.bucket_message_store import BucketMessageStore
 from trimq.broker.store.tiered.bucket.manifest import Manifest
@@ -116,7 +116,7 @@ async def test_a_deletion_whose_save_failed_is_saved(autojump_clock: trio.testin
         await fill(store, 3)
         await fill(store, 3, topic="Other")
         await uploaded(store)
-        clock.advance(bucket_message_store._SEARCH_AFTER)
+        clock.advance(upkeep.SEARCH_AFTER)
         await trio.sleep(60)  # the search for garbage saves the root too
         refuse(objects, "manifest/root")
         with pytest.raises(OSError, match="refused"):
@@ -127,7 +127,7 @@ async def test_a_deletion_whose_save_failed_is_saved(autojump_clock: trio.testin
         if way == "hour":
             await trio.sleep(60)
             assert not store.bucket_queues.is_saved
-            clock.advance(bucket_message_store._SAVE_AFTER)
+            clock.advance(upkeep.SAVE_AFTER)
             await until(lambda: store.bucket_queues.is_saved)
             assert await topics_of_root(store, objects) == {TOPIC}
     assert await topics_of_root(store, objects) == {TOPIC}
