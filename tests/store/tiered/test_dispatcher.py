@@ -12,10 +12,11 @@ from tests.store.simdisk import SimDisk
 from tests.store.stores import TOPIC, fill, put, settings, until_dispatched
 from tests.store.tiered.test_tiered_message_store import all_offsets, drop_local, opened, tier, uploaded_store
 from trimq.broker.store.queue.consume_queue import ConsumeQueue
-from trimq.broker.store.tiered.access import dispatcher
+from trimq.broker.store.tiered.access import dispatcher, waiting_queues
 from trimq.broker.store.tiered.access.dispatcher import MessageStoreDispatcher
 from trimq.broker.store.tiered.access.tiered_message_store import TieredMessageStore
 from trimq.broker.store.tiered.access.tiered_messages import TieredMessages
+from trimq.broker.store.tiered.access.waiting_queues import Waiting, WaitingQueues
 from trimq.protocol.queue_unit import FILLER_SIZE
 
 
@@ -92,7 +93,7 @@ async def test_units_that_are_not_in_memory_do_not_count_by_bytes(monkeypatch: p
     async with opened(SimDisk(), tier(tiered_store_group_commit_size=100)) as store:
         await ready(store, 5)
         monkeypatch.setattr(store.queues, "read", lambda *_: None)
-        (waiting,) = store.uploads._waiting()
+        (waiting,) = store.uploads.waiting.pending.values()
         assert not store.uploads._is_due(waiting, store.clock.wall_ms())
 
 
@@ -136,7 +137,8 @@ async def test_a_stop_does_not_wait_for_the_limit_and_what_is_deleted_meanwhile_
 async def test_queues_have_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """A queue with a long backlog gives way to others, and no more are uploaded at a time than there are turns."""
     monkeypatch.setattr(dispatcher, "_GROUPS", 2)
-    monkeypatch.setattr(dispatcher, "_SLICE", 1)
+    monkeypatch.setattr(dispatcher, "SLICE", 1)
+    monkeypatch.setattr(waiting_queues, "SLICE", 1)
     config = tier(tiered_store_max_pending_limit=1, tiered_store_group_commit_count=5)
     async with opened(SimDisk(), config) as store:
         store.uploads._turns = trio.CapacityLimiter(1)
@@ -156,11 +158,11 @@ async def test_only_queues_with_something_new_are_looked_at(monkeypatch: pytest.
     """However many others there are, also after a start, which has to find those with messages that wait."""
     disk = SimDisk()
     looked: list[int] = []
-    begin = MessageStoreDispatcher._begin
+    begin = WaitingQueues.begin
 
-    def counted(uploads: MessageStoreDispatcher, queue: ConsumeQueue) -> int:
+    def counted(waiting: WaitingQueues[Waiting], queue: ConsumeQueue) -> int:
         looked.append(queue.queue_id)
-        return begin(uploads, queue)
+        return begin(waiting, queue)
 
     async with opened(disk) as store:
         for queue_id in range(40):
@@ -168,7 +170,7 @@ async def test_only_queues_with_something_new_are_looked_at(monkeypatch: pytest.
         await store.uploads.upload_all()
         await store.flush_queues.write()
         await start_due(store)  # a queue that is flushed, and has nothing new, is forgotten
-        monkeypatch.setattr(MessageStoreDispatcher, "_begin", counted)
+        monkeypatch.setattr(WaitingQueues, "begin", counted)
         await ready(store, 1, queue_id=7)
         await start_due(store, force=True)
         assert set(looked) == {7}
@@ -184,7 +186,7 @@ async def test_only_queues_with_something_new_are_looked_at(monkeypatch: pytest.
 async def test_a_deleted_queue_is_forgotten() -> None:
     async with opened(SimDisk()) as store:
         await ready(store, 5)
-        (waiting,) = store.uploads._waiting()
+        (waiting,) = store.uploads.waiting.pending.values()
         waiting.queue.deleted = True
         assert store.uploads.behind == 5
         await start_due(store, force=True)
@@ -213,7 +215,7 @@ async def test_messages_that_wait_are_counted_by_place() -> None:
         assert queue is not None
         units = await store.uploads._builder.units(queue, 0, 60)
         waiting = TieredMessages(store.uploads)
-        await store.uploads._scan()
+        await store.uploads.scan()
         assert await waiting.lowest() == 0
         assert await waiting.count(0, 1 << 40) == 60
         assert await waiting.count(units[3][0], units[10][0]) == 7

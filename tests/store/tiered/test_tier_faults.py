@@ -197,7 +197,7 @@ async def test_a_clock_that_goes_back_delays_no_upload_and_expires_nothing() -> 
         await fill(store, 20, first=20)
         await until_dispatched(store)
         await store.flush()
-        waiting = store.uploads._pending[TOPIC, 0]
+        waiting = store.uploads.waiting.pending[TOPIC, 0]
         store.clock.advance(11.0)  # type: ignore[attr-defined]
         assert store.uploads._is_due(waiting, store.clock.wall_ms())
         await store.uploads.upload_all()

@@ -1,9 +1,9 @@
 """Uploads messages to the tier. Source: RocketMQ's MessageStoreDispatcherImpl.
 
-Only queues with new messages are looked at: a queue says so when it gets its first unit since its last flush. A queue
-is uploaded when its oldest waiting message has waited for tieredStoreGroupCommitTimeout, or when as many messages or
-bytes wait as one group takes. What is not on the device yet, or not confirmed, is not uploaded. Unlike in RocketMQ the
-history from before the tier was switched on is uploaded too, and a message of any size.
+Only queues with new messages are looked at (waiting_queues.py). A queue is uploaded when its oldest waiting message has
+waited for tieredStoreGroupCommitTimeout, or when as many messages or bytes wait as one group takes. What is not on the
+device yet, or not confirmed, is not uploaded. Unlike in RocketMQ the history from before the tier was switched on is
+uploaded too, and a message of any size.
 
 An upload that fails is tried again after a pause that grows to half a minute. Nothing is kept in memory meanwhile: the
 messages are read again, and their log files are held (tiered_messages.py).
@@ -19,6 +19,8 @@ from trimq.broker.store.queue.consume_queue import ConsumeQueue
 from trimq.broker.store.queue.consume_queue_store import ConsumeQueueStore
 from trimq.broker.store.tiered.access.batch import BatchBuilder, Buffer, Buffers, Limits
 from trimq.broker.store.tiered.access.tier_parts import Backlog, KeyIndex
+from trimq.broker.store.tiered.access.upload_rate import UploadRate
+from trimq.broker.store.tiered.access.waiting_queues import SLICE, Key, Waiting, WaitingQueues
 from trimq.broker.store.tiered.container.flat_file_store import FlatFileStore
 from trimq.broker.store.tiered.container.flat_message_file import FlatMessageFile
 from trimq.broker.tiered_config import TieredStoreConfig
@@ -35,19 +37,17 @@ _LONGEST_PAUSE: Final = 30.0
 _HOUR_MS: Final = 3_600_000
 _GROUPS: Final = 16
 """So many groups of a queue are uploaded in one turn."""
-_SLICE: Final = 500
 _MOST_WAITING: Final = 8192
 """With more keys that wait for space in the index, no group is uploaded: they take memory."""
 
 
-class _Pending:
-    """A queue with messages that are not uploaded. ``since``: store time in ms of the oldest, or an earlier time."""
+class _Pending(Waiting):
+    """Waiting, with the turns and failures of its uploads."""
 
-    __slots__ = ("failures", "is_running", "not_before", "queue", "since")
+    __slots__ = ("failures", "is_running", "not_before")
 
     def __init__(self, queue: ConsumeQueue, since: int) -> None:
-        self.queue = queue
-        self.since = since
+        super().__init__(queue, since)
         self.failures = 0
         self.not_before = 0.0
         self.is_running = False
@@ -74,18 +74,15 @@ class MessageStoreDispatcher:
         self._builder = builder
         self._flat_files = flat_files
         self._index = index
-        self._excluded = excluded
         self._uploadable = uploadable
         self._wall_ms = wall_ms
-        self._pending: dict[tuple[str, int], _Pending] = {}
-        self._scanned = False
-        """Whether the queues that had messages at the start have been looked at."""
+        self.waiting = WaitingQueues(_Pending, queues, builder, flat_files.find, excluded=excluded, wall_ms=wall_ms)
         self._wake = trio.Event()
         self._stopped = trio.Event()
+        self._rate = UploadRate(self._stopped)
         self._turns = trio.CapacityLimiter(min(config.uploads_at_once, _AT_ONCE))
         self._buffers = Buffers()
         self._next_save = 0.0
-        self._next_group = 0.0  # when it may go, by the limit of bytes a second
         self.messages = 0
         self.bytes = 0
         self.failures = 0
@@ -96,97 +93,66 @@ class MessageStoreDispatcher:
 
     def note(self, queue: ConsumeQueue) -> None:
         """A queue has got messages. Called where they are appended."""
-        key = queue.topic, queue.queue_id
-        waiting = self._pending.get(key)
-        # The queue of a deleted topic gives way to the one of a new topic of its name.
-        if (waiting is None or waiting.queue is not queue) and not self._excluded(queue.topic):
-            self._pending[key] = _Pending(queue, self._wall_ms())
+        if self.waiting.note(queue):
             self._wake.set()
 
-    async def _scan(self) -> None:
-        """Find the queues that had messages before: a queue that has nothing new is not looked at again."""
-        for number, (topic, ids) in enumerate(self._queues.topics().items()):
-            if number % _SLICE == _SLICE - 1:
-                await trio.lowlevel.checkpoint()
-            if self._excluded(topic):
-                continue
-            for queue_id in ids:
-                flat = self._flat_files.find(topic, queue_id)
-                uploaded = flat.commit_offset if flat is not None else 0
-                if self._queues.peek_next_offset(topic, queue_id) > uploaded:
-                    queue = self._queues.find(topic, queue_id)
-                    if queue is not None:
-                        self._pending.setdefault((topic, queue_id), _Pending(queue, 0))
-        self._scanned = True
+    async def scan(self) -> None:
+        """Find the queues that had messages before."""
+        await self.waiting.scan(self._has_new)
+
+    async def _has_new(self, topic: str, queue_id: int) -> bool:
+        flat = self._flat_files.find(topic, queue_id)
+        uploaded = flat.commit_offset if flat is not None else 0
+        return self._queues.peek_next_offset(topic, queue_id) > uploaded
 
     @property
     def behind(self) -> int:
         """The number of messages that wait for their upload."""
         return sum(backlog.messages for backlog in self.backlogs())
 
-    def _waiting(self) -> Iterator[_Pending]:
-        yield from list(self._pending.values())
-
     def backlogs(self) -> Iterator[Backlog]:
         """What waits in each queue that has something new."""
-        for (topic, queue_id), waiting in list(self._pending.items()):
-            messages = max(0, waiting.queue.next_offset - self._begin(waiting.queue))
-            yield Backlog(topic, queue_id, messages, waiting.since)
-
-    def _begin(self, queue: ConsumeQueue) -> int:
-        """The first offset of a queue that is not uploaded, of those that are still there."""
-        flat = self._flat_files.find(queue.topic, queue.queue_id)
-        return (
-            queue.min_offset if flat is None or not flat.is_initialized else max(flat.commit_offset, queue.min_offset)
-        )
+        return self.waiting.backlogs()
 
     async def lowest_waiting(self) -> int | None:
         """The lowest log offset of a message that is not uploaded; None if all are. Raises OSError."""
         if not self.config.tiered_store_protect_local:
             return None
-        if not self._scanned:
+        if not self.waiting.is_scanned:
             return 0
         found = []
-        for waiting in self._waiting():
-            units = await self._builder.units(waiting.queue, self._begin(waiting.queue), 1)
+        for waiting in list(self.waiting.pending.values()):
+            units = await self._builder.units(waiting.queue, self.waiting.begin(waiting.queue), 1)
             found += [phy for phy, size, _ in units if size != FILLER_SIZE]
         return min(found, default=None)
 
     async def count_waiting(self, start: int, end: int) -> int:
         """The number of such messages between two log offsets. Raises OSError."""
-        count = 0
-        for waiting in self._waiting():
-            offset = self._begin(waiting.queue)
-            while units := await self._builder.units(waiting.queue, offset, 4096):
-                count += sum(start <= phy < end and size != FILLER_SIZE for phy, size, _ in units)
-                offset += len(units)
-                if units[-1][0] >= end:
-                    break
-        return count
+        return await self.waiting.count(lambda: start, end)
 
     # -- the loop
 
     async def run(self) -> None:
         """Upload until ``stop``; then wait for the uploads under way."""
-        await self._scan()
+        await self.scan()
         async with trio.open_nursery() as nursery:
             while not self._stopping:
                 self._wake = trio.Event()
-                if not self._pending:
+                if not self.waiting.pending:
                     await self._wake.wait()
                     continue
                 await self._start_due(nursery, force=False)
                 if trio.current_time() >= self._next_save:
                     await self._save()
-                if not any(waiting.is_running for waiting in self._pending.values()):
+                if not any(waiting.is_running for waiting in self.waiting.pending.values()):
                     self._buffers.release()
                 with trio.move_on_after(_LOOK):
                     await self._wake.wait()
 
     async def upload_all(self) -> None:
         """Upload all that may be uploaded now, due or not, and save the metadata. For a store without ``run``."""
-        if not self._scanned:
-            await self._scan()
+        if not self.waiting.is_scanned:
+            await self.scan()
         async with trio.open_nursery() as nursery:
             await self._start_due(nursery, force=True)
         await self._save()
@@ -203,20 +169,10 @@ class MessageStoreDispatcher:
     async def _start_due(self, nursery: trio.Nursery, *, force: bool) -> None:
         """Start the uploads of the queues that are due, as far as there are turns. ``force``: of all, in turn."""
         now = self._wall_ms()
-        for number, (key, waiting) in enumerate(list(self._pending.items())):
-            if number % _SLICE == _SLICE - 1:
+        for number, (key, waiting) in enumerate(list(self.waiting.pending.items())):
+            if number % SLICE == SLICE - 1:
                 await trio.lowlevel.checkpoint()
-            queue = waiting.queue
-            if waiting.is_running:
-                continue
-            if queue.deleted:
-                if self._pending.get(key) is waiting:
-                    del self._pending[key]
-                continue
-            if self._begin(queue) >= queue.next_offset:
-                # A dirty queue can get units without ``note``: it is looked at until it is flushed.
-                if not queue.dirty:
-                    del self._pending[key]
+            if waiting.is_running or self.waiting.drop_done(key, waiting):
                 continue
             if force or (trio.current_time() >= waiting.not_before and self._is_due(waiting, now)):
                 if not force and not self._turns.available_tokens:
@@ -231,7 +187,7 @@ class MessageStoreDispatcher:
         waited = now - waiting.since
         if not config.tiered_store_group_commit or not 0 <= waited < config.tiered_store_group_commit_timeout:
             return True
-        begin = self._begin(queue)
+        begin = self.waiting.begin(queue)
         if queue.next_offset - begin >= config.group_commit_count:
             return True
         data = self._queues.read(queue, begin, queue.next_offset - begin) if begin < queue.next_offset else b""
@@ -255,7 +211,7 @@ class MessageStoreDispatcher:
 
     # -- one queue
 
-    async def _upload(self, key: tuple[str, int], waiting: _Pending, force: bool) -> None:
+    async def _upload(self, key: Key, waiting: _Pending, force: bool) -> None:
         """Upload a queue until less than a group waits, or all of it if ``force``; others have turns in between."""
         try:
             with self._buffers.one() as buffer:
@@ -273,14 +229,15 @@ class MessageStoreDispatcher:
             waiting.is_running = False
             self._turns.release_on_behalf_of(waiting)
             # Behind all others: each queue that is due comes to its turn.
-            if self._pending.get(key) is waiting:
-                self._pending[key] = self._pending.pop(key)
+            pending = self.waiting.pending
+            if pending.get(key) is waiting:
+                pending[key] = pending.pop(key)
 
     async def _upload_groups(self, waiting: _Pending, buffer: Buffer, force: bool) -> None:
         groups = 0
         while not self._stopping and await self._upload_group(waiting, buffer):
             groups += 1
-            rest = waiting.queue.next_offset - self._begin(waiting.queue)
+            rest = waiting.queue.next_offset - self.waiting.begin(waiting.queue)
             late = self._wall_ms() - waiting.since >= self.config.tiered_store_group_commit_timeout
             if not rest or not (force or late or rest >= self.config.group_commit_count):
                 break
@@ -322,7 +279,7 @@ class MessageStoreDispatcher:
             keys=self._index is not None,
         )
         if built is not None and built.batch is not None:
-            await self._wait_for_rate(built.batch.size)
+            await self._rate.wait(built.batch.size, config.tiered_store_max_upload_bytes_per_second)
         if built is None or self._stopping or _is_gone(queue, flat):
             return False
         if built.batch is None:
@@ -339,13 +296,6 @@ class MessageStoreDispatcher:
             self._index.put_items(flat.topic_id, flat.queue_id, built.keys, flat.commit_log.commit_offset)
             await self._index.fill()
         return True
-
-    async def _wait_for_rate(self, size: int) -> None:
-        """Wait until a group of so many bytes may go, or until ``stop``: a group waits for the time of those before."""
-        at = max(self._next_group, trio.current_time())
-        self._next_group = at + size / self.config.tiered_store_max_upload_bytes_per_second
-        with trio.move_on_at(at):
-            await self._stopped.wait()
 
     async def _roll(self, flat: FlatMessageFile) -> None:
         """Begin new segments where the last ones are full or too old."""

@@ -21,6 +21,8 @@ from trimq.broker.store.queue.consume_queue import ConsumeQueue
 from trimq.broker.store.queue.consume_queue_store import ConsumeQueueStore
 from trimq.broker.store.tiered.access.batch import BatchBuilder
 from trimq.broker.store.tiered.access.tier_parts import Backlog, KeyIndex
+from trimq.broker.store.tiered.access.upload_rate import UploadRate
+from trimq.broker.store.tiered.access.waiting_queues import SLICE, Waiting, WaitingQueues
 from trimq.broker.store.tiered.bucket import object_contents as contents
 from trimq.broker.store.tiered.bucket.backoff import Backoff
 from trimq.broker.store.tiered.bucket.bucket_queue import BucketQueue
@@ -31,26 +33,14 @@ from trimq.broker.tiered_config import TieredStoreConfig
 from trimq.protocol.bucket_manifest import Entry, StoredObject, stretches_of
 from trimq.protocol.bucket_names import ObjectName
 from trimq.protocol.bucket_object import BucketFormatError, Kind, ObjectHeader
-from trimq.protocol.queue_unit import FILLER_SIZE
 
 _log: Final = structlog.get_logger(__name__)
 
 OBJECTS_A_ROOT: Final = 64
 """The root is replaced after so many objects: a start has to read the directories of no more."""
 _LOOK: Final = 1.0
-_SLICE: Final = 500
 _MOST_WAITING: Final = 8192
 """With more keys that wait for space in the index, nothing is uploaded: they take memory."""
-
-
-class _Pending:
-    """A queue with messages that are not uploaded."""
-
-    __slots__ = ("queue", "since")
-
-    def __init__(self, queue: ConsumeQueue, since: int) -> None:
-        self.queue = queue
-        self.since = since
 
 
 class BucketUploads:
@@ -77,20 +67,18 @@ class BucketUploads:
         self._tier = tier
         self._index = index
         self._state = state
-        self._excluded = excluded
         self._uploadable = uploadable
         self._wall_ms = wall_ms
-        self._pending: dict[tuple[str, int], _Pending] = {}
+        self.waiting = WaitingQueues(Waiting, queues, builder, tier.find, excluded=excluded, wall_ms=wall_ms)
         self._position = 0
         """All messages below this log offset are in the bucket; it may be greater than the end of the last object."""
-        self._scanned = False
         self._attempted: int | None = None
         """The end of an object whose upload has failed: the next attempt has the same one."""
-        self._next_group = 0.0
         self._one = trio.Lock()
         """Objects come one after the other."""
         self._wake = trio.Event()
         self._stopped = trio.Event()
+        self._rate = UploadRate(self._stopped)
         self._reader = contents.ContentsReader(builder, tier, self._skip, keys=index is not None)
         self._backoff = Backoff(random)
         self._not_before = 0.0
@@ -109,35 +97,24 @@ class BucketUploads:
 
     def note(self, queue: ConsumeQueue) -> None:
         """A queue has got messages. Called where they are appended."""
-        key = queue.topic, queue.queue_id
-        waiting = self._pending.get(key)
-        # The queue of a deleted topic gives way to the one of a new topic of its name.
-        if (waiting is None or waiting.queue is not queue) and not self._excluded(queue.topic):
-            if not self._pending:
-                self._wake.set()
-            self._pending[key] = _Pending(queue, self._wall_ms())
+        had_none = not self.waiting.pending
+        if self.waiting.note(queue) and had_none:
+            self._wake.set()
 
     async def scan(self) -> None:
         """Find the queues that had messages before. Once the manifest is loaded."""
         self._position = self._tier.end
         self._skip_lost(self._uploadable())
-        for number, (topic, ids) in enumerate(self._queues.topics().items()):
-            if number % _SLICE == _SLICE - 1:
-                await trio.lowlevel.checkpoint()
-            if self._excluded(topic):
-                continue
-            for queue_id in ids:
-                flat = self._tier.find(topic, queue_id)
-                uploaded = flat.commit_offset if flat is not None else 0
-                there = self._queues.peek_next_offset(topic, queue_id)
-                if flat is not None and there < uploaded and self._is_anew(flat, there):
-                    await self._tier.forget(topic, queue_id, there)
-                    _log.warning("queue_removed_from_tier", topic=topic, queue=queue_id, begin=there, end=uploaded)
-                if there != uploaded:
-                    queue = self._queues.find(topic, queue_id)
-                    if queue is not None:
-                        self._pending.setdefault((topic, queue_id), _Pending(queue, 0))
-        self._scanned = True
+        await self.waiting.scan(self._has_new)
+
+    async def _has_new(self, topic: str, queue_id: int) -> bool:
+        flat = self._tier.find(topic, queue_id)
+        uploaded = flat.commit_offset if flat is not None else 0
+        there = self._queues.peek_next_offset(topic, queue_id)
+        if flat is not None and there < uploaded and self._is_anew(flat, there):
+            await self._tier.forget(topic, queue_id, there)
+            _log.warning("queue_removed_from_tier", topic=topic, queue=queue_id, begin=there, end=uploaded)
+        return there != uploaded
 
     def _is_anew(self, flat: BucketQueue, there: int) -> bool:
         """Whether a local queue, which ends at ``there``, is that of a topic that was deleted and created anew.
@@ -156,14 +133,7 @@ class BucketUploads:
 
     def backlogs(self) -> Iterator[Backlog]:
         """What waits in each queue that has something new."""
-        for (topic, queue_id), waiting in list(self._pending.items()):
-            messages = max(0, waiting.queue.next_offset - self._begin(waiting.queue))
-            yield Backlog(topic, queue_id, messages, waiting.since)
-
-    def _begin(self, queue: ConsumeQueue) -> int:
-        """The first offset of a queue that is not uploaded, of those that are still there."""
-        flat = self._tier.find(queue.topic, queue.queue_id)
-        return queue.min_offset if flat is None else max(flat.commit_offset, queue.min_offset)
+        return self.waiting.backlogs()
 
     async def lowest_waiting(self) -> int | None:
         """The lowest log offset of a message that is not uploaded, or one below it; None if all are.
@@ -172,23 +142,15 @@ class BucketUploads:
         """
         if not self.config.tiered_store_protect_local:
             return None
-        if not self._scanned:
+        if not self.waiting.is_scanned:
             return 0
         if self._tier.unsaved:
             return self._tier.saved_end
-        return self._position if self._pending else None
+        return self._position if self.waiting.pending else None
 
     async def count_waiting(self, start: int, end: int) -> int:
         """The number of such messages between two log offsets. Raises OSError."""
-        count = 0
-        for waiting in list(self._pending.values()):
-            offset = self._begin(waiting.queue)
-            while units := await self._builder.units(waiting.queue, offset, 4096):
-                count += sum(max(start, self._position) <= phy < end and size != FILLER_SIZE for phy, size, _ in units)
-                offset += len(units)
-                if units[-1][0] >= end:
-                    break
-        return count
+        return await self.waiting.count(lambda: max(start, self._position), end)
 
     # -- the loop
 
@@ -209,13 +171,13 @@ class BucketUploads:
 
     async def run(self) -> None:
         """Upload until ``stop``. Raises FencedError when another broker has taken the bucket."""
-        if not self._scanned:
+        if not self.waiting.is_scanned:
             await self.scan()
         while not (self.is_stopping or self.fenced):
             self._wake = trio.Event()
             if trio.current_time() >= self._not_before and await self._try(force=False):
                 continue
-            if not self._pending and not self.problem:
+            if not self.waiting.pending and not self.problem:
                 self._reader.memory.release()
                 await self._wake.wait()
                 continue
@@ -228,7 +190,7 @@ class BucketUploads:
         That may be the state alone: consumers commit offsets when there are no new messages. Raises OSError,
         FencedError.
         """
-        if not self._scanned:
+        if not self.waiting.is_scanned:
             await self.scan()
         while await self._upload_object(force=True):
             pass
@@ -281,7 +243,7 @@ class BucketUploads:
         if limit <= self._position:
             await self._drop_uploaded()
             return False
-        if not self._pending:
+        if not self.waiting.pending:
             self._position = limit  # only messages that stay local
             return False
         if not force and self._attempted is None and not self._is_due(limit):
@@ -292,7 +254,7 @@ class BucketUploads:
         began = self._wall_ms()
         self._reader.memory.clear()
         builder = ObjectBuilder(ObjectHeader(Kind.LOG, self._tier.epoch, self._tier.end, end, began))
-        queues = [waiting.queue for _, waiting in sorted(self._pending.items())]
+        queues = [waiting.queue for _, waiting in sorted(self.waiting.pending.items())]
         is_edge = end == limit or self._attempted is not None
         made = await self._reader.fill(builder, queues, self._position, end, is_edge=is_edge)
         if made.messages:
@@ -301,7 +263,7 @@ class BucketUploads:
             self._attempted = None  # its messages are not there any more
         self._position = made.end
         await self._drop_uploaded()
-        for waiting in self._pending.values():
+        for waiting in self.waiting.pending.values():
             waiting.since = max(waiting.since, began)
         return True
 
@@ -312,7 +274,7 @@ class BucketUploads:
     def _is_due(self, limit: int) -> bool:
         if limit - self._position >= contents.OBJECT_BYTES or not self.config.tiered_store_group_commit:
             return True
-        first = next(iter(self._pending.values()))
+        first = next(iter(self.waiting.pending.values()))
         # A clock that was set back must not delay an upload until it has caught up.
         return not 0 <= self._wall_ms() - first.since < self.config.tiered_store_group_commit_timeout
 
@@ -323,7 +285,7 @@ class BucketUploads:
         pieces, directory = await self._tier.bucket.run(partial(builder.finish, data, made.end))
         name = ObjectName(made.begin, 0, 0, self._tier.epoch, 0)
         self._attempted = made.end
-        await self._wait_for_rate(made.bytes)
+        await self._rate.wait(made.bytes, self.config.tiered_store_max_upload_bytes_per_second)
         try:
             await self._tier.bucket.create(str(name), pieces)
         except FileExistsError:
@@ -355,21 +317,10 @@ class BucketUploads:
     def _skip(self, lost: int) -> None:
         self.skipped += lost
 
-    async def _wait_for_rate(self, size: int) -> None:
-        """Wait until an object of so many bytes may go, or until ``stop``: it waits for the time of those before."""
-        at = max(self._next_group, trio.current_time())
-        self._next_group = at + size / self.config.tiered_store_max_upload_bytes_per_second
-        with trio.move_on_at(at):
-            await self._stopped.wait()
-
     async def _drop_uploaded(self) -> None:
         """Forget the queues that have nothing new."""
-        for number, (key, waiting) in enumerate(list(self._pending.items())):
-            if number % _SLICE == _SLICE - 1:
+        for number, (key, waiting) in enumerate(list(self.waiting.pending.items())):
+            if number % SLICE == SLICE - 1:
                 await trio.lowlevel.checkpoint()
-            queue = waiting.queue
-            # A dirty queue can get units without ``note``: it is looked at until it is flushed.
-            done = queue.deleted or (self._begin(queue) >= queue.next_offset and not queue.dirty)
-            if done and self._pending.get(key) is waiting:
-                del self._pending[key]
-        self._reader.keep(self._pending)
+            self.waiting.drop_done(key, waiting)
+        self._reader.keep(self.waiting.pending)

@@ -55,7 +55,7 @@ async def test_a_root_that_could_not_be_saved_is_saved_without_new_messages(
         await store.flush()
         await until(lambda: bool(refused))
         assert store.tier_trouble() is not None
-        await until(lambda: not store.uploads._pending, 600)
+        await until(lambda: not store.uploads.waiting.pending, 600)
         accept(objects)
         await until(lambda: store.tier_trouble() is None)
         assert await topics_of_root(store, objects) == {TOPIC}
