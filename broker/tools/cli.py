@@ -16,7 +16,8 @@ from trimq.broker.tools import offline_store
 from trimq.broker.tools.dump import Filter, figures, lines
 from trimq.broker.tools.offline_store import NotUsableError, OfflineStore
 from trimq.broker.tools.tiered_commands import tiered
-from trimq.broker.tools.verify import Faults, Report, Verdict, Verification
+from trimq.broker.tools.verdicts import Faults, Verdict
+from trimq.broker.tools.verify import Report, Verification
 
 _store = click.argument("store", type=click.Path(path_type=Path, file_okay=False))
 _config = click.option(

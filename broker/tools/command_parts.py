@@ -10,7 +10,7 @@ import click
 
 from trimq.broker.tools import offline_store
 from trimq.broker.tools.offline_store import NotUsableError, OfflineStore
-from trimq.broker.tools.verify import Faults, Verdict
+from trimq.broker.tools.verdicts import Faults, Verdict
 
 Progress = Callable[[int], None]
 

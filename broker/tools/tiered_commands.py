@@ -20,7 +20,7 @@ from trimq.broker.tools.offline_store import NotUsableError
 from trimq.broker.tools.offline_tier import find_tier
 from trimq.broker.tools.restore_store import restore_lines, restore_store
 from trimq.broker.tools.tier_listing import listing, listing_lines
-from trimq.broker.tools.verify import Verdict
+from trimq.broker.tools.verdicts import TierFindings, Verdict
 from trimq.broker.tools.verify_bucket import BucketReport, BucketVerification
 from trimq.broker.tools.verify_tier import TierReport, TierVerification
 from trimq.protocol.bucket_object import BucketFormatError
@@ -257,10 +257,7 @@ def _tier_lines(report: TierReport) -> Iterator[str]:
     yield f"messages    {report.messages} in {report.queues} queues, {report.bytes} bytes, {report.segments} segments"
     yield f"offsets     {report.known_offsets} messages have kept their offset in the log"
     yield f"index       {report.index_files} files, {report.index_entries} entries"
-    yield from parts.fault_lines([("lost", report.lost), ("repairable", report.repairable), ("index", report.index)])
-    for note in report.notes:
-        yield f"note        {note}"
-    yield _conclusion(report.verdict)
+    yield from _finding_lines(report)
 
 
 def _bucket_report_lines(report: BucketReport) -> Iterator[str]:
@@ -269,14 +266,14 @@ def _bucket_report_lines(report: BucketReport) -> Iterator[str]:
     yield f"log         up to offset {report.end}; {report.holes} messages are in holes of queues"
     yield f"state       {report.state_files} files; the manifest has {report.pages} pages"
     yield f"index       {report.index_files} files, {report.index_entries} entries"
+    yield from _finding_lines(report)
+
+
+def _finding_lines(report: TierFindings) -> Iterator[str]:
     yield from parts.fault_lines([("lost", report.lost), ("repairable", report.repairable), ("index", report.index)])
     for note in report.notes:
         yield f"note        {note}"
-    yield _conclusion(report.verdict)
-
-
-def _conclusion(verdict: Verdict) -> str:
-    return {
+    yield {
         Verdict.SOUND: "the tier is sound",
         Verdict.REPAIRABLE: "the tier needs repair: a broker's next start does what is repairable",
-    }.get(verdict, "the tier is damaged: messages are lost")
+    }.get(report.verdict, "the tier is damaged: messages are lost")

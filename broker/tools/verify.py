@@ -7,7 +7,6 @@ log.
 import sys
 from array import array
 from collections.abc import Callable, Iterator
-from enum import IntEnum
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +21,7 @@ from trimq.broker.store.queue.queue_snapshot import read_snapshot, what_changed
 from trimq.broker.store.recovery.checkpoint import known_log
 from trimq.broker.store.recovery.index_recovery import is_known_index
 from trimq.broker.tools.offline_store import OfflineStore
+from trimq.broker.tools.verdicts import Faults, Verdict
 from trimq.protocol import checkpoint_layout, lenient_json
 from trimq.protocol.checkpoint_layout import CheckpointMark
 from trimq.protocol.dispatch_rules import IN_INDEX, IN_QUEUE, KIND, unit_tags_code
@@ -33,36 +33,11 @@ from trimq.protocol.queue_unit import FILLER_SIZE, UNIT, UNIT_SIZE, is_unit_of
 from trimq.protocol.topic_rules import SCHEDULE_TOPIC
 
 _CHUNK: Final = 512
-_SHOWN: Final = 20
 _FAR: Final = 1 << 62
 _PROGRESS_EVERY: Final = 1024
 
 Progress = Callable[[int], None]
 """Called with the number of bytes of the log that have been read."""
-
-
-class Verdict(IntEnum):
-    """The exit code of a verification."""
-
-    SOUND = 0
-    REPAIRABLE = 1
-    """Queues, index or checkpoint do not match the log. A rebuild repairs them; see ``Report.start_mends``."""
-    NOT_USABLE = 2
-    DAMAGED = 3
-    """Records of the log are damaged, files of it are missing, or a state file cannot be read."""
-
-
-class Faults(Struct):
-    """Faults of one kind: their number, and the texts of the first ones."""
-
-    count: int = 0
-    shown: list[str] = field(default_factory=list)
-
-    def add(self, text: str) -> None:
-        """Count a fault, and store its text while there are few."""
-        self.count += 1
-        if len(self.shown) < _SHOWN:
-            self.shown.append(text)
 
 
 class Report(Struct):

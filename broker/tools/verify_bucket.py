@@ -7,15 +7,13 @@ replaces is noted. That every key has an entry in the index is not checked.
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from msgspec import Struct, field
-
 from trimq.broker.store.tiered.bucket.index_objects import parse_index_name
 from trimq.broker.store.tiered.bucket.manifest_reads import read_directory, read_newest_state
 from trimq.broker.tools.bucket_entries import Entries, read_entries
 from trimq.broker.tools.check_block import check_index, check_run, living, runs
 from trimq.broker.tools.command_parts import Progress
 from trimq.broker.tools.offline_bucket import OfflineBucket
-from trimq.broker.tools.verify import Faults, Verdict
+from trimq.broker.tools.verdicts import TierFindings
 from trimq.protocol import lenient_json
 from trimq.protocol.bucket_manifest import Entry, StoredObject, Stretch, stretches_of
 from trimq.protocol.bucket_names import INDEXES, LOG, SEGMENTS, parse_saved
@@ -38,7 +36,7 @@ _MOST_INDEX: Final = 256 * 1024 * 1024
 """A larger index file is not read. Brokers write up to 60 MB."""
 
 
-class BucketReport(Struct):
+class BucketReport(TierFindings):
     """The result of a verification of a bucket."""
 
     bucket: str
@@ -58,20 +56,6 @@ class BucketReport(Struct):
     index_files: int = 0
     index_entries: int = 0
     state_files: int = 0
-    lost: Faults = field(default_factory=Faults)
-    """Messages, objects or pages that should be there and are not, or are damaged."""
-    repairable: Faults = field(default_factory=Faults)
-    """What a broker puts right that has its store still."""
-    index: Faults = field(default_factory=Faults)
-    """Faults of the index: messages may not be found by a key."""
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def verdict(self) -> Verdict:
-        """The exit code."""
-        if self.lost.count:
-            return Verdict.DAMAGED
-        return Verdict.REPAIRABLE if self.repairable.count or self.index.count else Verdict.SOUND
 
 
 class BucketVerification:

@@ -9,11 +9,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from msgspec import Struct, field
-
 from trimq.broker.store.tiered.driver.metadata import DELETED
 from trimq.broker.tools.offline_tier import IndexFile, OfflineTier, Segment, Stream, TierQueue, side_file
-from trimq.broker.tools.verify import Faults, Verdict
+from trimq.broker.tools.verdicts import TierFindings
 from trimq.protocol.message_keys import index_keys_of
 from trimq.protocol.queue_unit import UNIT, UNIT_SIZE
 from trimq.protocol.record import OVERHEAD_V1, RecordError, RecordState, check_record, decode_head
@@ -43,7 +41,7 @@ Progress = Callable[[int], None]
 """Called with the number of bytes that have been read."""
 
 
-class TierReport(Struct):
+class TierReport(TierFindings):
     """The result of a verification of a tier."""
 
     root: str
@@ -56,20 +54,6 @@ class TierReport(Struct):
     """Messages whose offset in the log is known: those that TriMQ has uploaded."""
     index_files: int = 0
     index_entries: int = 0
-    lost: Faults = field(default_factory=Faults)
-    """Messages or segments that should be there and are not, or are damaged."""
-    repairable: Faults = field(default_factory=Faults)
-    """What the next start of a broker puts right."""
-    index: Faults = field(default_factory=Faults)
-    """Faults of the index: messages may not be found by a key."""
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def verdict(self) -> Verdict:
-        """The exit code."""
-        if self.lost.count:
-            return Verdict.DAMAGED
-        return Verdict.REPAIRABLE if self.repairable.count or self.index.count else Verdict.SOUND
 
 
 class TierVerification:

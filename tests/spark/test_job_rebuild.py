@@ -16,7 +16,8 @@ from tests.interop.harness.waiting import wait_until
 from tests.spark.logs import START, LogWriter, Sent
 from tests.spark.mixed import ENTRIES, QUEUE_FILE, SIZES, SLOTS, by_broker, entries, mixed, queue_files
 from trimq.broker.tools.offline_store import opened
-from trimq.broker.tools.verify import Verdict, Verification
+from trimq.broker.tools.verdicts import Verdict
+from trimq.broker.tools.verify import Verification
 
 # PySpark 4.0 leaves sockets to its clients open
 pytestmark = [
