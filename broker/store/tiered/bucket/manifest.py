@@ -14,6 +14,7 @@ import trio
 
 from trimq.broker.store.tiered.bucket import manifest_reads as reads
 from trimq.broker.store.tiered.bucket.bucket import Bucket
+from trimq.broker.store.tiered.bucket.manifest_load import Loaded, load
 from trimq.broker.store.tiered.bucket.manifest_pages import Page, Pages, compact
 from trimq.broker.store.tiered.bucket.object_store import ChangedError
 from trimq.protocol.bucket_manifest import (
@@ -22,7 +23,6 @@ from trimq.protocol.bucket_manifest import (
     PageRef,
     Root,
     StoredObject,
-    StretchRows,
     encode_indexes,
     encode_root,
     split_pages,
@@ -33,8 +33,6 @@ from trimq.protocol.bucket_object import BucketFormatError, Directory
 _CLAIMS: Final = 8
 """How often a claim begins again because another broker was faster."""
 _NAMES: Final = 64
-_READS: Final = 4
-"""How often a load begins again because the owner has deleted what an older root named."""
 
 
 class FencedError(Exception):
@@ -114,45 +112,15 @@ class Manifest:
             await self._load()
 
     async def _load(self) -> None:
-        reads_left = _READS
-        while True:
-            root, version = await reads.read_root(self._bucket, self._cluster, self._broker)
-            try:
-                await self._load_pages(root, version)
-            except FileNotFoundError as error:
-                reads_left -= 1
-                if not reads_left:
-                    raise BucketFormatError(
-                        f"the manifest names what is not there: {error}. Restore it from a backup of the bucket"
-                    ) from error
-            else:
-                return
-
-    async def _load_pages(self, root: Root | None, version: str | None) -> None:
-        known: dict[PageRef, Page] = {}
-        uploads: list[reads.Upload] = []
-        names: tuple[str, ...] | None = None
-        old = self.root
-        if root is not None and old is not None and (root.epoch, root.sequence) >= (old.epoch, old.sequence):
-            known = {page.refs[0]: page for page in self._pages if page.refs is not None and len(page.refs) == 1}
-            uploads = self._uploads
-            names = self.indexes if root.indexes == old.indexes else None
-        pages: list[Page] = []
-        chain: list[reads.Upload] = []
-        if root is not None:
-            for ref in root.pages:
-                page = known.get(ref) or Page(await reads.read_page(self._bucket, ref), (ref,))
-                _join(pages, page)
-            if names is None and root.indexes:
-                names = await reads.read_indexes(self._bucket, root.indexes)
-            chain = await reads.read_chain(self._bucket, root.epoch, root.end, uploads)
-        self.root, self._version = root, version
-        self.end = root.end if root is not None else 0
-        self._pages = Pages(pages)
-        self.indexes, self._indexes = names or (), None
+        known = Loaded(self.root, self._version, list(self._pages), self._uploads, self.indexes)
+        found = await load(self._bucket, self._cluster, self._broker, known)
+        self.root, self._version = found.root, found.version
+        self.end = found.root.end if found.root is not None else 0
+        self._pages = Pages(found.pages)
+        self.indexes, self._indexes = found.indexes, None
         self.unsaved = self.unsaved_changes = 0
-        self._uploads = chain
-        self._append([upload.entry for upload in chain])
+        self._uploads = found.chain
+        self._append([upload.entry for upload in found.chain])
 
     def _append(self, entries: Sequence[Entry]) -> None:
         self._pages.append(entries)
@@ -291,9 +259,10 @@ class Manifest:
             listed = await self._create(
                 partial(indexes_name, epoch=epoch), await self._bucket.run(encode_indexes, files)
             )
-        await self._replace(epoch, owner, end, [page.refs or written[page] for page in pages], named, listed)
-        for page, saved in written.items():
-            page.refs = saved
+        saved = [page.refs or written[page] for page in pages]
+        await self._replace(partial(self._next_root, epoch, owner, end, saved, named, listed))
+        for page, names in written.items():
+            page.refs = names
         self.unsaved -= unsaved
         self.unsaved_changes -= changes
         self._uploads = []
@@ -339,28 +308,20 @@ class Manifest:
         root = Root(self._cluster, self._broker, epoch, owner, self._sequence, end, refs, state, indexes)
         return root, encode_root(root)
 
-    async def _replace(
-        self,
-        epoch: int,
-        owner: str,
-        end: int,
-        pages: Sequence[Sequence[PageRef]],
-        state: str | None,
-        indexes: str | None,
-    ) -> None:
-        """Replace the root. Raises ChangedError if it is another owner's."""
+    async def _replace(self, next_root: Callable[[], tuple[Root, bytes]]) -> None:
+        """Replace the root. Raises ChangedError if it is another owner's. ``next_root`` is called for each attempt."""
         while True:
-            root, data = self._next_root(epoch, owner, end, pages, state, indexes)
+            root, data = next_root()
             try:
                 version: str | None = await self._bucket.replace(ROOT, data, self._version)
             except ChangedError:
                 found, version = await reads.read_root(self._bucket, self._cluster, self._broker)
                 if found is None:
                     raise OSError(f"{ROOT} in the bucket has been deleted") from None
-                if (found.epoch, found.owner) != (epoch, owner) or found.sequence > root.sequence:
+                if (found.epoch, found.owner) != (root.epoch, root.owner) or found.sequence > root.sequence:
                     raise ChangedError(
                         f"the bucket has another owner: epoch {found.epoch}, {found.owner}; this broker is that of "
-                        f"epoch {epoch}, {owner}"
+                        f"epoch {root.epoch}, {root.owner}"
                     ) from None
                 if found != root:
                     # An attempt before this one, whose reply was lost.
@@ -400,14 +361,3 @@ def _encode(entries: Sequence[Entry]) -> list[tuple[bytes, int]]:
 def _names(root: Root | None) -> set[str]:
     """Names of the pages, of the state and of the list of index files."""
     return set() if root is None else {*(ref.name for ref in root.pages), root.state, root.indexes} - {""}
-
-
-def _join(pages: list[Page], page: Page) -> None:
-    """Add a page as it was read. An object that did not fit one page is at the end of one and the start of the next."""
-    last = pages[-1].entries[-1] if pages and pages[-1].entries else None
-    if last is None or not page.entries or last.object != page.entries[0].object:
-        pages.append(page)
-        return
-    both = Entry(last.object, StretchRows.joined(last.stretches, page.entries[0].stretches))
-    refs = (*(pages[-1].refs or ()), *(page.refs or ()))
-    pages[-1] = Page([*pages[-1].entries[:-1], both, *page.entries[1:]], refs)
