@@ -216,7 +216,8 @@ nightly: mutations $(call extension,$(VENV)) ## mutations, crashes with more see
 	@$(BIN)/python -m tests.crash.kill --kills 50
 	@$(BIN)/python -m pytest -o faulthandler_timeout=0 -m "partners and nightly" tests/interop tests/client tests/crash
 	@$(MAKE) --no-print-directory test-spark NIGHTLY=1
-	@$(BIN)/python -m pytest --hypothesis-profile=nightly -o timeout=1800 -o faulthandler_timeout=0 tests/protocol/test_native_twins.py tests/store/test_log_rows.py
+	@$(BIN)/python -m pytest --hypothesis-profile=nightly -o timeout=1800 -o faulthandler_timeout=0 tests/protocol/test_native_twins.py tests/store/test_log_rows.py \
+		tests/store/tiered/bucket/test_two_owners.py
 	@$(BIN)/python -m pytest --hypothesis-profile=nightly -o timeout=1800 -o faulthandler_timeout=0 -k twins tests/broker/test_send_native.py
 	@$(BIN)/python -m pytest --hypothesis-profile=nightly -o timeout=1800 -o faulthandler_timeout=0 -k paths tests/broker/test_transaction_mixed.py \
 		tests/broker/test_timer_paths.py tests/broker/test_sql_paths.py tests/broker/test_reply_paths.py

@@ -3,6 +3,7 @@
 A broker may have it open meanwhile: nothing here takes its ownership.
 """
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -91,7 +92,7 @@ class OfflineBucket:
 
 
 def find_bucket(config_file: str | None, options: BucketOptions, root: Path | None = None) -> OfflineBucket | None:
-    """The bucket that options or a configuration name; None if none does.
+    """The bucket that options or a configuration name, variables of the environment too; None if none does.
 
     ``root``: the directory of the store. Raises NotUsableError.
     """
@@ -105,7 +106,7 @@ def find_bucket(config_file: str | None, options: BucketOptions, root: Path | No
     if root is not None:
         flags["storePathRootDir"] = str(root.absolute()), "DIRECTORY"
     try:
-        found = load_broker(config_file, flags)
+        found = load_broker(config_file, flags, os.environ)
     except ConfigError as error:
         raise NotUsableError(f"the configuration cannot be used: {error}") from error
     tier, broker = found.section(TieredStoreConfig), found.section(BrokerConfig)

@@ -1,5 +1,6 @@
 """A broker with its history in a bucket, as documented: its volume is lost, and it goes on with what was uploaded."""
 
+import json
 import re
 import urllib.request
 from collections.abc import Iterator
@@ -47,6 +48,11 @@ def test_a_broker_that_has_lost_its_volume_goes_on_with_its_bucket(tiered: Docke
     assert len(set(job("read", OUTSIDE, "Kept").split())) == 200
     job("send", OUTSIDE, "Kept2", 60)
     assert len(tiered.job_in("trimq", "read", INSIDE, "Kept2").split()) == 60
+    # The image has what botocore needs of S3 and of roles; the other services of AWS were left out.
+    in_broker = ("docker", "exec", tiered.container("tiered-broker"))
+    assert json.loads(tiered.run(*in_broker, "mqstore", "tiered", "gc", "--json"))["problem"] == ""
+    services = "import botocore.session as b; print(*b.Session().get_available_services())"
+    assert tiered.run(*in_broker, "python3", "-c", services) == "s3 sts"
     # The server is reached by the broker only, and no key stands in the broker's log.
     assert tiered.inspect(tiered.container("object-store"))["NetworkSettings"]["Networks"].keys() == {"trimq-objects"}
     assert "only-the-broker-gets-here" not in tiered.run("docker", "logs", tiered.container("tiered-broker"))

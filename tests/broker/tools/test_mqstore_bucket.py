@@ -473,6 +473,14 @@ def test_a_bucket_is_named_by_configuration_or_options(conf: str, tmp_path: Path
     assert f"{TOPIC:32} {0:5} {0:12} {COUNT + LATER:12}" in run("tiered", "ls", "-c", conf).output
 
 
+def test_a_bucket_is_named_by_the_variables_of_a_container(conf: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRIMQ_TIERED_BACKEND_SERVICE_PROVIDER", "trimq.Bucket")
+    monkeypatch.setenv("TRIMQ_TIERED_STORE_BUCKET", "memory://commands")
+    monkeypatch.setenv("TRIMQ_BROKER_NAME", "broker-a")
+    assert "no history of broker broker-a in cluster DefaultCluster" in run("tiered", "ls").output
+    assert f"{TOPIC:32} {0:5} {0:12} {COUNT + LATER:12}" in run("tiered", "ls", "--cluster", "C1").output
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [

@@ -1,4 +1,7 @@
-"""Two brokers of one name on one bucket: their calls come in any order, and some fail. One of them is the owner."""
+"""Two brokers of one name on one bucket: their calls come in any order, and some fail. One of them is the owner.
+
+``make nightly`` tries thousands of examples.
+"""
 
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import count
@@ -105,6 +108,7 @@ class Broker:
             await self.repeat(self.manifest.save)
 
 
+EXAMPLES = max(150, settings().max_examples)
 STEPS = st.lists(st.sampled_from(["upload", "upload", "upload", "join", "save"]), max_size=12)
 FAULTS = st.dictionaries(st.integers(1, 120), st.booleans(), max_size=6)
 
@@ -161,7 +165,7 @@ def _next_root(store: FaultyStore, last: Root) -> Root:
     return root
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(st.tuples(STEPS, STEPS), st.data(), FAULTS)
 def test_one_owner(steps: tuple[list[str], list[str]], order: st.DataObject, faults: dict[int, bool]) -> None:
     trio.run(_play, steps, order, faults)
