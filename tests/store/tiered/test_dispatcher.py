@@ -194,6 +194,17 @@ async def test_a_deleted_queue_is_forgotten() -> None:
         assert uploaded(store) == 0
 
 
+async def test_the_queue_of_a_new_topic_is_not_forgotten_with_the_one_before_it() -> None:
+    """Both have one name, and a look at all queues may have begun before the topic was deleted."""
+    async with opened(SimDisk()) as store:
+        await ready(store, 5)
+        (old,) = store.uploads.waiting.pending.values()
+        await store.delete_topic(TOPIC)
+        await ready(store, 3)
+        assert store.uploads.waiting.drop_done((TOPIC, 0), old)
+        assert store.uploads.behind == 3
+
+
 async def test_a_queue_whose_files_are_being_deleted_waits() -> None:
     async with opened(SimDisk()) as store:
         await uploaded_store(store, 5)
