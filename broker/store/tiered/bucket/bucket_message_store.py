@@ -237,7 +237,7 @@ class BucketMessageStore(TieredStore):
             if self.replication.is_slave:
                 await self._follow()
             elif await self._open_tier(self._claim):
-                self._continue_queues()
+                await self._continue_queues()
                 await self._open_index()
                 async with trio.open_nursery() as nursery:
                     if self.tier_index is not None:
