@@ -72,6 +72,8 @@ class Manifest:
         """Why this broker may not write any more; empty if it may."""
         self.indexes: tuple[str, ...] = ()
         """The index files that the root names, by a list in an object of its own."""
+        self.lost_list = ""
+        """Why this list could not be read; the root names it still. ``indexes`` are what the bucket has then."""
         self._owner = ""
         self._version: str | None = None
         self._sequence = 0
@@ -132,11 +134,13 @@ class Manifest:
         known: dict[PageRef, Page] = {}
         uploads: list[reads.Upload] = []
         names: tuple[str, ...] | None = None
+        lost = ""
         old = self.root
         if root is not None and old is not None and (root.epoch, root.sequence) >= (old.epoch, old.sequence):
             known = {page.refs[0]: page for page in self._pages if page.refs is not None and len(page.refs) == 1}
             uploads = self._uploads
-            names = self.indexes if root.indexes == old.indexes else None
+            if root.indexes == old.indexes:
+                names, lost = self.indexes, self.lost_list
         pages: list[Page] = []
         chain: list[reads.Upload] = []
         if root is not None:
@@ -144,12 +148,21 @@ class Manifest:
                 page = known.get(ref) or Page(await reads.read_page(self._bucket, ref), (ref,))
                 _join(pages, page)
             if names is None and root.indexes:
-                names = await reads.read_indexes(self._bucket, root.indexes)
+                try:
+                    names = await reads.read_indexes(self._bucket, root.indexes)
+                except (FileNotFoundError, BucketFormatError) as error:
+                    if (await reads.read_root(self._bucket, self._cluster, self._broker)).version != version:
+                        raise FileNotFoundError(*error.args) from error  # the owner has replaced both meanwhile
+                    lost = str(error)
             chain = await reads.read_chain(self._bucket, root.epoch, root.end, uploads)
+            if names is None and lost:
+                entries = [*(entry for page in pages for entry in page.entries), *(upload.entry for upload in chain)]
+                names = await reads.find_indexes(self._bucket, root.epoch, entries)
         self.root, self._version = root, version
         self.end = root.end if root is not None else 0
         self._pages = Pages(pages)
-        self.indexes, self._indexes = names or (), None
+        self.indexes, self.lost_list = names or (), lost
+        self._indexes = self.indexes if lost else None  # the next root names a new list
         self.unsaved = self.unsaved_changes = 0
         self._uploads = chain
         self._append([upload.entry for upload in chain])
@@ -300,7 +313,7 @@ class Manifest:
         if self._state is newest:
             self._state = None
         if files is not None:
-            self.indexes, self._indexes = files, None
+            self.indexes, self._indexes, self.lost_list = files, None, ""
 
     async def _create(self, name_of: Callable[[int], str], data: bytes) -> str:
         """Write an object under a name with the sequence number of the next root; return the name.
