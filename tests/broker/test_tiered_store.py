@@ -168,9 +168,21 @@ async def test_where_a_queue_begins_is_not_answered_until_the_bucket_does(
         (RequestCode.GET_EARLIEST_MSG_STORETIME, {}),
         (RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, {"timestamp": "0"}),
     ]
+    groups = {"consumerGroup": "G", "group": "G", "filterGroups": "", "compareGroup": "None"}
+    reset = groups | {"timestamp": "0", "isForce": "true", "queueId": "0"}
+    more_asked = [
+        *asked,
+        (RequestCode.GET_TOPIC_STATS_INFO, {}),
+        (RequestCode.QUERY_CORRECTION_OFFSET, groups),
+        (RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, reset | {"offset": "3"}),
+        (RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, reset),
+    ]
     async with tiered_broker(tmp_path) as (broker, client):
         await send_and_upload(broker, client)
         await client.send("New", b"x")
+        await client.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, {}, b'{"groupName":"G"}')
+        commit = {"consumerGroup": "G", "topic": TOPIC, "queueId": "0", "commitOffset": "5"}
+        assert (await client.ask(RequestCode.UPDATE_CONSUMER_OFFSET, commit)).code == ResponseCode.SUCCESS
     with socket.create_server(("127.0.0.1", 0)) as listening:
         closed = listening.getsockname()[1]
     bucket = {
@@ -183,19 +195,27 @@ async def test_where_a_queue_begins_is_not_answered_until_the_bucket_does(
     async with tiered_broker(tmp_path, **bucket) as (broker, client):
         store = broker.context.store
         assert isinstance(store, BucketMessageStore)
-        for code, more in asked:
+        for code, more in more_asked:
             reply = await client.ask(code, {"topic": TOPIC, "queueId": "0"} | more)
             assert (reply.code, "may have older messages in the bucket" in (reply.remark or "")) == (
                 ResponseCode.SYSTEM_BUSY,
                 True,
-            )
+            ), code
+        for code, more in asked:
             # The first message is on the disk: nothing can be before it.
             reply = await client.ask(code, {"topic": "New", "queueId": "0"} | more)
             assert reply.code == ResponseCode.SUCCESS
+        assert (
+            await client.ask(
+                RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, {"topic": TOPIC} | reset | {"offset": str(COUNT)}
+            )
+        ).code == ResponseCode.SUCCESS
         store.is_loaded.set()  # as the first answer of the bucket does
-        for code, more in asked:
+        for code, more in more_asked:
             reply = await client.ask(code, {"topic": TOPIC, "queueId": "0"} | more)
-            assert reply.code == ResponseCode.SUCCESS
+            # The bucket of this test has nothing.
+            gone = "offset" in more
+            assert reply.code == (ResponseCode.SYSTEM_ERROR if gone else ResponseCode.SUCCESS), code
 
 
 def test_a_bucket_without_its_library_is_a_start_error_that_names_it(tmp_path: Path) -> None:

@@ -317,6 +317,8 @@ def test_the_queues_of_a_restored_store(tmp_path: Path) -> None:
     (tmp_path / "config").mkdir()
     (tmp_path / RESTORED).write_text(EXAMPLES["tier-restored"], encoding="utf-8")
     starts = {("Orders", 0): 60, ("Orders", 1): 9}
-    assert read_restored(RealDisk(), str(tmp_path)) == (starts, Origin(5000, 8192))
+    found = read_restored(RealDisk(), str(tmp_path))
+    assert (found.starts, found.origin) == (starts, Origin(5000, 8192))
     (tmp_path / RESTORED).write_text('{"queues":{"Orders":{"0":60,"1":9}}}', encoding="utf-8")  # an older version's
-    assert read_restored(RealDisk(), str(tmp_path)) == (starts, None)
+    found = read_restored(RealDisk(), str(tmp_path))
+    assert (found.starts, found.origin) == (starts, None)

@@ -6,7 +6,7 @@ import msgspec
 
 from trimq.broker.identity import BrokerIdentity
 from trimq.broker.processors.admin.queue_table import QueueTable
-from trimq.broker.processors.common import no_such_topic
+from trimq.broker.processors.common import check_range, no_such_topic
 from trimq.broker.services.consumers import ConsumerManager
 from trimq.broker.services.groups import SubscriptionGroupManager
 from trimq.broker.services.offsets import ConsumerOffsetManager
@@ -199,14 +199,16 @@ class ConsumeAdminProcessor:
         """QUERY_CORRECTION_OFFSET (308): the smallest offset of each queue among all groups but ``filter_groups``.
 
         It is 2**63 - 1 for a queue in which ``compare_group`` has a smaller offset. RocketMQ's broker also deletes the
-        offsets of ``filter_groups``; here they stay, since this is a query.
+        offsets of ``filter_groups``; here they stay, since this is a query. SYSTEM_BUSY: see check_range.
         """
         header = command.header(QueryCorrectionOffsetRequestHeader)
         left_out = frozenset((header.filter_groups or "").split(","))
         smallest: dict[int, int] = {}
         async with LargeReply(connection, command) as reply:
             for queue_id, offset in self._offsets.of_others(header.topic, left_out):
-                if offset >= self._store.min_offset(header.topic, queue_id):
+                if offset < self._store.min_offset(header.topic, queue_id):
+                    check_range(self._store, header.topic, queue_id)  # its message may be there all the same
+                else:
                     smallest[queue_id] = min(offset, smallest.get(queue_id, offset))
                 await reply.pause()
             for queue_id, offset in (self._offsets.query_all(header.compare_group, header.topic) or {}).items():

@@ -70,8 +70,8 @@ class OffsetAdminProcessor:
         (PULL_OFFSET_MOVED). With useServerSideResetOffset=false it sends them to the members of the group (220).
 
         TOPIC_NOT_EXIST, SUBSCRIPTION_GROUP_NOT_EXIST, INVALID_PARAMETER for a queue that the topic does not have,
-        SYSTEM_ERROR for an offset that the queue does not have, SYSTEM_BUSY beyond maxOffsetGroups,
-        CONSUMER_NOT_ONLINE if a member has to be reached and none is connected.
+        SYSTEM_ERROR for an offset that the queue does not have, SYSTEM_BUSY beyond maxOffsetGroups (and see
+        check_range), CONSUMER_NOT_ONLINE if a member has to be reached and none is connected.
         """
         header = command.header(ResetOffsetRequestHeader)
         config = self._topics.get(header.topic)
@@ -119,6 +119,8 @@ class OffsetAdminProcessor:
             return {queue_id: await self._target(header, queue_id)}
         first = self._store.min_offset(header.topic, queue_id)
         end = self._store.max_offset(header.topic, queue_id)
+        if header.offset < first:
+            check_range(self._store, header.topic, queue_id)
         if not first <= header.offset <= end + 1:
             raise RemotingError(
                 ResponseCode.SYSTEM_ERROR,

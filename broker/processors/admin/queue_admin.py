@@ -4,7 +4,7 @@ from typing import Final
 
 from trimq.broker.identity import BrokerIdentity
 from trimq.broker.processors.admin.queue_table import QueueTable
-from trimq.broker.processors.common import invalid, no_such_topic
+from trimq.broker.processors.common import check_range, invalid, no_such_topic
 from trimq.broker.services.consumer_filters import ConsumerFilterManager
 from trimq.broker.services.consumers import ConsumerManager
 from trimq.broker.services.stats import TOPIC_PUT_NUMS, BrokerStats
@@ -67,7 +67,10 @@ class QueueAdminProcessor:
         table.register(RequestCode.QUERY_CONSUME_QUEUE, self.consume_queue)
 
     async def limits(self, connection: Connection, command: RemotingCommand) -> Outcome:
-        """GET_TOPIC_STATS_INFO (202): the smallest and end offset of each queue, and its last message's store time."""
+        """GET_TOPIC_STATS_INFO (202): the smallest and end offset of each queue, and its last message's store time.
+
+        SYSTEM_BUSY: see check_range. Readers of whole topics begin at these offsets.
+        """
         topic = command.header(TopicRequestHeader).topic
         config = self._topics.get(topic)
         if config is None:
@@ -83,6 +86,7 @@ class QueueAdminProcessor:
 
     async def _limits(self, config: TopicConfig, queue_id: int) -> TopicOffset:
         topic = config.topic_name
+        check_range(self._store, topic, queue_id)
         end = max(0, self._store.max_offset(topic, queue_id))
         last = await self._store.message_store_time(topic, queue_id, end - 1) if end else 0
         found = TopicOffset(

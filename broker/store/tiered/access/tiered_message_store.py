@@ -78,7 +78,7 @@ class TieredMessageStore(TieredStore):
         """See MessageStore. The tier is loaded once the store is locked and recovered."""
         async with super().opened():
             await self.flat_files.load()
-            self._continue_queues()
+            await self._continue_queues()
             if self.tier_index is not None:
                 await self.tier_index.recover()
             async with trio.open_nursery() as nursery:

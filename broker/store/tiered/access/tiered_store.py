@@ -105,12 +105,16 @@ class TieredStore(MessageStore, ABC):
         """The log offset behind all that is durable and confirmed."""
         return min(self.flushed_offset, self.write_path.durability.readable_offset)
 
-    def _continue_queues(self) -> None:
+    async def _continue_queues(self) -> None:
         """Queues that only the tier has go on behind its messages.
 
         Without this a queue whose local files were lost, and whose messages left the local log, would begin at 0.
         """
-        for file in self.tier_queues.all():
+        for number, file in enumerate(self.tier_queues.all()):
+            if number % _SLICE == _SLICE - 1:
+                await trio.lowlevel.checkpoint()
+            if self.tier_queues.find(file.topic, file.queue_id) is not file:
+                continue  # its topic was deleted meanwhile: a new one of the name begins at 0
             if file.commit_offset and not self.queues.peek_next_offset(file.topic, file.queue_id):
                 self.queues.find_or_create(file.topic, file.queue_id).start_at(file.commit_offset)
                 _log.warning(

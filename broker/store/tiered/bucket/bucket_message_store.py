@@ -28,7 +28,7 @@ from trimq.broker.store.tiered.bucket.join_sources import LogSource
 from trimq.broker.store.tiered.bucket.joiner import Joiner
 from trimq.broker.store.tiered.bucket.manifest import FencedError, Manifest
 from trimq.broker.store.tiered.bucket.object_store import ObjectStore
-from trimq.broker.store.tiered.bucket.restore import Origin, is_empty, read_restored, restore
+from trimq.broker.store.tiered.bucket.restore import QueueStarts, is_empty, read_restored, restore
 from trimq.broker.store.tiered.bucket.same_history import SameHistory
 from trimq.broker.store.tiered.bucket.state_files import StateFiles
 from trimq.broker.store.tiered.bucket.upkeep import Upkeep
@@ -40,6 +40,7 @@ from trimq.broker.tiered_config import TieredStorageLevel, TieredStoreConfig
 from trimq.protocol.bucket_manifest import Entry
 from trimq.protocol.bucket_names import broker_prefix
 from trimq.protocol.bucket_object import BucketFormatError
+from trimq.protocol.topic_rules import is_system_topic
 
 _log: Final = structlog.get_logger(__name__)
 
@@ -84,7 +85,7 @@ class BucketMessageStore(TieredStore):
         self.bucket_queues = BucketQueues(self.bucket, self.manifest, tier, threads, self.clock.monotonic)
         builder = BatchBuilder(self.commit_log, self.queues)
         self._history = SameHistory(self.commit_log, self.queues, builder)
-        self._origin: Origin | None = None
+        self._starts = QueueStarts(self.disk, self.root, {})
         self._has_claimed = False
 
         async def local(entries: Sequence[Entry]) -> LogSource:
@@ -183,9 +184,9 @@ class BucketMessageStore(TieredStore):
         """See MessageStore. Raises StoreLoadError also if the disk is empty and the bucket cannot be read."""
         if not self.replication.is_slave and await self.disk.run(is_empty, self.disk, self.config):
             await self._restore()
-        self._starts, self._origin = await self.disk.run(read_restored, self.disk, self.root)
+        self._starts = await self.disk.run(read_restored, self.disk, self.root)
         async with super().opened():
-            self._begin_queues(self._starts)
+            await self._begin_queues()
             async with trio.open_nursery() as nursery:
                 finished = trio.Event()
                 nursery.start_soon(self._run_tier, finished)
@@ -221,9 +222,11 @@ class BucketMessageStore(TieredStore):
                     "messages_not_in_tier", topic=queue.topic, queue=queue.queue_id, begin=queue.end, end=queue.start
                 )
 
-    def _begin_queues(self, starts: dict[tuple[str, int], int]) -> None:
+    async def _begin_queues(self) -> None:
         """Let the queues of a restored store that have no message yet begin where they should."""
-        for (topic, queue_id), start in starts.items():
+        # A deletion is noted first, so a power cut may have come before the topic was forgotten.
+        await self._starts.forget(self._history.deleted.__contains__)
+        for (topic, queue_id), start in self._starts.starts.items():
             # One that has messages, and ends before, is that of a new topic of the name.
             if start and not self.queues.peek_next_offset(topic, queue_id):
                 self.queues.find_or_create(topic, queue_id).start_at(start)
@@ -233,7 +236,7 @@ class BucketMessageStore(TieredStore):
             if self.replication.is_slave:
                 await self._follow()
             elif await self._open_tier(self._claim):
-                self._continue_queues()
+                await self._continue_queues()
                 await self._open_index()
                 async with trio.open_nursery() as nursery:
                     if self.tier_index is not None:
@@ -327,7 +330,7 @@ class BucketMessageStore(TieredStore):
 
     async def _check_history(self) -> None:
         """Raise FencedError if log offsets would be given twice. Reads go on: each store serves what it has."""
-        why_not = await self._history.why_not(self.manifest.entries, self.manifest.end, self._origin)
+        why_not = await self._history.why_not(self.manifest.entries, self.manifest.end, self._starts.origin)
         if why_not:
             self.manifest.fenced = why_not
             raise FencedError(why_not)
@@ -380,9 +383,12 @@ class BucketMessageStore(TieredStore):
             await super().delete_topic(topic)
         except FencedError as error:
             self._fenced(error)
+        finally:  # the local queues are gone, whatever the bucket says
+            await self._starts.forget(lambda name: name == topic)
 
     async def clean_unused_topics(self, known: Container[str]) -> list[str]:
         """See MessageStore: also from the bucket, if this broker owns it."""
+        await self._starts.forget(lambda topic: topic not in known and not is_system_topic(topic))
         try:
             return await super().clean_unused_topics(known)
         except FencedError as error:

@@ -74,7 +74,11 @@ class BucketQueues:
 
     async def load(self) -> None:
         """Read the manifest, without taking ownership. Raises OSError, BucketFormatError."""
+        said = self.manifest.lost_list
         await self.manifest.load()
+        if self.manifest.lost_list not in {"", said}:
+            files = len(self.manifest.indexes)
+            _log.warning("tiered_index_list_lost", error=self.manifest.lost_list, files=files)
         async with self._changing():
             await self._take()
 

@@ -7,8 +7,10 @@ the grace the old objects go. What an interrupted join has written is garbage.
 Segments are joined again while they are small: with many queues or few messages they grow over generations.
 """
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Final, NamedTuple
+
+import trio
 
 from trimq.broker.store.disk.disk import Disk
 from trimq.broker.store.tiered.bucket.bucket import Bucket
@@ -28,6 +30,8 @@ PART_SIZE: Final = 16 * 1024 * 1024
 LARGE_PART: Final = 32
 """A queue with this part of a join, or more, gets a segment of its own, if that is PART_SIZE at least."""
 SPOOL: Final = "tier.join"
+_SLICE: Final = 500
+"""Pieces that are looked at in one turn of the event loop."""
 
 
 class Window(NamedTuple):
@@ -132,52 +136,62 @@ class Joiner:
     ) -> list[Entry]:
         """Write the segments; ``written`` gets the names of all that may be in the bucket."""
         new: list[Entry] = []
-        for pieces in _parts(source.pieces):
+        for part in await _parts(source.pieces):
             self._number = (self._number + 1) % 10_000
             stored = StoredObject(header.begin, header.end, generation, header.epoch, self._number, 0, 0)
             written.append(stored.name)
-            new.append(await self._write(source, pieces, header, stored))
+            new.append(await self._write(source, part, header, stored))
         return new
 
-    async def _write(
-        self, source: Source, pieces: Sequence[Piece], header: ObjectHeader, stored: StoredObject
-    ) -> Entry:
-        """Write a segment of some pieces."""
+    async def _write(self, source: Source, part: "_Part", header: ObjectHeader, stored: StoredObject) -> Entry:
+        """Write a segment."""
         builder = ObjectBuilder(header)
-        size = sum(piece.length for piece in pieces)
-        writer = self._bucket.writer(stored.name, PART_SIZE) if size > PART_SIZE else None
+        writer = self._bucket.writer(stored.name, PART_SIZE) if part.size > PART_SIZE else None
         sent = 0
-        for piece in pieces:
+        for piece in part.pieces:
             async for batch in source.batches(piece):
                 times = batch.begin_ms, batch.end_ms
                 builder.add(piece.topic, piece.queue_id, batch.offset, batch.units, batch.records, *times)
                 if writer is not None and builder.size - sent >= BLOCK_BYTES:
-                    for part in await self._disk.run(builder.take):
-                        await writer.write(part)
+                    for data in await self._disk.run(builder.take):
+                        await writer.write(data)
                     sent = builder.size
         rest, directory = await self._disk.run(builder.finish)
         if writer is None:
             await self._bucket.create(stored.name, rest)
         else:
-            for part in rest:
-                await writer.write(part)
+            for data in rest:
+                await writer.write(data)
             await writer.finish()
         stored = stored._replace(length=directory.length, directory=directory.position)
         return Entry(stored, stretches_of(directory))
 
 
-def _parts(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
+class _Part:
+    """The pieces of a segment; ``size``: their bytes."""
+
+    def __init__(self, size: int) -> None:
+        self.pieces: list[Piece] = []
+        self.size = size
+
+
+async def _parts(pieces: Sequence[Piece]) -> list[_Part]:
     """The pieces of each segment: a queue with much has one of its own."""
     sizes: dict[tuple[str, int], int] = {}
-    for piece in pieces:
+    async for piece in _slowly(pieces):
         key = piece.topic, piece.queue_id
         sizes[key] = sizes.get(key, 0) + piece.length
     least = max(PART_SIZE, sum(sizes.values()) // LARGE_PART)
-    shared: list[Piece] = []
-    own: dict[tuple[str, int], list[Piece]] = {}
-    for piece in pieces:
-        key = piece.topic, piece.queue_id
-        (own.setdefault(key, []) if sizes[key] >= least else shared).append(piece)
-    yield from own.values()
-    if shared:
-        yield shared
+    own = {key: _Part(size) for key, size in sizes.items() if size >= least}
+    shared = _Part(sum(size for size in sizes.values() if size < least))
+    async for piece in _slowly(pieces):
+        own.get((piece.topic, piece.queue_id), shared).pieces.append(piece)
+    return [*own.values(), shared] if shared.pieces else [*own.values()]
+
+
+async def _slowly(pieces: Sequence[Piece]) -> AsyncIterator[Piece]:
+    """The pieces, with turns for other tasks: with many small queues there are hundreds of thousands."""
+    for number, piece in enumerate(pieces):
+        if number % _SLICE == _SLICE - 1:
+            await trio.lowlevel.checkpoint()
+        yield piece

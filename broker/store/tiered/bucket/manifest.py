@@ -70,6 +70,8 @@ class Manifest:
         """Why this broker may not write any more; empty if it may."""
         self.indexes: tuple[str, ...] = ()
         """The index files that the root names, by a list in an object of its own."""
+        self.lost_list = ""
+        """Why this list could not be read; the root names it still. ``indexes`` are what the bucket has then."""
         self._owner = ""
         self._version: str | None = None
         self._sequence = 0
@@ -112,12 +114,13 @@ class Manifest:
             await self._load()
 
     async def _load(self) -> None:
-        known = Loaded(self.root, self._version, list(self._pages), self._uploads, self.indexes)
+        known = Loaded(self.root, self._version, list(self._pages), self._uploads, self.indexes, self.lost_list)
         found = await load(self._bucket, self._cluster, self._broker, known)
         self.root, self._version = found.root, found.version
         self.end = found.root.end if found.root is not None else 0
         self._pages = Pages(found.pages)
-        self.indexes, self._indexes = found.indexes, None
+        self.indexes, self.lost_list = found.indexes, found.lost_list
+        self._indexes = self.indexes if self.lost_list else None  # the next root names a new list
         self.unsaved = self.unsaved_changes = 0
         self._uploads = found.chain
         self._append([upload.entry for upload in found.chain])
@@ -269,7 +272,7 @@ class Manifest:
         if self._state is newest:
             self._state = None
         if files is not None:
-            self.indexes, self._indexes = files, None
+            self.indexes, self._indexes, self.lost_list = files, None, ""
 
     async def _create(self, name_of: Callable[[int], str], data: bytes) -> str:
         """Write an object under a name with the sequence number of the next root; return the name.

@@ -14,13 +14,17 @@ _READS: Final = 4
 
 
 class Loaded(NamedTuple):
-    """A manifest as it was read. ``version``: the root's, for ``replace``. ``chain``: what the root does not cover."""
+    """A manifest as it was read. ``version``: the root's, for ``replace``. ``chain``: what the root does not cover.
+
+    ``lost_list``: why the list of index files could not be read; then ``indexes`` are those that the bucket has.
+    """
 
     root: Root | None
     version: str | None
     pages: Sequence[Page]
     chain: list[reads.Upload]
     indexes: tuple[str, ...]
+    lost_list: str = ""
 
 
 async def load(bucket: Bucket, cluster: str, broker: str, known: Loaded) -> Loaded:
@@ -44,19 +48,29 @@ async def _load(bucket: Bucket, root: Root | None, version: str | None, known: L
     read: dict[PageRef, Page] = {}
     uploads: list[reads.Upload] = []
     names: tuple[str, ...] | None = None
+    lost = ""
     old = known.root
     if old is not None and (root.epoch, root.sequence) >= (old.epoch, old.sequence):
         read = {page.refs[0]: page for page in known.pages if page.refs is not None and len(page.refs) == 1}
         uploads = known.chain
-        names = known.indexes if root.indexes == old.indexes else None
+        if root.indexes == old.indexes:
+            names, lost = known.indexes, known.lost_list
     pages: list[Page] = []
     for ref in root.pages:
         page = read.get(ref) or Page(await reads.read_page(bucket, ref), (ref,))
         _join(pages, page)
     if names is None and root.indexes:
-        names = await reads.read_indexes(bucket, root.indexes)
+        try:
+            names = await reads.read_indexes(bucket, root.indexes)
+        except (FileNotFoundError, BucketFormatError) as error:
+            if (await reads.read_root(bucket, root.cluster, root.broker)).version != version:
+                raise FileNotFoundError(*error.args) from error  # the owner has replaced both meanwhile
+            lost = str(error)
     chain = await reads.read_chain(bucket, root.epoch, root.end, uploads)
-    return Loaded(root, version, pages, chain, names or ())
+    if names is None and lost:
+        entries = [*(entry for page in pages for entry in page.entries), *(upload.entry for upload in chain)]
+        names = await reads.find_indexes(bucket, root.epoch, entries)
+    return Loaded(root, version, pages, chain, names or (), lost)
 
 
 def _join(pages: list[Page], page: Page) -> None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 from trimq.broker.store.tiered.bucket.bucket import Bucket
+from trimq.broker.store.tiered.bucket.index_objects import parse_index_name
 from trimq.protocol.bucket_manifest import (
     Entry,
     PageRef,
@@ -19,7 +20,7 @@ from trimq.protocol.bucket_manifest import (
     decode_root,
     stretches_of,
 )
-from trimq.protocol.bucket_names import LOG, ROOT, ObjectName, parse_name, parse_saved
+from trimq.protocol.bucket_names import INDEXES, LOG, ROOT, ObjectName, parse_name, parse_saved
 from trimq.protocol.bucket_object import (
     FOOTER_SIZE,
     HEADER_SIZE,
@@ -98,6 +99,32 @@ async def read_indexes(bucket: Bucket, name: str) -> tuple[str, ...]:
     data = (await bucket.read(name)).data
     with _errors(bucket.prefix + name, "Restore it from a backup of the bucket"):
         return await bucket.run(decode_indexes, data)
+
+
+async def find_indexes(bucket: Bucket, epoch: int, entries: Sequence[Entry]) -> tuple[str, ...]:
+    """The index files of a history in the bucket, in place of a list that cannot be read. ``epoch``: that of the root.
+
+    Among them may be some that were not named yet or not any more: a key that is found twice does no harm. What an
+    owner has written after it was fenced is left out: it may seem to have the keys of messages that the next owner has
+    uploaded. Both had the same history up to the first object of the next owner.
+    """
+    begins: dict[int, int] = {}
+    for entry in entries:
+        if not entry.object.generation:
+            begins.setdefault(entry.object.epoch, entry.object.begin)
+    found: dict[int, str] = {}
+    after = ""
+    while True:
+        listed = await bucket.list(INDEXES, after, _LISTED)
+        for info in listed:
+            parts = parse_index_name(info.name)
+            if parts is None or parts.epoch > epoch:
+                continue
+            if all(parts.upto <= begin for later, begin in begins.items() if later > parts.epoch):
+                found[parts.stamp] = info.name  # the last one of several attempts to upload a file
+        if len(listed) < _LISTED:
+            return tuple(found.values())
+        after = listed[-1].name
 
 
 async def read_directory(bucket: Bucket, stored: StoredObject, length: int | None = None) -> Directory:

@@ -6,10 +6,12 @@ behind the offset of each consumer group: what lies between was lost, and its of
 The history itself stays in the bucket.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import msgspec
+import structlog
+import trio
 
 from trimq.broker.config import MessageStoreConfig
 from trimq.broker.store.disk.disk import Disk
@@ -22,8 +24,10 @@ from trimq.protocol.bucket_object import BucketFormatError
 from trimq.protocol.bucket_state import decode_state
 from trimq.protocol.file_names import offset_name
 
+_log: Final = structlog.get_logger(__name__)
+
 RESTORED: Final = "config/tierRestored.json"
-"""Where the queues of a restored store begin: it holds until each of them has a message."""
+"""Where the queues of a restored store begin: it holds until each of them has a message, or its topic is deleted."""
 _OFFSETS: Final = "consumerOffset.json"
 
 
@@ -40,6 +44,39 @@ class Origin(NamedTuple):
 
     end: int
     log_start: int
+
+
+class QueueStarts:
+    """Where the queues of a store begin, by topic and queue id, and what it was restored from: the file RESTORED.
+
+    Belongs to the event loop.
+    """
+
+    def __init__(
+        self, disk: Disk, root: str, starts: Mapping[tuple[str, int], int], origin: Origin | None = None
+    ) -> None:
+        self._disk = disk
+        self._root = root
+        self.starts = dict(starts)
+        self.origin = origin
+        self._lock = trio.Lock()
+
+    async def forget(self, is_gone: Callable[[str], bool]) -> None:
+        """Remove topics that were deleted, durably: otherwise the next start would create their queues again.
+
+        If it cannot be written, they are deleted all the same, as with DeletedTopics.
+        """
+        gone = {topic for topic, _ in self.starts if is_gone(topic)}
+        if not gone:
+            return
+        self.starts = {key: start for key, start in self.starts.items() if key[0] not in gone}
+        with trio.CancelScope(shield=True):
+            async with self._lock:
+                data = _encode(self.starts, self.origin)
+                try:
+                    await self._disk.run(write_durably, self._disk, f"{self._root}/{RESTORED}", data)
+                except OSError as error:
+                    _log.warning("deleted_topic_not_noted", topics=sorted(gone), error=str(error))
 
 
 class RestoredQueue(NamedTuple):
@@ -80,9 +117,7 @@ async def restore(disk: Disk, config: MessageStoreConfig, bucket: Bucket, manife
     queues = list(_queues(manifest, state))
     size = config.mapped_file_size_commit_log
     log_start = -(-manifest.end // size) * size
-    starts: dict[str, dict[int, int]] = {}
-    for queue in queues:
-        starts.setdefault(queue.topic, {})[queue.queue_id] = queue.start
+    starts = {(queue.topic, queue.queue_id): queue.start for queue in queues}
 
     def write() -> None:
         root, log = str(config.root), str(config.commit_log_path)
@@ -90,7 +125,7 @@ async def restore(disk: Disk, config: MessageStoreConfig, bucket: Bucket, manife
         make_durable_directory(disk, log)
         for name, data in state.items():
             write_durably(disk, f"{root}/config/{name}", data)
-        write_durably(disk, f"{root}/{RESTORED}", msgspec.json.encode(_Starts(starts, manifest.end, log_start)))
+        write_durably(disk, f"{root}/{RESTORED}", _encode(starts, Origin(manifest.end, log_start)))
         path = f"{log}/{offset_name(log_start)}"
         fd = disk.create(path, size)
         disk.close(fd)
@@ -140,17 +175,25 @@ def _consumed(data: bytes) -> dict[tuple[str, int], int]:
     return found
 
 
-def read_restored(disk: Disk, root: str) -> tuple[dict[tuple[str, int], int], Origin | None]:
+def read_restored(disk: Disk, root: str) -> QueueStarts:
     """Where the queues of a restored store begin, and what it was restored from. Blocks.
 
-    Empty and None for another store; None also if an older version has restored it. Raises OSError, StoreLoadError.
+    Without starts and origin for another store; without origin also if an older version has restored it. Raises
+    OSError, StoreLoadError.
     """
     data = read_whole(disk, f"{root}/{RESTORED}")
     if data is None:
-        return {}, None
+        return QueueStarts(disk, root, {})
     try:
         found = msgspec.json.decode(data, type=_Starts)
     except msgspec.DecodeError as error:
         raise StoreLoadError(f"{root}/{RESTORED} is damaged: restore the store from the bucket again") from error
     starts = {(topic, queue_id): start for topic, queues in found.queues.items() for queue_id, start in queues.items()}
-    return starts, None if found.end < 0 else Origin(found.end, found.log_start)
+    return QueueStarts(disk, root, starts, None if found.end < 0 else Origin(found.end, found.log_start))
+
+
+def _encode(starts: Mapping[tuple[str, int], int], origin: Origin | None) -> bytes:
+    queues: dict[str, dict[int, int]] = {}
+    for (topic, queue_id), start in starts.items():
+        queues.setdefault(topic, {})[queue_id] = start
+    return msgspec.json.encode(_Starts(queues, *(origin or ())))

@@ -11,6 +11,8 @@ import trio.testing
 from tests.store.simdisk import SimDisk
 from tests.store.stores import TOPIC, fill, put, until_dispatched
 from tests.store.tiered.bucket.stores import Objects, opened, tier, uploaded
+from trimq.broker.store.queue.consume_queue import ConsumeQueue
+from trimq.broker.store.tiered.access import tiered_store
 from trimq.broker.store.tiered.bucket import joiner
 from trimq.broker.store.tiered.bucket.bucket_queues import BucketQueues
 from trimq.broker.store.tiered.bucket.manifest import FencedError, Manifest
@@ -169,3 +171,28 @@ async def test_a_slave_has_the_queue_of_a_topic_that_was_created_anew() -> None:
         await slave.load()
         assert slave.find(TOPIC, 0) is queue
         assert (queue.min_offset, queue.commit_offset) == (0, 5)
+
+
+async def test_a_topic_that_is_deleted_while_queues_continue_is_not_created(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiered_store, "_SLICE", 2)
+    topics = [f"T{number:02}" for number in range(30)]
+    async with opened(SimDisk(), Objects()) as store:
+        for topic in topics:
+            await fill(store, 3, topic=topic)
+        await uploaded(store)
+        for topic in topics:
+            store.queues.drop_topic(topic)  # their files are lost
+        begun = trio.Event()
+        create = store.queues.find_or_create
+
+        def creating(topic: str, queue_id: int) -> ConsumeQueue:
+            begun.set()
+            return create(topic, queue_id)
+
+        monkeypatch.setattr(store.queues, "find_or_create", creating)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(store._continue_queues)
+            await begun.wait()
+            await store.bucket_queues.destroy_topic(topics[-1])
+        assert sorted(store.topics()) == topics[:-1]
+        assert {store.next_offset(topic, 0) for topic in topics[:-1]} == {3}
