@@ -152,7 +152,7 @@ async def built(store: TieredMessageStore, offset: int = 0, most: int = 100, siz
     assert queue is not None
     builder = BatchBuilder(store.commit_log, store.queues)
     found = await builder.build(
-        queue, offset, POSITION, Limits(most, size, store.flushed_offset), TOPIC_ID, Buffer(bytearray())
+        queue, offset, POSITION, Limits(most, size, store.flushed_offset), TOPIC_ID, Buffer()
     )
     assert found is not None
     return found

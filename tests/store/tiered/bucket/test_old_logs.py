@@ -108,7 +108,7 @@ async def test_a_lost_range_is_reported_once(calls: Calls, monkeypatch: pytest.M
         assert 50 < first < 110
         # Found by a few reads, not by reading five units at a time.
         found = await store.uploads._builder.build(
-            queue, 10, AS_IN_LOG, Limits(5, 1000, 1 << 62), 0, Buffer(bytearray())
+            queue, 10, AS_IN_LOG, Limits(5, 1000, 1 << 62), 0, Buffer()
         )
         assert found is not None
         assert found.skip_to == first
