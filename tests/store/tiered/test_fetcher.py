@@ -77,7 +77,9 @@ async def opened(
 ) -> AsyncIterator[MessageStoreFetcher]:
     config = TieredStoreConfig(**options)
     limits = GetLimits(local or LARGE, MEMORY)
-    fetcher = MessageStoreFetcher(config, files, index, clock=ManualClock(), memory=MEMORY, limits=limits)
+    fetcher = MessageStoreFetcher(
+        config, files, index, clock=ManualClock(), memory=MEMORY, limits=limits, disk=SimDisk()
+    )
     async with trio.open_nursery() as nursery:
         nursery.start_soon(fetcher.run)
         await wait_all_tasks_blocked()
