@@ -10,7 +10,7 @@ from typing import Final
 import trio
 
 from trimq.remoting.config.configuration import Effective
-from trimq.remoting.runtime.malloc import use_one_arena
+from trimq.remoting.config.malloc import use_one_arena
 
 SWITCH_INTERVAL: Final = 0.0005
 """Seconds after which a helper thread that runs Python code must release the interpreter to the loop."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trimq.remoting.runtime import malloc
+from trimq.remoting.config import malloc
 
 SETTLE = """
 import gc
@@ -45,7 +45,7 @@ print(open(os.environ["REPORT"]).read().count("<heap "))
 TRIM = """
 from pathlib import Path
 from trimq.remoting.config.command_line import prepare_process
-from trimq.remoting.runtime.malloc import give_back_memory
+from trimq.remoting.config.malloc import give_back_memory
 prepare_process()
 def resident(): return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 >> 20
 bytearray(24 << 20)  # from now on malloc takes no piece of less from the system alone

@@ -31,9 +31,9 @@ from trimq.broker.store.types import GetMessageResult, GetMessageStatus, Message
 from trimq.broker.tiered_config import TieredStoreConfig
 from trimq.protocol.record import AT_QUEUE_OFFSET, AT_SYS_FLAG, store_time_at
 from trimq.protocol.tiered_index_layout import IndexItem
+from trimq.remoting.config.malloc import give_back_memory
 from trimq.remoting.runtime.clock import Clock
 from trimq.remoting.runtime.durations import Durations
-from trimq.remoting.runtime.malloc import give_back_memory
 
 _log: Final = structlog.get_logger(__name__)
 
