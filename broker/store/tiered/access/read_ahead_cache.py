@@ -24,7 +24,7 @@ FETCHES_OF_GROUP: Final = FETCHES // 2
 _COPIES: Final = 2
 """A fetch holds the bytes that it has read and the records made of them."""
 _GIVEN_BACK: Final = 16 * 1024 * 1024
-"""No more than these bytes and one range expire together: to give them back stops the loop for about 2 ms."""
+"""No more than these bytes and one range expire together: to give them back can stop the loop for 3 ms."""
 _LAST_PART: Final = 4
 """The next range is read once a reader is in the last quarter of a range."""
 
