@@ -10,6 +10,7 @@ from typing import Final
 import trio
 
 from trimq.remoting.config.configuration import Effective
+from trimq.remoting.config.malloc import use_one_arena
 
 SWITCH_INTERVAL: Final = 0.0005
 """Seconds after which a helper thread that runs Python code must release the interpreter to the loop."""
@@ -28,7 +29,11 @@ _GC_THRESHOLDS: Final = (50_000, 25, 50)
 
 
 def prepare_process() -> None:
-    """Raise the soft descriptor limit to the hard one, and shorten the time that a thread may hold the interpreter."""
+    """Raise the soft descriptor limit to the hard one, and shorten the time that a thread may hold the interpreter.
+
+    To be called before there are threads, which then share one arena of malloc.
+    """
+    use_one_arena()
     sys.setswitchinterval(SWITCH_INTERVAL)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

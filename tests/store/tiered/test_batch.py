@@ -1,5 +1,7 @@
 """What is uploaded together: the extension makes what Python makes, and leaves to it what is unusual."""
 
+import ctypes
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from tests.store.tiered.test_tiered_message_store import all_offsets, opened
 from trimq.broker.store.tiered.access import batch as batches
 from trimq.broker.store.tiered.access.batch import BatchBuilder, Buffer, Built, Limits
 from trimq.broker.store.tiered.access.tiered_message_store import TieredMessageStore
+from trimq.broker.store.tiered.bucket.object_contents import ObjectMemory
 from trimq.protocol.native import NATIVE, NativeExtension
 from trimq.protocol.queue_unit import FILLER_SIZE, UNIT
 from trimq.protocol.record import encode_record
@@ -151,9 +154,7 @@ async def built(store: TieredMessageStore, offset: int = 0, most: int = 100, siz
     queue = store.find_queue(TOPIC, 0)
     assert queue is not None
     builder = BatchBuilder(store.commit_log, store.queues)
-    found = await builder.build(
-        queue, offset, POSITION, Limits(most, size, store.flushed_offset), TOPIC_ID, Buffer(bytearray())
-    )
+    found = await builder.build(queue, offset, POSITION, Limits(most, size, store.flushed_offset), TOPIC_ID, Buffer())
     assert found is not None
     return found
 
@@ -320,7 +321,34 @@ async def test_memory_is_used_again_and_released() -> None:
         large.view(batches._LARGEST_IDLE + 1)
     buffers.release()
     with buffers.one() as after:
-        assert len(after.memory) == 0
+        assert after.memory is None
+
+
+@pytest.mark.parametrize("kind", [Buffer, ObjectMemory])
+def test_memory_goes_back_to_the_system_with_its_last_view(kind: type[Buffer]) -> None:
+    bytearray(24 * 1024 * 1024)  # once such a piece was freed, malloc takes none of less from the system alone
+    buffer = kind()
+    view = buffer.view(16 * 1024 * 1024)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(view))
+    del buffer
+    assert is_mapped(address)
+    view.release()
+    assert not is_mapped(address)
+
+
+def is_mapped(address: int) -> bool:
+    maps = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+    ranges = [[int(number, 16) for number in line.split()[0].split("-")] for line in maps]
+    return any(begin <= address < end for begin, end in ranges)
+
+
+def test_released_memory_of_an_object_is_not_used_again() -> None:
+    memory = ObjectMemory()
+    view = memory.view(1000)
+    memory.clear()
+    assert memory.view(10).obj is view.obj
+    memory.release()
+    assert memory.view(10).obj is not view.obj
 
 
 async def test_a_batch_ends_before_a_record_that_is_not_there() -> None:

@@ -16,6 +16,7 @@ from tests.store.simdisk import SimDisk
 from tests.store.tiered.fake_queue import TOPIC, FakeQueue, filled, record
 from trimq.broker.config import MessageStoreConfig
 from trimq.broker.store.read.get_limits import GetLimits
+from trimq.broker.store.tiered.access import fetcher as fetcher_module
 from trimq.broker.store.tiered.access.fetcher import FEW, OPERATIONS, MessageStoreFetcher
 from trimq.broker.store.tiered.access.timed_reads import TierHangsError
 from trimq.broker.store.tiered.container.flat_file_store import FlatFileStore
@@ -77,7 +78,9 @@ async def opened(
 ) -> AsyncIterator[MessageStoreFetcher]:
     config = TieredStoreConfig(**options)
     limits = GetLimits(local or LARGE, MEMORY)
-    fetcher = MessageStoreFetcher(config, files, index, clock=ManualClock(), memory=MEMORY, limits=limits)
+    fetcher = MessageStoreFetcher(
+        config, files, index, clock=ManualClock(), memory=MEMORY, limits=limits, disk=SimDisk()
+    )
     async with trio.open_nursery() as nursery:
         nursery.start_soon(fetcher.run)
         await wait_all_tasks_blocked()
@@ -104,6 +107,20 @@ def offsets(result: GetMessageResult) -> list[int]:
     assert result.count == len(found)
     assert result.size == sum(map(len, result.buffers))
     return [message.queue_offset for message in found]
+
+
+async def test_memory_of_messages_that_are_read_no_more_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[bool] = []
+    monkeypatch.setattr(fetcher_module, "give_back_memory", lambda: called.append(True))
+    async with opened(FakeFiles(filled(10))) as fetcher:
+        await get(fetcher, 0)
+        assert fetcher.cache.count == 10
+        clock = fetcher.cache._clock
+        assert isinstance(clock, ManualClock)
+        for _ in range(3):
+            clock.advance(7.5)
+            await wait_all_tasks_blocked()
+        assert (fetcher.cache.count, called) == (0, [True])
 
 
 @pytest.mark.parametrize("is_cached", [True, False])

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import trio
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from trio.testing import wait_all_tasks_blocked
 
 from tests.store.tiered.fake_queue import FakeQueue, filled
+from trimq.broker.store.tiered.access import read_ahead_cache
 from trimq.broker.store.tiered.access.ranges import MESSAGE_COST
 from trimq.broker.store.tiered.access.read_ahead_cache import FETCHES, FETCHES_OF_GROUP, ReadAheadCache, cache_limit
 from trimq.broker.store.tiered.access.timed_reads import TierHangsError, TimedReads
@@ -25,10 +27,10 @@ LIMIT_MS = 10_000
 
 @asynccontextmanager
 async def opened(
-    clock: ManualClock, limit: int = 1 << 20, count: int = 10, size: int = 1 << 14
+    clock: ManualClock, limit: int = 1 << 20, count: int = 10, size: int = 1 << 14, **more: Any
 ) -> AsyncIterator[ReadAheadCache]:
     reads = TimedReads(clock, LIMIT_MS)
-    cache = ReadAheadCache(clock, reads, limit, EXPIRE_MS, max_count=count, max_bytes=size)
+    cache = ReadAheadCache(clock, reads, limit, EXPIRE_MS, max_count=count, max_bytes=size, **more)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(reads.run)
         nursery.start_soon(cache.run)
@@ -251,6 +253,27 @@ async def test_ranges_expire_after_their_last_use() -> None:
             clock.advance(7.5)
             await wait_all_tasks_blocked()
         assert (cache.bytes, cache.count, cache.groups) == (0, 0, {})
+
+
+async def test_what_expires_is_given_back_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, left = ManualClock(), []
+
+    async def give_back() -> None:
+        await trio.lowlevel.checkpoint()
+        left.append(cache.count)
+
+    async with opened(clock, give_back=give_back) as cache:
+        queue = filled(40)
+        for offset in (0, 10, 20):
+            await cache.fetch("g", queue, offset, 10)
+        monkeypatch.setattr(read_ahead_cache, "_GIVEN_BACK", cache.bytes // 3 + 1)
+        clock.advance(7.5)
+        await wait_all_tasks_blocked()
+        assert left == []
+        for _ in range(3):
+            clock.advance(7.5)
+            await wait_all_tasks_blocked()
+        assert left == [10, 0]
 
 
 async def test_the_next_range_is_read_ahead_for_who_reads_in_order() -> None:

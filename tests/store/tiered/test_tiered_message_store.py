@@ -553,6 +553,6 @@ async def test_a_deleted_queue_does_not_begin_anew_in_the_tier() -> None:
         queue = store.find_queue(TOPIC, 0)
         assert queue is not None
         await store.delete_topic(TOPIC)
-        assert not await store.uploads._upload_group(_Pending(queue, 0), Buffer(bytearray()))
+        assert not await store.uploads._upload_group(_Pending(queue, 0), Buffer())
         assert store.flat_files.find(TOPIC, 0) is None
         assert store.flat_files.metadata.topics == {}

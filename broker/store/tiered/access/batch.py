@@ -6,6 +6,7 @@ thread, and a batch ends where a file of the log ends. It leaves to Python what 
 whose records lie far from each other.
 """
 
+import mmap
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -75,16 +76,16 @@ class Buffers:
     """Memory for the records of batches, used again: to allocate megabytes for each takes a millisecond."""
 
     def __init__(self) -> None:
-        self._idle: list[bytearray] = []
+        self._idle: list[mmap.mmap] = []
 
     @contextmanager
     def one(self) -> Iterator["Buffer"]:
         """A buffer for the block."""
-        buffer = Buffer(self._idle.pop() if self._idle else bytearray())
+        buffer = Buffer(self._idle.pop() if self._idle else None)
         try:
             yield buffer
         finally:
-            if len(self._idle) < _IDLE_BUFFERS and 0 < len(buffer.memory) <= _LARGEST_IDLE:
+            if len(self._idle) < _IDLE_BUFFERS and buffer.memory is not None and len(buffer.memory) <= _LARGEST_IDLE:
                 self._idle.append(buffer.memory)
 
     def release(self) -> None:
@@ -92,16 +93,25 @@ class Buffers:
         self._idle.clear()
 
 
+def new_memory(size: int) -> mmap.mmap:
+    """So many bytes of memory, at least one. The system gets them back when the last view of them is gone.
+
+    malloc would keep them for the thread that asked for them: once it has freed a large piece, it no longer takes such
+    pieces from the system one by one.
+    """
+    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
 class Buffer:
     """A buffer that grows as needed. What it holds is valid until the next batch is made with it."""
 
-    def __init__(self, memory: bytearray) -> None:
+    def __init__(self, memory: mmap.mmap | None = None) -> None:
         self.memory = memory
 
     def view(self, size: int) -> memoryview:
-        """So many bytes of it."""
-        if size > len(self.memory):
-            self.memory = bytearray(size)
+        """So many bytes of it, at least one."""
+        if self.memory is None or size > len(self.memory):
+            self.memory = new_memory(size)
         return memoryview(self.memory)[:size]
 
 

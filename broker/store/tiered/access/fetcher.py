@@ -15,6 +15,7 @@ from typing import Final, Protocol
 import structlog
 import trio
 
+from trimq.broker.store.disk.disk import Disk
 from trimq.broker.store.read.get_limits import GetLimits
 from trimq.broker.store.read.query import is_answer
 from trimq.broker.store.read.record_look import place_of
@@ -30,6 +31,7 @@ from trimq.broker.store.types import GetMessageResult, GetMessageStatus, Message
 from trimq.broker.tiered_config import TieredStoreConfig
 from trimq.protocol.record import AT_QUEUE_OFFSET, AT_SYS_FLAG, store_time_at
 from trimq.protocol.tiered_index_layout import IndexItem
+from trimq.remoting.config.malloc import give_back_memory
 from trimq.remoting.runtime.clock import Clock
 from trimq.remoting.runtime.durations import Durations
 
@@ -77,8 +79,12 @@ class MessageStoreFetcher:
         clock: Clock,
         memory: int,
         limits: GetLimits,
+        disk: Disk,
     ) -> None:
-        """``memory``: bytes that this process may use in all. ``limits``: how much one pull may get."""
+        """``memory``: bytes that this process may use in all. ``limits``: how much one pull may get.
+
+        ``disk`` has threads.
+        """
         self._config = config
         self._queues = queues
         self.index = index
@@ -91,6 +97,7 @@ class MessageStoreFetcher:
             config.read_ahead_cache_expire_duration,
             max_count=config.read_ahead_message_count_threshold,
             max_bytes=config.read_ahead_message_size_threshold,
+            give_back=partial(disk.run, give_back_memory),
         )
         self._is_cached = config.read_ahead_cache_enable
         self.fallbacks = 0

@@ -56,6 +56,7 @@ class TieredStore(MessageStore, ABC):
             clock=self.clock,
             memory=memory_limit(),
             limits=self._getter.limits,
+            disk=self.disk,
         )
         self.low_offset = lambda queue: self.min_offset(queue.topic, queue.queue_id)
         self.get_message, self._get_local = self._get, self.get_message

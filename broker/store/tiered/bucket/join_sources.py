@@ -108,7 +108,7 @@ class LogSource:
         while offset < end:
             limits = Limits(min(end - offset, BLOCK_MESSAGES), BLOCK_BYTES, 1 << 62)
             # Memory of its own: it is in use until the part of the object with it was sent.
-            memory = Buffer(bytearray())
+            memory = Buffer()
             built = await self._builder.build(queue, offset, AS_IN_LOG, limits, 0, memory, keys=False)
             if built is None or built.batch is None or queue.deleted:
                 raise NotLocalError

@@ -7,7 +7,7 @@ import structlog
 import trio
 
 from trimq.broker.store.queue.consume_queue import ConsumeQueue
-from trimq.broker.store.tiered.access.batch import AS_IN_LOG, BatchBuilder, Buffer, Limits
+from trimq.broker.store.tiered.access.batch import AS_IN_LOG, BatchBuilder, Buffer, Limits, new_memory
 from trimq.broker.store.tiered.bucket.bucket_queue import BucketQueue
 from trimq.broker.store.tiered.bucket.bucket_queues import BucketQueues
 from trimq.broker.store.tiered.bucket.object_builder import ObjectBuilder
@@ -27,13 +27,13 @@ class ObjectMemory(Buffer):
     """The memory of the records of one object. What it holds is valid until ``clear``."""
 
     def __init__(self) -> None:
-        super().__init__(bytearray())
+        super().__init__()
         self._used = 0
 
     def view(self, size: int) -> memoryview:
-        """So many bytes that no other view has."""
-        if self._used + size > len(self.memory):
-            self.memory = bytearray(max(size, OBJECT_BYTES))
+        """So many bytes, at least one, that no other view has."""
+        if self.memory is None or self._used + size > len(self.memory):
+            self.memory = new_memory(max(size, OBJECT_BYTES))
             self._used = 0
         self._used += size
         return memoryview(self.memory)[self._used - size : self._used]
@@ -43,8 +43,8 @@ class ObjectMemory(Buffer):
         self._used = 0
 
     def release(self) -> None:
-        """Free the memory."""
-        self.memory = bytearray()
+        """Free the memory, once no view of it is left."""
+        self.memory = None
         self._used = 0
 
 

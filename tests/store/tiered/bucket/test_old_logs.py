@@ -107,9 +107,7 @@ async def test_a_lost_range_is_reported_once(calls: Calls, monkeypatch: pytest.M
         first = sum(phy < store.min_phy_offset for phy, _, _ in units)
         assert 50 < first < 110
         # Found by a few reads, not by reading five units at a time.
-        found = await store.uploads._builder.build(
-            queue, 10, AS_IN_LOG, Limits(5, 1000, 1 << 62), 0, Buffer(bytearray())
-        )
+        found = await store.uploads._builder.build(queue, 10, AS_IN_LOG, Limits(5, 1000, 1 << 62), 0, Buffer())
         assert found is not None
         assert found.skip_to == first
         monkeypatch.setattr(object_contents, "OBJECT_BYTES", 1000)
