@@ -209,20 +209,32 @@ async def test_a_batch_ends_at_the_edge_of_a_file_of_the_log(monkeypatch: pytest
         assert spy.made == [True] * len(files)
 
 
-@native
-async def test_records_far_from_each_other_are_read_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with opened(SimDisk()) as store:
+@pytest.mark.parametrize("is_native", [pytest.param(True, marks=native), False])
+async def test_of_records_far_from_each_other_the_log_between_is_not_read(
+    is_native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A queue among a thousand others: each of its batches would read all that they have in the log."""
+    disk = SimDisk()
+    async with opened(disk) as store:
         await put(store, b"first")
         await fill(store, 25, topic="Other")
         await put(store, b"second")
         await until_dispatched(store)
         await store.flush()
+        for file in store.commit_log.files.files:
+            file.in_memory_from = file.size
+        disk.cold = True
+        before = len(disk.history)
         spy = Spy()
-        monkeypatch.setattr(batches, "NATIVE", NativeExtension(spy))  # type: ignore[arg-type]
+        monkeypatch.setattr(batches, "NATIVE", NativeExtension(spy if is_native else None))  # type: ignore[arg-type]
         found = await built(store)
-        assert spy.made == []
+        assert spy.made == [True] * is_native
         assert found.batch is not None
         assert len(found.batch.units) == 2 * 20
+        read = [entry for entry in disk.history[before:] if entry.startswith("read_ahead")]
+        assert len(read) == 2
+        monkeypatch.setattr(batches, "NATIVE", NativeExtension(None))
+        same(found, await built(store))
 
 
 @pytest.mark.parametrize("is_native", [pytest.param(True, marks=native), False])

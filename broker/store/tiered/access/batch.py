@@ -2,8 +2,7 @@
 
 Records are read through the map of the log's files once they are in memory: a thread brings them there. In the tier
 their bytes 28 to 35 hold the position in the queue's stream. The native extension copies the records of a batch in a
-thread, and a batch ends where a file of the log ends. It leaves to Python what is unusual: damaged records, and a batch
-whose records lie far from each other.
+thread, and a batch ends where a file of the log ends. It leaves to Python what is unusual: damaged records.
 """
 
 import mmap
@@ -47,7 +46,7 @@ AS_IN_LOG: Final = -1
 _IDLE_BUFFERS: Final = 4
 _LARGEST_IDLE: Final = 8 * 1024 * 1024
 _SPARSE: Final = 16
-"""If less than this part of a range of the log is wanted, each record is read on its own."""
+"""If less than this part of a range of the log is wanted, each record is brought into memory on its own."""
 
 
 class Limits(NamedTuple):
@@ -217,14 +216,18 @@ class BatchBuilder:
         """The batch of records that lie between two log offsets; None if the extension does not make it."""
         extension = NATIVE.extension
         file = self._log.files.find(begin)
-        if extension is None or file is None or end > file.start + file.wrote or end - begin > size * _SPARSE:
+        if extension is None or file is None or end > file.start + file.wrote:
             return None
         disk = self._log.files.disk
         first, last = begin - file.start, end - file.start
         queue = (part.queue.topic, part.topic_id, part.queue.queue_id) if part.keys else None
 
         def make(file: MappedFile = file) -> tuple[memoryview, TierBatch | None]:
-            _bring_into_memory(file, first, last)
+            if last - first <= size * _SPARSE:
+                _bring_into_memory(file, first, last)
+            else:
+                for phy, length, _ in UNIT.iter_unpack(part.units):
+                    _bring_into_memory(file, phy - file.start, phy - file.start + length)
             target = buffer.view(size)
             # Nothing writes to these records any more: so the extension may read them beside the event loop.
             log = memoryview(file.view)[first:last]
