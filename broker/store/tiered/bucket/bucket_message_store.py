@@ -365,8 +365,8 @@ class BucketMessageStore(TieredStore):
                     saved_at = self.clock.monotonic()
                 elif self.clock.monotonic() - saved_at >= _SAVE_AFTER:
                     await self.uploads.save()
-                found = await self.join_tier()
                 await self.bucket_queues.garbage.delete_due()
+                found = await self.join_tier()
                 if self.clock.monotonic() >= next_search:
                     await self.delete_garbage()
                     next_search = self.clock.monotonic() + _SEARCH_AGAIN
@@ -407,7 +407,7 @@ class BucketMessageStore(TieredStore):
         await self.uploads.save()
         grace = self.tier.tiered_store_bucket_grace_time
         # Index files are uploaded by another task, and named by the next root.
-        own = (self._index_objects.names or ()) if self.tier_index is not None else ()
+        own = self._index_objects.own if self.tier_index is not None else ()
         found = await find_garbage(self.bucket, self.manifest, self.clock.wall_ms(), grace, own)
         # What was replaced just now may be old, and is still read: it goes after the grace.
         waiting = self.bucket_queues.garbage.names

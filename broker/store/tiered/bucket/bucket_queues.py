@@ -15,12 +15,14 @@ from trimq.broker.store.tiered.bucket.block_reader import BlockReader
 from trimq.broker.store.tiered.bucket.bucket import Bucket
 from trimq.broker.store.tiered.bucket.bucket_queue import BucketQueue
 from trimq.broker.store.tiered.bucket.garbage import Garbage
+from trimq.broker.store.tiered.bucket.loaded_block import DamagedObjectError
 from trimq.broker.store.tiered.bucket.manifest import Manifest
 from trimq.broker.store.tiered.bucket.stretch_groups import StretchGroups
 from trimq.broker.store.tiered.driver.provider_stats import CallStats
 from trimq.broker.tiered_config import TieredStoreConfig
 from trimq.protocol.bucket_manifest import Entry, StoredObject, Stretch, StretchRows
 from trimq.protocol.bucket_names import ObjectName
+from trimq.protocol.bucket_object import BucketFormatError
 from trimq.protocol.hashing import checksum
 
 _log: Final = structlog.get_logger(__name__)
@@ -51,6 +53,8 @@ class BucketQueues:
         self._queues: dict[str, dict[int, BucketQueue]] = {}
         self._gone: set[str] = set()
         """Topics that were deleted while this broker did not own the bucket."""
+        self._expired: list[str] = []
+        """Objects that the root in the bucket still names, and the next one does not."""
         self._changes = trio.Lock()
         """Held while the manifest in memory and the queues change; not during requests."""
         self._indexes: Callable[[], Sequence[str] | None] = lambda: None
@@ -109,9 +113,12 @@ class BucketQueues:
         self._gone.clear()
 
     async def _refresh(self) -> None:
-        """Read the manifest again, which another process has changed: a slave's copy gets old."""
+        """Read the manifest again, which another process has changed: a slave's copy gets old. Raises OSError."""
         if not self.manifest.is_owner:
-            await self.load()
+            try:
+                await self.load()
+            except BucketFormatError as error:  # as a damaged object: it ends one read, and not the broker
+                raise DamagedObjectError(str(error)) from error
 
     async def _take(self) -> None:
         """Make the queues those of the manifest. Each gets its stretches in one step."""
@@ -148,13 +155,25 @@ class BucketQueues:
         return self.manifest.unsaved
 
     @property
+    def lost_from(self) -> int | None:
+        """See Manifest."""
+        return self.manifest.lost_from
+
+    @property
     def is_saved(self) -> bool:
         """Whether the root names all that this owner has uploaded, and nothing that it has deleted or replaced."""
         return not self.manifest.unsaved and not self.manifest.unsaved_changes
 
     async def save(self, state: bytes | None) -> None:
         """Replace the root. Raises OSError, FencedError."""
-        await self.manifest.save(state, self._indexes())
+        expired, self._expired = self._expired, []
+        try:
+            await self.manifest.save(state, self._indexes())
+        except BaseException:
+            self._expired = expired + self._expired
+            raise
+        if expired:
+            self.discard(expired)
 
     async def find_upload(self) -> Entry:
         """The upload object that follows the last one, which is in the bucket. Raises OSError, BucketFormatError."""
@@ -297,8 +316,9 @@ class BucketQueues:
                         ends[key] = stretch._replace(offset=stretch.end, messages=0, size=0, blocks=0, position=0)
             kept = gone[-1].object._replace(length=0, directory=0)
             await self._replace(gone, [Entry(kept, [ends[key] for key in sorted(ends)])] if ends else [])
+        # By the root that names them no more, be it a later one.
+        self._expired += [entry.object.name for entry in gone if entry.object.length]
         await self.save(None)
-        self.discard([entry.object.name for entry in gone if entry.object.length])
         return sum(entry.object.length > 0 for entry in gone)
 
     def discard(self, names: Sequence[str]) -> None:

@@ -70,6 +70,8 @@ class Manifest:
         """Joins, expiries and deletions since then."""
         self.fenced = ""
         """Why this broker may not write any more; empty if it may."""
+        self.lost_from: int | None = None
+        """From this log offset on, what this broker has uploaded is garbage: it was fenced before a root named it."""
         self.indexes: tuple[str, ...] = ()
         """The index files that the root names, by a list in an object of its own."""
         self._owner = ""
@@ -108,10 +110,11 @@ class Manifest:
 
     async def load(self) -> None:
         """Read what the bucket has. Nothing is written. Raises OSError and BucketFormatError."""
+        if self.is_owner:
+            raise RuntimeError("the owner of a bucket does not load its manifest")
         async with self._lock:
-            if self.is_owner:
-                raise RuntimeError("the owner of a bucket does not load its manifest")
-            await self._load()
+            if not self.is_owner:  # a claim may have come first: it has read all
+                await self._load()
 
     async def _load(self) -> None:
         reads_left = _READS
@@ -253,6 +256,8 @@ class Manifest:
             await self._write(self._epoch, self._owner, state, indexes)
         except ChangedError as error:
             self.fenced = str(error)
+            if self.unsaved and self.root is not None:
+                self.lost_from = self.root.end
             self._garbage.clear()
             raise FencedError(self.fenced) from error
         except BucketFormatError as error:

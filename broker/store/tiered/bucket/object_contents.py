@@ -93,11 +93,19 @@ class ContentsReader:
                 del known[key]
 
     async def fill(
-        self, builder: ObjectBuilder, queues: Sequence[ConsumeQueue], position: int, end: int, *, is_edge: bool
+        self,
+        builder: ObjectBuilder,
+        queues: Sequence[ConsumeQueue],
+        position: int,
+        end: int,
+        limit: int,
+        *,
+        is_edge: bool,
     ) -> Contents:
         """Put the messages of queues, between two log offsets, into an object. Raises OSError.
 
-        ``is_edge``: no record lies over ``end``. Otherwise the object ends where such a record begins.
+        ``is_edge``: no record lies over ``end``. Otherwise the object ends where such a record begins. What is behind
+        ``limit``, over which no record lies, may not be uploaded.
         """
         contents = Contents(self._tier.end, end)
         while True:
@@ -113,7 +121,8 @@ class ContentsReader:
             if first > position or is_edge:
                 return contents
             # A single message that is larger than an object: nothing stands before it.
-            end = position + 2 * (end - position)
+            end = min(limit, position + 2 * (end - position))
+            is_edge = end == limit
 
     async def _fill_queue(
         self, builder: ObjectBuilder, contents: Contents, queue: ConsumeQueue, end: int
