@@ -35,6 +35,7 @@ from trimq.broker.store.tiered.bucket.state_files import StateFiles
 from trimq.broker.store.tiered.bucket.uploader import BucketUploads
 from trimq.broker.store.tiered.container.index_store_file import TieredIndexShape
 from trimq.broker.store.tiered.container.index_store_service import IndexStoreService
+from trimq.broker.store.tiered.container.tiered_queue import TieredQueue
 from trimq.broker.store.types import GetMessageResult, GetMessageStatus, MessageFilter, TierTrouble
 from trimq.broker.tiered_config import TieredStorageLevel, TieredStoreConfig
 from trimq.protocol.bucket_manifest import Entry
@@ -471,10 +472,32 @@ class BucketMessageStore(TieredStore):
         group: str = "",
     ) -> GetMessageResult | None:
         if self._tier_may_have(topic, queue_id, offset):
-            return GetMessageResult(
-                GetMessageStatus.OFFSET_FOUND_NULL, offset, offset, self.max_offset(topic, queue_id)
-            )
+            return self._come_again(topic, queue_id, offset)
         return super()._get(topic, queue_id, offset, max_count, max_bytes, filter, group)
+
+    async def _get_cold(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_count: int,
+        max_bytes: int,
+        filter: MessageFilter | None,
+        group: str = "",
+    ) -> GetMessageResult:
+        if self._tier_may_have(topic, queue_id, offset):
+            await trio.lowlevel.checkpoint()
+            return self._come_again(topic, queue_id, offset)
+        if not self.is_loaded.is_set():
+            return await self._get_local_cold(topic, queue_id, offset, max_count, max_bytes, filter)
+        return await super()._get_cold(topic, queue_id, offset, max_count, max_bytes, filter, group)
+
+    def _come_again(self, topic: str, queue_id: int, offset: int) -> GetMessageResult:
+        return GetMessageResult(GetMessageStatus.OFFSET_FOUND_NULL, offset, offset, self.max_offset(topic, queue_id))
+
+    def _tier_of(self, topic: str, queue_id: int, offset: int) -> TieredQueue | None:
+        # A manifest that was read and not claimed yet may have messages of topics that were deleted.
+        return super()._tier_of(topic, queue_id, offset) if self.is_loaded.is_set() else None
 
     # -- topics
 

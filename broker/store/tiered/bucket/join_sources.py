@@ -153,7 +153,8 @@ class SpoolSource:
             yield source
         finally:
             disk.close(fd)
-            await disk.run(disk.delete, path)
+            with trio.CancelScope(shield=True):  # it may have a GiB
+                await disk.run(disk.delete, path)
 
     async def _copy(self, bucket: Bucket, manifest: Manifest, entries: Sequence[Entry]) -> None:
         at = 0

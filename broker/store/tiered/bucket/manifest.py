@@ -86,6 +86,8 @@ class Manifest:
         """The index files that the next root shall name, if they are others: they may be those of a failed save."""
         self._predecessor: int | None = None
         """The epoch whose late objects a claim has yet to look for."""
+        self._claimed = "", 0
+        """The owner of the last try to claim the bucket, whose reply may be lost, and the epoch before it."""
         self._lock = trio.Lock()
         self._written: set[str] = set()
         """Pages, states and lists that may be in the bucket, and that the next root may not name."""
@@ -189,18 +191,23 @@ class Manifest:
         for _ in range(_CLAIMS):
             await self._load()
             before = self.root
-            epoch = max(1 if before is None else before.epoch + 1, least_epoch)
+            used = await reads.greatest_epoch(self._bucket, 0 if before is None else before.end)
+            epoch = max(1 if before is None else before.epoch + 1, used + 1, least_epoch)
             if epoch > MOST_EPOCH:
                 raise BucketFormatError(f"epoch {epoch} is greater than {MOST_EPOCH}, the greatest that names have")
             owner = self._new_owner()
             self._sequence = 0 if before is None else before.sequence
+            predecessor = 0 if before is None else before.epoch
+            if before is not None and before.owner == self._claimed[0]:
+                predecessor = self._claimed[1]
+            self._claimed = owner, predecessor
             try:
                 await self._find_state()
                 await self._write(epoch, owner, None, None)
             except ChangedError:
                 continue
             self._owner = owner
-            self._predecessor = 0 if before is None else before.epoch
+            self._predecessor = predecessor
             return
         raise FencedError(f"other brokers have claimed the bucket {_CLAIMS} times at the same time as this one")
 

@@ -1,0 +1,120 @@
+"""A claim that meets other troubles, and a stop in the middle of what takes long."""
+
+import errno
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from tests.store.simdisk import SimDisk
+from tests.store.stores import TOPIC, fill, until_dispatched
+from tests.store.tiered.bucket.faulty_store import FaultyStore
+from tests.store.tiered.bucket.history import built, epoch_of, manifest, upload
+from tests.store.tiered.bucket.stores import Objects, opened, uploaded
+from tests.store.tiered.bucket.test_bucket_message_store import nothing
+from tests.store.tiered.test_tiered_message_store import drop_local
+from trimq.broker.store.tiered.bucket import joiner
+from trimq.broker.store.tiered.bucket.joiner import SPOOL
+from trimq.broker.store.types import GetMessageStatus
+from trimq.protocol.bucket_names import ROOT
+
+
+async def test_a_claim_whose_reply_was_lost_adopts_what_came_meanwhile() -> None:
+    store = FaultyStore()
+    bucket = store.bucket()
+    first = manifest(bucket)
+    await first.claim()
+    await upload(bucket, first, 1)
+    second = manifest(store.bucket())
+    replaced = store.store.replace
+
+    def late(name: str, data: bytes, version: str | None) -> str:
+        entry, content = built(first.end, state=b"late")
+        store.put(entry.object.name, content)
+        store.store.replace = replaced  # type: ignore[method-assign]
+        replaced(name, data, version)
+        raise OSError(errno.ETIMEDOUT, "no reply")
+
+    store.store.replace = late  # type: ignore[method-assign]
+    with pytest.raises(OSError, match="no reply"):
+        await second.claim()
+    await second.claim()
+    assert epoch_of(second) == 3
+    assert second.end == 2000
+
+
+async def test_an_epoch_is_not_used_again_after_an_older_root_came_back() -> None:
+    store = FaultyStore()
+    bucket = store.bucket()
+    first = manifest(bucket)
+    await first.claim()
+    await upload(bucket, first, 1)
+    await first.save()
+    old = store.get(ROOT)
+    second = manifest(store.bucket())
+    await second.claim()
+    await upload(bucket, second, 2)
+    store.put(ROOT, old)
+    third = manifest(store.bucket())
+    await third.claim()
+    assert third.end == 1000
+    fourth = manifest(store.bucket())
+    await fourth.load()
+    assert fourth.end == 1000
+
+
+async def test_a_topic_deleted_before_the_claim_is_not_served_from_the_bucket(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    disk, objects = SimDisk(), Objects()
+    async with opened(disk, objects) as store:
+        await fill(store, 20)
+        await uploaded(store)
+        await drop_local(store)
+
+    def no_claim(call: str, _name: str, _done: bool) -> None:
+        if call == "replace" or not is_open:
+            raise OSError(errno.EIO, "no way")
+
+    is_open = False
+    objects.fail = no_claim
+    async with opened(disk, objects) as store:
+        await store.delete_topic(TOPIC)
+        await fill(store, 3)
+        await until_dispatched(store)
+        is_open = True
+        await trio.sleep(200)
+        assert store.manifest.root is not None
+        assert not store.is_loaded.is_set()
+        result = store.get_message(TOPIC, 0, 3, 32, 1 << 20, None)
+        if result is None:
+            result = await store.get_message_cold(TOPIC, 0, 3, 32, 1 << 20, None)
+        assert not result.buffers
+        assert result.status is GetMessageStatus.OFFSET_OVERFLOW_ONE
+        objects.fail = nothing
+        await trio.sleep(200)
+        assert store.is_loaded.is_set()
+
+
+async def test_a_stop_in_the_middle_of_a_join_leaves_no_spool(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(joiner, "JOIN_OBJECTS", 3)
+    disk, objects = SimDisk(), Objects()
+    async with opened(disk, objects) as store:
+        for number in range(6):
+            await fill(store, 30, first=30 * number)
+            await uploaded(store)
+        await drop_local(store)
+        reading = trio.Event()
+
+        async def never(name: str, begin: int, length: int) -> Any:
+            if name.startswith("log/"):
+                reading.set()
+                await trio.sleep_forever()
+
+        monkeypatch.setattr(store.bucket, "read_range", never)
+        await reading.wait()
+        assert disk.stat(f"{store.root}/{SPOOL}") is not None
+    assert disk.stat(f"{store.root}/{SPOOL}") is None
