@@ -291,6 +291,7 @@ class BucketMessageStore(TieredStore):
                     _log.error("tier_not_readable", bucket=self.tier.tiered_store_bucket, error=str(error))
                 self._trouble = TierTrouble(AWAY, self._away(str(error)))
             except FencedError:
+                self.bucket_queues.hide(self._history.deleted)
                 self._loaded()  # what was read is served
                 raise
             except BucketFormatError as error:

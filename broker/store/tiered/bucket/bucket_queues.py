@@ -55,6 +55,7 @@ class BucketQueues:
         """Topics that were deleted while this broker did not own the bucket."""
         self._expired: list[str] = []
         """Objects that the root in the bucket still names, and the next one does not."""
+        self._hidden: Mapping[str, DeletedTopic] = {}
         self._changes = trio.Lock()
         """Held while the manifest in memory and the queues change; not during requests."""
         self._indexes: Callable[[], Sequence[str] | None] = lambda: None
@@ -126,11 +127,38 @@ class BucketQueues:
         found = set(groups.queues)
         for queue in self.all():
             if (queue.topic, queue.queue_id) not in found:
-                queue.reset(())
+                self._drop(queue)
         for number, (topic, queue_id) in enumerate(groups.queues):
-            self.find_or_create(topic, queue_id).take(groups.table(number), groups.ends[number])
+            table, end = groups.table(number), groups.ends[number]
+            queue = self.find_or_create(topic, queue_id)
+            if queue.is_other(table, end):
+                self._drop(queue)
+                queue = self.find_or_create(topic, queue_id)
+            queue.take(table, end)
             if number % _SLICE == _SLICE - 1:
                 await trio.lowlevel.checkpoint()
+        if self.manifest.fenced:
+            self._hide()
+
+    def _drop(self, queue: BucketQueue) -> None:
+        """Forget a queue: one of the same name is another object, because of what was read ahead of this one."""
+        del self._queues[queue.topic][queue.queue_id]
+        queue.destroy()
+
+    def hide(self, deleted: Mapping[str, DeletedTopic]) -> None:
+        """Serve nothing of deleted topics although the bucket has it: this broker is fenced. See remove_deleted."""
+        self._hidden = deleted
+        self._hide()
+
+    def _hide(self) -> None:
+        for topic in self._gone.union(self._hidden):
+            note = None if topic in self._gone else self._hidden[topic]
+            for queue in self.of_topic(topic):
+                kept = [one for one in queue.stretches if note is not None and not _was_before(note, one[1])]
+                if len(kept) < len(list(queue.stretches)):
+                    self._drop(queue)
+                    if kept:
+                        self.find_or_create(topic, queue.queue_id).reset(kept)
 
     # -- what the manifest knows
 
@@ -390,3 +418,7 @@ def _is_expired(entry: Entry, before_ms: int) -> bool:
 def _is_before(note: DeletedTopic, rows: Any) -> Any:
     """Which rows of type STRETCH are of the topic that was deleted."""
     return (rows["last_physical"] < note.position) & (rows["end_ms"] <= note.wall_ms)
+
+
+def _was_before(note: DeletedTopic, stretch: Stretch) -> bool:
+    return stretch.last_physical < note.position and stretch.end_ms <= note.wall_ms

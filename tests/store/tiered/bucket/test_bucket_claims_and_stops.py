@@ -7,16 +7,19 @@ import pytest
 import trio
 import trio.testing
 
+from tests.store.replication.pairs import SLAVE
 from tests.store.simdisk import SimDisk
-from tests.store.stores import TOPIC, fill, until_dispatched
+from tests.store.stores import TOPIC, fill, put, until_dispatched
 from tests.store.tiered.bucket.faulty_store import FaultyStore
 from tests.store.tiered.bucket.history import built, epoch_of, manifest, upload
-from tests.store.tiered.bucket.stores import Objects, opened, uploaded
+from tests.store.tiered.bucket.stores import Objects, opened, tier, uploaded
 from tests.store.tiered.bucket.test_bucket_message_store import nothing
 from tests.store.tiered.test_tiered_message_store import drop_local
 from trimq.broker.store.tiered.bucket import joiner
+from trimq.broker.store.tiered.bucket.bucket_message_store import BucketMessageStore
 from trimq.broker.store.tiered.bucket.joiner import SPOOL
 from trimq.broker.store.types import GetMessageStatus
+from trimq.broker.tiered_config import TieredStorageLevel
 from trimq.protocol.bucket_names import ROOT
 
 
@@ -118,3 +121,67 @@ async def test_a_stop_in_the_middle_of_a_join_leaves_no_spool(
         await reading.wait()
         assert disk.stat(f"{store.root}/{SPOOL}") is not None
     assert disk.stat(f"{store.root}/{SPOOL}") is None
+
+
+async def first_body(store: BucketMessageStore, offset: int) -> bytes:
+    result = store.get_message(TOPIC, 0, offset, 1, 1 << 20, None, "group")
+    if result is None:
+        result = await store.get_message_cold(TOPIC, 0, offset, 1, 1 << 20, None, "group")
+    return bytes(result.buffers[0]) if result.buffers else b""
+
+
+async def test_a_slave_has_nothing_in_memory_of_a_topic_that_was_created_anew(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    objects = Objects()
+    async with opened(SimDisk(), objects) as master:
+        for number in range(100):
+            await put(master, b"old %d" % number)
+        await uploaded(master)
+        level = tier(tiered_storage_level=TieredStorageLevel.FORCE)
+        async with opened(SimDisk(), objects, level, replication=SLAVE) as slave:
+            await slave.is_loaded.wait()
+            assert b"old 0" in await first_body(slave, 0)
+            queue = slave.bucket_queues.find(TOPIC, 0)
+            await put(master, b"old 100")
+            await uploaded(master)
+            await slave.bucket_queues.load()
+            assert slave.bucket_queues.find(TOPIC, 0) is queue
+            await master.delete_topic(TOPIC)
+            for number in range(200):
+                await put(master, b"new %d" % number)
+            await uploaded(master)
+            await slave.bucket_queues.load()
+            for number in (0, 50, 99, 199):
+                assert b"new %d" % number in await first_body(slave, number)
+
+
+async def test_a_fenced_broker_serves_nothing_of_a_deleted_topic(autojump_clock: trio.testing.MockClock) -> None:
+    disk, objects = SimDisk(), Objects()
+    async with opened(disk, objects) as store:
+        await fill(store, 20)
+        await fill(store, 5, topic="Other")
+        await uploaded(store)
+    old = disk.copy()
+    async with opened(disk, objects) as store:
+        await fill(store, 5, topic="Other", first=5)
+        await uploaded(store)
+
+    def away(_call: str, _name: str, _done: bool) -> None:
+        raise OSError(errno.EIO, "no way")
+
+    objects.fail = away
+    async with opened(old, objects) as store:
+        await store.delete_topic(TOPIC)
+        await fill(store, 3)
+        await until_dispatched(store)
+        objects.fail = nothing
+        await trio.sleep(200)
+        trouble = store.tier_trouble()
+        assert trouble is not None
+        assert trouble.code == "tier_fenced"
+        assert store.tier_range("Other", 0) == (0, 10)
+        for _ in range(2):
+            assert await first_body(store, 2)
+            assert await first_body(store, 3) == b""
+            await store.bucket_queues.load()
