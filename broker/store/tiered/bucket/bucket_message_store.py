@@ -276,7 +276,9 @@ class BucketMessageStore(TieredStore):
 
     def _fenced(self, error: FencedError) -> None:
         self._trouble = TierTrouble(FENCED, f"nothing is uploaded until the next start: {error}")
-        self.uploads.fenced = True
+        if self.uploads.fenced:
+            return
+        self.uploads.fence()
         _log.error("tier_fenced", bucket=self.tier.tiered_store_bucket, reason=str(error))
 
     async def _open_tier(self, read: Callable[[], Awaitable[None]]) -> bool:

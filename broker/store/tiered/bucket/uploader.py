@@ -211,8 +211,13 @@ class BucketUploads:
         self._stopped.set()
         self._wake.set()
 
+    def fence(self) -> None:
+        """Another broker owns the bucket: ``run`` ends."""
+        self.fenced = True
+        self._wake.set()
+
     async def run(self) -> None:
-        """Upload until ``stop``. Raises FencedError when another broker has taken the bucket."""
+        """Upload until ``stop`` or ``fence``. Raises FencedError when another broker has taken the bucket."""
         if not self._scanned:
             await self.scan()
         while not (self.is_stopping or self.fenced):

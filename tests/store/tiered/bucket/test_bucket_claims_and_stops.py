@@ -4,6 +4,7 @@ import errno
 from typing import Any
 
 import pytest
+import structlog.testing
 import trio
 import trio.testing
 
@@ -21,6 +22,7 @@ from trimq.broker.store.tiered.bucket.joiner import SPOOL
 from trimq.broker.store.types import GetMessageStatus
 from trimq.broker.tiered_config import TieredStorageLevel
 from trimq.protocol.bucket_names import ROOT
+from trimq.remoting.runtime.clock import ManualClock
 
 
 async def test_a_claim_whose_reply_was_lost_adopts_what_came_meanwhile() -> None:
@@ -185,3 +187,22 @@ async def test_a_fenced_broker_serves_nothing_of_a_deleted_topic(autojump_clock:
             assert await first_body(store, 2)
             assert await first_body(store, 3) == b""
             await store.bucket_queues.load()
+
+
+async def test_a_fence_that_the_upkeep_finds_ends_all_that_writes(autojump_clock: trio.testing.MockClock) -> None:
+    disk, objects, clock = SimDisk(), Objects(), ManualClock()
+    async with opened(disk, objects, clock=clock) as first:
+        await fill(first, 20)
+        await uploaded(first)
+        async with opened(SimDisk(), objects):
+            pass
+        with structlog.testing.capture_logs() as logs:
+            first.manifest.unsaved_changes += 1
+            clock.advance(3601)
+            await trio.sleep(11)
+            assert first.uploads.fenced
+            objects.calls.clear()
+            clock.advance(3601)
+            await trio.sleep(600)
+            assert objects.calls == []
+        assert [log["event"] for log in logs].count("tier_fenced") == 1
