@@ -9,8 +9,8 @@ import trio
 import trio.testing
 
 from tests.store.replication.pairs import SLAVE
-from tests.store.simdisk import SimDisk
-from tests.store.stores import TOPIC, fill, put, until_dispatched
+from tests.store.simdisk import Loss, SimDisk
+from tests.store.stores import TOPIC, fill, put, settings, until_dispatched
 from tests.store.tiered.bucket.faulty_store import FaultyStore
 from tests.store.tiered.bucket.history import built, epoch_of, manifest, upload
 from tests.store.tiered.bucket.stores import Objects, opened, tier, uploaded
@@ -19,6 +19,8 @@ from tests.store.tiered.test_tiered_message_store import drop_local
 from trimq.broker.store.tiered.bucket import joiner
 from trimq.broker.store.tiered.bucket.bucket_message_store import BucketMessageStore
 from trimq.broker.store.tiered.bucket.joiner import SPOOL
+from trimq.broker.store.tiered.bucket.manifest import Manifest
+from trimq.broker.store.tiered.bucket.restore import restore
 from trimq.broker.store.types import GetMessageStatus
 from trimq.broker.tiered_config import TieredStorageLevel
 from trimq.protocol.bucket_names import ROOT
@@ -206,3 +208,41 @@ async def test_a_fence_that_the_upkeep_finds_ends_all_that_writes(autojump_clock
             await trio.sleep(600)
             assert objects.calls == []
         assert [log["event"] for log in logs].count("tier_fenced") == 1
+
+
+@pytest.mark.parametrize("moment", ["create", "data_sync", "sync_directory", "end"])
+async def test_a_power_cut_at_the_end_of_a_restore(moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name of the log's file may be durable and its length not."""
+    objects, disk = Objects(), SimDisk()
+    async with opened(SimDisk(), objects) as store:
+        await fill(store, 20)
+        await uploaded(store)
+        bucket, end = store.bucket, store.manifest.end
+    found = Manifest(bucket, "C1", "broker-a")
+    await found.load()
+    config = settings()
+    disks: list[SimDisk] = []
+
+    def cut(*_: object) -> None:
+        if moment != "end" and disk.list(str(config.commit_log_path)):
+            SimDisk.sync_directory(disk, str(config.commit_log_path))  # the file system may do that at any time
+            disks.append(disk.copy_after_cut(Loss.ALL))
+
+    if moment != "end":
+        call = getattr(disk, moment)
+
+        def then(*arguments: Any) -> Any:
+            result = call(*arguments)
+            cut()
+            return result
+
+        monkeypatch.setattr(disk, moment, then)
+    await restore(disk, config, bucket, found)
+    (name,) = disk.list(str(config.commit_log_path))
+    assert len(disk.durable_content(f"{config.commit_log_path}/{name}")) == config.mapped_file_size_commit_log
+    disks.append(disk.copy_after_cut(Loss.ALL))
+    for after in disks:
+        async with opened(after, objects.copy()) as store:
+            assert store.tier_trouble() is None
+            assert store.min_phy_offset >= end
+            assert store.next_offset(TOPIC, 0) == 20
