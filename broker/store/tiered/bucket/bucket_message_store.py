@@ -415,6 +415,8 @@ class BucketMessageStore(TieredStore):
         found = await find_garbage(self.bucket, self.manifest, self.clock.wall_ms(), grace, own)
         # What was replaced just now may be old, and is still read: it goes after the grace.
         waiting = self.bucket_queues.garbage.names
+        if self.tier_index is not None:
+            waiting.update(self._index_objects.own)  # again: one of them may have been found by a second attempt
         names = [info.name for info in found if info.name not in waiting]
         for at in range(0, len(names), _AT_ONCE):
             await self.bucket.delete(names[at : at + _AT_ONCE])

@@ -288,15 +288,19 @@ class BucketQueues:
         are left out when they are joined. Of a bucket that this broker does not own nothing is changed: a slave's
         master does that, and a master does it when it becomes the owner.
         """
+        self._pop(topic)  # at once: a new topic of the name does not go on behind it
         async with self._changing():
-            for queue in self._queues.pop(topic, {}).values():
-                queue.destroy()
+            self._pop(topic)
             is_owner = self.manifest.is_owner
             if not is_owner:
                 self._gone.add(topic)
             changed = is_owner and await self._without({topic})
         if changed:
             await self.save(None)
+
+    def _pop(self, topic: str) -> None:
+        for queue in self._queues.pop(topic, {}).values():
+            queue.destroy()
 
     async def forget(self, topic: str, queue_id: int, next_offset: int) -> None:
         """Remove the messages of a topic that was deleted and created anew, whose queue goes on at ``next_offset``.
