@@ -21,6 +21,7 @@ from trimq.broker.store.tiered.bucket.bucket_queues import BucketQueues
 from trimq.broker.store.tiered.bucket.manifest import FencedError, Manifest
 from trimq.broker.store.tiered.bucket.object_store import ObjectInfo
 from trimq.broker.tiered_config import TieredStorageLevel
+from trimq.protocol.queue_unit import UNIT, UNIT_SIZE
 from trimq.remoting.runtime.clock import ManualClock
 
 FORCE = {"tiered_storage_level": TieredStorageLevel.FORCE}
@@ -194,3 +195,30 @@ async def test_what_expires_while_the_root_cannot_be_replaced_waits_for_its_grac
         clock.advance(3601)
         await store.bucket_queues.garbage.delete_due()
         assert not objects.named("/log/")
+
+
+@pytest.mark.parametrize(("place", "size"), [(None, 1 << 30), (5, 1 << 30)])
+async def test_a_damaged_unit_makes_no_object_larger(
+    place: int | None, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A unit of a consume queue whose record would end behind the log: the others go on as if it were not there."""
+    monkeypatch.setattr(object_contents, "OBJECT_BYTES", 2000)
+    async with opened(SimDisk(), Objects()) as store:
+        for number in range(50):
+            await fill(store, 1, first=number)
+            await fill(store, 1, queue_id=1, first=number)
+        builder = store.uploads._builder
+        unit_bytes = builder._unit_bytes
+
+        async def damaged(queue: Any, offset: int, count: int) -> bytes:
+            data = bytearray(await unit_bytes(queue, offset, count))
+            at = (3 - offset) * UNIT_SIZE
+            if queue.queue_id == 0 and 0 <= at < len(data):
+                phy, _, tags = UNIT.unpack_from(data, at)
+                UNIT.pack_into(data, at, phy if place is None else place, size, tags)
+            return bytes(data)
+
+        monkeypatch.setattr(builder, "_unit_bytes", damaged)
+        await uploaded(store)
+        assert store.tier_range(TOPIC, 1) == (0, 50)
+        assert max(entry.object.end - entry.object.begin for entry in store.manifest.entries) <= 4000
