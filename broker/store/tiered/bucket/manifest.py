@@ -31,7 +31,7 @@ from trimq.protocol.bucket_names import MOST_EPOCH, ROOT, ObjectName, indexes_na
 from trimq.protocol.bucket_object import BucketFormatError, Directory
 
 _CLAIMS: Final = 8
-"""How often a claim begins again because another broker was faster."""
+"""How often a claim begins again because another broker was faster, and how often the root is replaced at once."""
 _NAMES: Final = 64
 _READS: Final = 4
 """How often a load begins again because the owner has deleted what an older root named."""
@@ -361,7 +361,7 @@ class Manifest:
         indexes: str | None,
     ) -> None:
         """Replace the root. Raises ChangedError if it is another owner's."""
-        while True:
+        for _ in range(_CLAIMS):
             root, data = self._next_root(epoch, owner, end, pages, state, indexes)
             try:
                 version: str | None = await self._bucket.replace(ROOT, data, self._version)
@@ -384,6 +384,7 @@ class Manifest:
             self._written.clear()
             self.root, self._version = root, version
             return
+        raise OSError(f"the object store refuses to replace {ROOT} although it has not changed")
 
     def garbage_pages(self) -> list[str]:
         """Pages, states and lists of index files that no root names any more, each of them once.

@@ -20,6 +20,7 @@ from trimq.broker.store.tiered.bucket import joiner
 from trimq.broker.store.tiered.bucket.bucket_message_store import BucketMessageStore
 from trimq.broker.store.tiered.bucket.joiner import SPOOL
 from trimq.broker.store.tiered.bucket.manifest import Manifest
+from trimq.broker.store.tiered.bucket.object_store import ChangedError
 from trimq.broker.store.tiered.bucket.restore import restore
 from trimq.broker.store.types import GetMessageStatus
 from trimq.broker.tiered_config import TieredStorageLevel
@@ -246,3 +247,30 @@ async def test_a_power_cut_at_the_end_of_a_restore(moment: str, monkeypatch: pyt
             assert store.tier_trouble() is None
             assert store.min_phy_offset >= end
             assert store.next_offset(TOPIC, 0) == 20
+
+
+async def test_a_store_that_refuses_each_replacement_is_not_asked_for_ever() -> None:
+    """For example a proxy that changes ETags: the root stays this owner's, and each condition is refused."""
+    store = FaultyStore()
+    bucket = store.bucket()
+    owner = manifest(bucket)
+    await owner.claim()
+    await upload(bucket, owner, 1)
+    asked = 0
+
+    def refuse(name: str, _data: bytes, _version: str | None) -> str:
+        nonlocal asked
+        asked += 1
+        if asked > 100:
+            raise AssertionError("it is asked for ever")
+        raise ChangedError(name)
+
+    replace = store.store.replace
+    store.store.replace = refuse  # type: ignore[method-assign]
+    with pytest.raises(OSError, match="refuses") as caught:
+        await owner.save()
+    assert not isinstance(caught.value, ChangedError)
+    assert owner.is_owner
+    store.store.replace = replace  # type: ignore[method-assign]
+    await owner.save()
+    assert owner.unsaved == 0
