@@ -266,7 +266,7 @@ async def test_a_store_that_refuses_each_replacement_is_not_asked_for_ever() -> 
         raise ChangedError(name)
 
     replace = store.store.replace
-    store.store.replace = refuse  # type: ignore[method-assign]
+    store.store.replace = refuse  # type: ignore[assignment, method-assign]
     with pytest.raises(OSError, match="refuses") as caught:
         await owner.save()
     assert not isinstance(caught.value, ChangedError)
