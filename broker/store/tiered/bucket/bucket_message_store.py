@@ -508,10 +508,17 @@ class BucketMessageStore(TieredStore):
 
     async def delete_topic(self, topic: str) -> None:
         """See MessageStore: also from the bucket, if this broker owns it."""
+        # Before the first await: a new topic of the name does not go on behind this one.
+        self.bucket_queues.drop_topic(topic)
         try:
             await super().delete_topic(topic)
         except FencedError as error:
             self._fenced(error)
+
+    async def clean_expired_consume_queues(self) -> int:
+        """See MessageStore. Deletes none: while the bucket is away, only they say where a queue goes on."""
+        await trio.lowlevel.checkpoint()
+        return 0
 
     async def clean_unused_topics(self, known: Container[str]) -> list[str]:
         """See MessageStore: also from the bucket, if this broker owns it."""

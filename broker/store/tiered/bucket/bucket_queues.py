@@ -288,9 +288,9 @@ class BucketQueues:
         are left out when they are joined. Of a bucket that this broker does not own nothing is changed: a slave's
         master does that, and a master does it when it becomes the owner.
         """
-        self._pop(topic)  # at once: a new topic of the name does not go on behind it
+        self.drop_topic(topic)
         async with self._changing():
-            self._pop(topic)
+            self.drop_topic(topic)
             is_owner = self.manifest.is_owner
             if not is_owner:
                 self._gone.add(topic)
@@ -298,7 +298,8 @@ class BucketQueues:
         if changed:
             await self.save(None)
 
-    def _pop(self, topic: str) -> None:
+    def drop_topic(self, topic: str) -> None:
+        """Serve nothing of a topic any more, which is about to be deleted."""
         for queue in self._queues.pop(topic, {}).values():
             queue.destroy()
 

@@ -2,6 +2,7 @@
 
 import errno
 
+import pytest
 import trio
 import trio.testing
 
@@ -95,3 +96,52 @@ async def test_a_search_leaves_an_index_file_that_is_named_meanwhile() -> None:
         assert store.manifest.indexes
         there = {name.removeprefix(store.bucket.prefix) for name in objects.named("/index/")}
         assert set(store.manifest.indexes) <= there
+
+
+async def test_messages_of_a_new_topic_while_the_deletion_of_the_old_one_is_noted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    disk, objects = SimDisk(), Objects()
+    async with opened(disk, objects) as store:
+        await fill(store, 20)
+        await uploaded(store)
+        noted = trio.Event()
+        monkeypatch.setattr(store._clean, "_save_checkpoint", noted.wait)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(store.delete_topic, TOPIC)
+            await trio.testing.wait_all_tasks_blocked()
+            await fill(store, 3)
+            await until_dispatched(store)
+            await store.flush()
+            await store.uploads._drop_uploaded()
+            result = store.get_message(TOPIC, 0, 3, 32, 1 << 20, None)
+            assert result is not None
+            assert not result.buffers
+            monkeypatch.undo()
+            noted.set()
+        await uploaded(store)
+        assert store.tier_range(TOPIC, 0) == (0, 3)
+
+
+async def test_an_idle_queue_keeps_its_offsets_although_the_bucket_is_away(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    disk, objects = SimDisk(), Objects()
+    async with opened(disk, objects) as store:
+        await fill(store, 20)
+        await fill(store, 60, topic="Other")
+        await uploaded(store)
+        await drop_local(store)
+        await store.clean_expired_consume_queues()
+
+    def away(_call: str, _name: str, _done: bool) -> None:
+        raise OSError(errno.EIO, "no way")
+
+    objects.fail = away
+    async with opened(disk, objects) as store:
+        assert store.next_offset(TOPIC, 0) == 20
+        await fill(store, 3, first=20)
+        objects.fail = nothing
+        await trio.sleep(200)
+        await uploaded(store)
+        assert store.tier_range(TOPIC, 0) == (0, 23)
