@@ -69,6 +69,8 @@ def _check_empty(found: OfflineBucket, root: Path) -> None:
     """What a restore that was interrupted has left is no obstacle: it is written again."""
     ours = {root / LOCK_FILE, *(root / "config" / name for name in STATE_FILES), root / RESTORED}
     others = sorted(path for path in root.rglob("*") if path.is_file() and path not in ours)
+    # A power cut may have left the log's file without its length: see is_empty.
+    others = [path for path in others if path.parent != found.local.commit_log_path or path.stat().st_size]
     # An empty log file has the right name already, so it comes last: with one the restore was complete.
     if others or not is_empty(RealDisk(), found.local):
         shown = others[0] if others else found.local.commit_log_path

@@ -96,6 +96,7 @@ def test_a_directory_with_files_is_refused(conf: str, tmp_path: Path) -> None:
     # What an interrupted restore has left.
     (root / "config" / "topics.json").write_text("old")
     (root / "config" / "tierRestored.json").write_text("old")
+    (root / "commitlog" / "00000000000000000000").touch()
     assert run("tiered", "restore", root, "-c", conf).exit_code == 0
     assert (root / "config" / "topics.json").read_text() != "old"
     done = run("tiered", "restore", root, "-c", conf)

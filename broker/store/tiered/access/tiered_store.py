@@ -124,12 +124,17 @@ class TieredStore(MessageStore, ABC):
 
     # -- reads
 
+    @property
+    def _reads_tier(self) -> bool:
+        """Whether messages may be read from the tier."""
+        return self._level is not TieredStorageLevel.DISABLE
+
     def _tier_of(self, topic: str, queue_id: int, offset: int) -> TieredQueue | None:
         """The queue in the tier if it serves the message at ``offset``; None if the local store does."""
         file = self.tier_queues.find(topic, queue_id)
         if file is None or not file.min_offset <= offset < file.commit_offset:
             return None
-        if self._level is TieredStorageLevel.DISABLE:
+        if not self._reads_tier:
             return None
         return file if self._level is TieredStorageLevel.FORCE or not self._has_local(topic, queue_id, offset) else None
 
@@ -152,9 +157,7 @@ class TieredStore(MessageStore, ABC):
         group: str = "",
     ) -> GetMessageResult | None:
         if self._tier_may_have(topic, queue_id, offset):
-            return GetMessageResult(
-                GetMessageStatus.OFFSET_FOUND_NULL, offset, offset, self.max_offset(topic, queue_id)
-            )
+            return self._come_again(topic, queue_id, offset)
         file = self._tier_of(topic, queue_id, offset)
         if file is not None:
             found = self.fetcher.get(group, topic, queue_id, offset, max_count, max_bytes, filter)
@@ -172,9 +175,12 @@ class TieredStore(MessageStore, ABC):
         filter: MessageFilter | None,
         group: str = "",
     ) -> GetMessageResult:
+        if self._tier_may_have(topic, queue_id, offset):
+            await trio.lowlevel.checkpoint()
+            return self._come_again(topic, queue_id, offset)
         arguments = topic, queue_id, offset, max_count, max_bytes, filter
         file = self._tier_of(topic, queue_id, offset)
-        if file is None and self._level is TieredStorageLevel.NOT_IN_MEM:
+        if file is None and self._level is TieredStorageLevel.NOT_IN_MEM and self._reads_tier:
             # The local store has it, but not in memory, or it would have been answered already.
             file = self.tier_queues.find(topic, queue_id)
             file = file if file is not None and file.min_offset <= offset < file.commit_offset else None
@@ -185,10 +191,13 @@ class TieredStore(MessageStore, ABC):
             self.fetcher.fallbacks += 1
         return self._with_range(topic, queue_id, offset, await self._get_local_cold(*arguments))
 
+    def _come_again(self, topic: str, queue_id: int, offset: int) -> GetMessageResult:
+        return GetMessageResult(GetMessageStatus.OFFSET_FOUND_NULL, offset, offset, self.max_offset(topic, queue_id))
+
     def _with_range(self, topic: str, queue_id: int, offset: int, result: GetMessageResult) -> GetMessageResult:
         """The result with the range of offsets of both, local store and tier."""
         file = self.tier_queues.find(topic, queue_id)
-        if file is None or self._level is TieredStorageLevel.DISABLE or file.min_offset >= file.commit_offset:
+        if file is None or not self._reads_tier or file.min_offset >= file.commit_offset:
             return result
         result.min_offset = self.min_offset(topic, queue_id)
         result.max_offset = max(self.max_offset(topic, queue_id), file.commit_offset)

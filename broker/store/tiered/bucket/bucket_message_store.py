@@ -137,7 +137,7 @@ class BucketMessageStore(TieredStore):
             self.joiner,
             self.clock,
             self._random,
-            own_indexes=lambda: (self._index_objects.names or ()) if self.tier_index is not None else (),
+            own_indexes=lambda: self._index_objects.own if self.tier_index is not None else (),
             fenced=self._fenced,
         )
         if not self.replication.is_slave:
@@ -277,7 +277,9 @@ class BucketMessageStore(TieredStore):
 
     def _fenced(self, error: FencedError) -> None:
         self._trouble = TierTrouble(FENCED, f"nothing is uploaded until the next start: {error}")
-        self.uploads.fenced = True
+        if self.uploads.fenced:
+            return
+        self.uploads.fence()
         _log.error("tier_fenced", bucket=self.tier.tiered_store_bucket, reason=str(error))
 
     async def _open_tier(self, read: Callable[[], Awaitable[None]]) -> bool:
@@ -292,6 +294,7 @@ class BucketMessageStore(TieredStore):
                     _log.error("tier_not_readable", bucket=self.tier.tiered_store_bucket, error=str(error))
                 self._trouble = TierTrouble(AWAY, self._away(str(error)))
             except FencedError:
+                self.bucket_queues.hide(self._history.deleted)
                 self._loaded()  # what was read is served
                 raise
             except BucketFormatError as error:
@@ -359,6 +362,11 @@ class BucketMessageStore(TieredStore):
 
     # -- reads
 
+    @property
+    def _reads_tier(self) -> bool:
+        # A manifest that was read and not claimed yet may have messages of topics that were deleted.
+        return super()._reads_tier and self.is_loaded.is_set()
+
     def _tier_may_have(self, topic: str, queue_id: int, offset: int) -> bool:
         """See TieredStore: a message that only a bucket can have whose manifest was not read yet."""
         if self.is_loaded.is_set() or self._level is TieredStorageLevel.DISABLE:
@@ -379,12 +387,19 @@ class BucketMessageStore(TieredStore):
 
     async def delete_topic(self, topic: str) -> None:
         """See MessageStore: also from the bucket, if this broker owns it."""
+        # Before the first await: a new topic of the name does not go on behind this one.
+        self.bucket_queues.drop_topic(topic)
         try:
             await super().delete_topic(topic)
         except FencedError as error:
             self._fenced(error)
         finally:  # the local queues are gone, whatever the bucket says
             await self._starts.forget(lambda name: name == topic)
+
+    async def clean_expired_consume_queues(self) -> int:
+        """See MessageStore. Deletes none: while the bucket is away, only they say where a queue goes on."""
+        await trio.lowlevel.checkpoint()
+        return 0
 
     async def clean_unused_topics(self, known: Container[str]) -> list[str]:
         """See MessageStore: also from the bucket, if this broker owns it."""

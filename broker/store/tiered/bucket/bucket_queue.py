@@ -75,6 +75,16 @@ class BucketQueue:
         self._table = table
         self._end = end
 
+    def is_other(self, table: StretchTable, end: int) -> bool:
+        """Whether a table is that of another queue of this name: its topic was deleted and created anew.
+
+        Its messages have offsets that were those of others. A queue that goes on does not end before.
+        """
+        first, own, other = table.first, self._table.log_range, table.log_range
+        if first is None or own is None or other is None:
+            return end < self._end
+        return end < self._end or (first < self._end and other[0] > own[1])
+
     def destroy(self) -> None:
         """Have no messages any more: the topic was deleted."""
         self.is_destroyed = True

@@ -15,12 +15,14 @@ from trimq.broker.store.tiered.bucket.block_reader import BlockReader
 from trimq.broker.store.tiered.bucket.bucket import Bucket
 from trimq.broker.store.tiered.bucket.bucket_queue import BucketQueue
 from trimq.broker.store.tiered.bucket.garbage import Garbage
+from trimq.broker.store.tiered.bucket.loaded_block import DamagedObjectError
 from trimq.broker.store.tiered.bucket.manifest import Manifest
 from trimq.broker.store.tiered.bucket.stretch_groups import StretchGroups
 from trimq.broker.store.tiered.driver.provider_stats import CallStats
 from trimq.broker.tiered_config import TieredStoreConfig
 from trimq.protocol.bucket_manifest import Entry, StoredObject, Stretch, StretchRows
 from trimq.protocol.bucket_names import ObjectName
+from trimq.protocol.bucket_object import BucketFormatError
 from trimq.protocol.hashing import checksum
 
 _log: Final = structlog.get_logger(__name__)
@@ -51,6 +53,9 @@ class BucketQueues:
         self._queues: dict[str, dict[int, BucketQueue]] = {}
         self._gone: set[str] = set()
         """Topics that were deleted while this broker did not own the bucket."""
+        self._expired: list[str] = []
+        """Objects that the root in the bucket still names, and the next one does not."""
+        self._hidden: Mapping[str, DeletedTopic] = {}
         self._changes = trio.Lock()
         """Held while the manifest in memory and the queues change; not during requests."""
         self._indexes: Callable[[], Sequence[str] | None] = lambda: None
@@ -113,9 +118,12 @@ class BucketQueues:
         self._gone.clear()
 
     async def _refresh(self) -> None:
-        """Read the manifest again, which another process has changed: a slave's copy gets old."""
+        """Read the manifest again, which another process has changed: a slave's copy gets old. Raises OSError."""
         if not self.manifest.is_owner:
-            await self.load()
+            try:
+                await self.load()
+            except BucketFormatError as error:  # as a damaged object: it ends one read, and not the broker
+                raise DamagedObjectError(str(error)) from error
 
     async def _take(self) -> None:
         """Make the queues those of the manifest. Each gets its stretches in one step."""
@@ -123,11 +131,38 @@ class BucketQueues:
         found = set(groups.queues)
         for queue in self.all():
             if (queue.topic, queue.queue_id) not in found:
-                queue.reset(())
+                self._drop(queue)
         for number, (topic, queue_id) in enumerate(groups.queues):
-            self.find_or_create(topic, queue_id).take(groups.table(number), groups.ends[number])
+            table, end = groups.table(number), groups.ends[number]
+            queue = self.find_or_create(topic, queue_id)
+            if queue.is_other(table, end):
+                self._drop(queue)
+                queue = self.find_or_create(topic, queue_id)
+            queue.take(table, end)
             if number % _SLICE == _SLICE - 1:
                 await trio.lowlevel.checkpoint()
+        if self.manifest.fenced:
+            self._hide()
+
+    def _drop(self, queue: BucketQueue) -> None:
+        """Forget a queue: one of the same name is another object, because of what was read ahead of this one."""
+        del self._queues[queue.topic][queue.queue_id]
+        queue.destroy()
+
+    def hide(self, deleted: Mapping[str, DeletedTopic]) -> None:
+        """Serve nothing of deleted topics although the bucket has it: this broker is fenced. See remove_deleted."""
+        self._hidden = deleted
+        self._hide()
+
+    def _hide(self) -> None:
+        for topic in self._gone.union(self._hidden):
+            note = None if topic in self._gone else self._hidden[topic]
+            for queue in self.of_topic(topic):
+                kept = [one for one in queue.stretches if note is not None and not _was_before(note, one[1])]
+                if len(kept) < len(list(queue.stretches)):
+                    self._drop(queue)
+                    if kept:
+                        self.find_or_create(topic, queue.queue_id).reset(kept)
 
     # -- what the manifest knows
 
@@ -152,13 +187,25 @@ class BucketQueues:
         return self.manifest.unsaved
 
     @property
+    def lost_from(self) -> int | None:
+        """See Manifest."""
+        return self.manifest.lost_from
+
+    @property
     def is_saved(self) -> bool:
         """Whether the root names all that this owner has uploaded, and nothing that it has deleted or replaced."""
         return not self.manifest.unsaved and not self.manifest.unsaved_changes
 
     async def save(self, state: bytes | None) -> None:
         """Replace the root. Raises OSError, FencedError."""
-        await self.manifest.save(state, self._indexes())
+        expired, self._expired = self._expired, []
+        try:
+            await self.manifest.save(state, self._indexes())
+        except BaseException:
+            self._expired = expired + self._expired
+            raise
+        if expired:
+            self.discard(expired)
 
     async def find_upload(self) -> Entry:
         """The upload object that follows the last one, which is in the bucket. Raises OSError, BucketFormatError."""
@@ -245,15 +292,20 @@ class BucketQueues:
         are left out when they are joined. Of a bucket that this broker does not own nothing is changed: a slave's
         master does that, and a master does it when it becomes the owner.
         """
+        self.drop_topic(topic)
         async with self._changing():
-            for queue in self._queues.pop(topic, {}).values():
-                queue.destroy()
+            self.drop_topic(topic)
             is_owner = self.manifest.is_owner
             if not is_owner:
                 self._gone.add(topic)
             changed = is_owner and await self._without({topic})
         if changed:
             await self.save(None)
+
+    def drop_topic(self, topic: str) -> None:
+        """Serve nothing of a topic any more, which is about to be deleted."""
+        for queue in self._queues.pop(topic, {}).values():
+            queue.destroy()
 
     async def forget(self, topic: str, queue_id: int, next_offset: int) -> None:
         """Remove the messages of a topic that was deleted and created anew, whose queue goes on at ``next_offset``.
@@ -301,8 +353,9 @@ class BucketQueues:
                         ends[key] = stretch._replace(offset=stretch.end, messages=0, size=0, blocks=0, position=0)
             kept = gone[-1].object._replace(length=0, directory=0)
             await self._replace(gone, [Entry(kept, [ends[key] for key in sorted(ends)])] if ends else [])
+        # By the root that names them no more, be it a later one.
+        self._expired += [entry.object.name for entry in gone if entry.object.length]
         await self.save(None)
-        self.discard([entry.object.name for entry in gone if entry.object.length])
         return sum(entry.object.length > 0 for entry in gone)
 
     def discard(self, names: Sequence[str]) -> None:
@@ -374,3 +427,7 @@ def _is_expired(entry: Entry, before_ms: int) -> bool:
 def _is_before(note: DeletedTopic, rows: Any) -> Any:
     """Which rows of type STRETCH are of the topic that was deleted."""
     return (rows["last_physical"] < note.position) & (rows["end_ms"] <= note.wall_ms)
+
+
+def _was_before(note: DeletedTopic, stretch: Stretch) -> bool:
+    return stretch.last_physical < note.position and stretch.end_ms <= note.wall_ms

@@ -78,7 +78,7 @@ async def complete_index(
 ) -> int:
     """Put the missing keys. ``upto``: all keys below this log offset are in uploaded files.
 
-    Returns the number of messages read. Raises OSError, BucketFormatError.
+    What is damaged or missing is left out. Returns the number of messages read. Raises OSError.
     """
     count = 0
     for entry in list(manifest.entries):
@@ -92,7 +92,10 @@ async def complete_index(
                     missing.add((stretch.topic, stretch.queue_id))
             await trio.lowlevel.checkpoint()
         if missing:
-            count += await _complete(index, upto, bucket, manifest, topics, entry, missing)
+            try:
+                count += await _complete(index, upto, bucket, manifest, topics, entry, missing)
+            except (BucketFormatError, FileNotFoundError) as error:  # its keys may not be found, those of others are
+                _log.error("tiered_index_not_completed", error=str(error))
     await index.flush()
     if count:
         _log.info("tiered_index_completed", messages=count)

@@ -106,10 +106,20 @@ class IndexObjects:
 
     @property
     def names(self) -> list[str] | None:
-        """The files, as the root shall name them; None before ``recover``."""
-        if not self._is_recovered:
-            return None
-        return [segment.name for segment in self.segments if isinstance(segment, ObjectSegment) and segment.name]
+        """The files, as the root shall name them; None before ``recover``. Not one that is being uploaded."""
+        return self._names(0) if self._is_recovered else None
+
+    @property
+    def own(self) -> list[str]:
+        """The files, also the one that is being uploaded."""
+        return self._names(-1)
+
+    def _names(self, above: int) -> list[str]:
+        return [
+            segment.name
+            for segment in self.segments
+            if isinstance(segment, ObjectSegment) and segment.name and segment.commit_position > above
+        ]
 
     async def recover(self) -> None:
         """See IndexFiles."""

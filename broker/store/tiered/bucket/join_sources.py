@@ -17,7 +17,7 @@ from trimq.broker.store.tiered.access.batch import AS_IN_LOG, BatchBuilder, Buff
 from trimq.broker.store.tiered.bucket.bucket import Bucket
 from trimq.broker.store.tiered.bucket.manifest import Manifest
 from trimq.broker.store.tiered.bucket.stretch_groups import runs_of
-from trimq.protocol.bucket_manifest import Entry
+from trimq.protocol.bucket_manifest import Entry, StoredObject
 from trimq.protocol.bucket_object import (
     BLOCK_BYTES,
     BLOCK_MESSAGES,
@@ -36,6 +36,14 @@ _SLICE: Final = 200
 
 class NotLocalError(Exception):
     """The local log does not have all messages of a join any more."""
+
+
+class DamagedSourceError(BucketFormatError):
+    """An object cannot be joined: it is damaged, or it is not there."""
+
+    def __init__(self, stored: StoredObject, reason: object) -> None:
+        super().__init__(str(reason))
+        self.stored = stored
 
 
 class Piece(NamedTuple):
@@ -145,25 +153,21 @@ class SpoolSource:
             yield source
         finally:
             disk.close(fd)
-            await disk.run(disk.delete, path)
+            with trio.CancelScope(shield=True):  # it may have a GiB
+                await disk.run(disk.delete, path)
 
     async def _copy(self, bucket: Bucket, manifest: Manifest, entries: Sequence[Entry]) -> None:
         at = 0
         queues: dict[str, dict[int, list[Piece]]] = {}
         for entry in entries:
             stored = entry.object
-            directory = await manifest.read_directory(stored)
-            begin = HEADER_SIZE
-            while begin < stored.directory:
-                length = min(_READ, stored.directory - begin)
-                data = await bucket.read_range(stored.name, begin, length)
-                if memoryview(data).nbytes != length:
-                    raise BucketFormatError(f"{stored.name} in the bucket is cut off")
-                await self._disk.run(self._disk.pwrite, self._fd, data, at + begin - HEADER_SIZE)
-                begin += length
+            try:
+                directory = await self._copy_object(bucket, manifest, stored, at)
+            except (BucketFormatError, FileNotFoundError) as error:
+                raise DamagedSourceError(stored, error) from error
             async for block in _living(entry, directory):
                 place = block.topic, block.queue_id, block.offset, block.messages, block.length
-                piece = Piece(*place, (block, at + block.position - HEADER_SIZE))
+                piece = Piece(*place, (stored, block, at + block.position - HEADER_SIZE))
                 queues.setdefault(block.topic, {}).setdefault(block.queue_id, []).append(piece)
             at += stored.directory - HEADER_SIZE
         await self._sort(queues)
@@ -180,10 +184,25 @@ class SpoolSource:
                     count = 0
                     await trio.lowlevel.checkpoint()
 
+    async def _copy_object(self, bucket: Bucket, manifest: Manifest, stored: StoredObject, at: int) -> Directory:
+        directory = await manifest.read_directory(stored)
+        begin = HEADER_SIZE
+        while begin < stored.directory:
+            length = min(_READ, stored.directory - begin)
+            data = await bucket.read_range(stored.name, begin, length)
+            if memoryview(data).nbytes != length:
+                raise BucketFormatError(f"{stored.name} in the bucket is cut off")
+            await self._disk.run(self._disk.pwrite, self._fd, data, at + begin - HEADER_SIZE)
+            begin += length
+        return directory
+
     async def batches(self, piece: Piece) -> AsyncIterator[Batch]:
         """See Source."""
-        block, at = piece.source
-        units, records = await self._disk.run(_read_block, self._disk, self._fd, block, at)
+        stored, block, at = piece.source
+        try:
+            units, records = await self._disk.run(_read_block, self._disk, self._fd, block, at)
+        except BucketFormatError as error:
+            raise DamagedSourceError(stored, error) from error
         yield Batch(block.offset, units, records, block.begin_ms, block.end_ms)
 
 

@@ -7,7 +7,7 @@ the grace the old objects go. What an interrupted join has written is garbage.
 Segments are joined again while they are small: with many queues or few messages they grow over generations.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Sequence
 from typing import Final, NamedTuple
 
 import trio
@@ -15,7 +15,7 @@ import trio
 from trimq.broker.store.disk.disk import Disk
 from trimq.broker.store.tiered.bucket.bucket import Bucket
 from trimq.broker.store.tiered.bucket.bucket_queues import BucketQueues
-from trimq.broker.store.tiered.bucket.join_sources import NotLocalError, Piece, Source, SpoolSource
+from trimq.broker.store.tiered.bucket.join_sources import DamagedSourceError, NotLocalError, Piece, Source, SpoolSource
 from trimq.broker.store.tiered.bucket.object_builder import ObjectBuilder
 from trimq.protocol.bucket_manifest import Entry, StoredObject, StretchRows, stretches_of
 from trimq.protocol.bucket_object import BLOCK_BYTES, Kind, ObjectHeader
@@ -62,14 +62,15 @@ def windows_of(entries: Sequence[Entry]) -> list[Window]:
     return found
 
 
-def choose(windows: Sequence[Window], saved: int) -> list[Window]:
+def choose(windows: Sequence[Window], saved: int, damaged: Container[StoredObject] = ()) -> list[Window]:
     """The windows that are joined next; empty if none are.
 
-    ``saved``: only what lies before this log offset, which the root's pages have.
+    ``saved``: only what lies before this log offset, which the root's pages have. Those with ``damaged`` objects stay.
     """
     run: list[Window] = []
     for window in [window for window in windows if window.end <= saved]:
-        if window.generation and window.size >= JOIN_BYTES // 2:
+        is_damaged = any(entry.object in damaged for entry in window.entries)
+        if is_damaged or (window.generation and window.size >= JOIN_BYTES // 2):
             run = []
             continue
         if run and window.generation != run[-1].generation:
@@ -100,6 +101,8 @@ class Joiner:
         self._spool = f"{root}/{SPOOL}"
         self._local = local
         self._number = 0
+        self._damaged: set[StoredObject] = set()
+        """Objects that are not joined until the next start: each try would copy all that is joined with them."""
         self.joins = 0
         self.bytes = 0
         """Bytes of messages that were joined."""
@@ -112,7 +115,7 @@ class Joiner:
         """
         manifest = self._queues.manifest
         saved = manifest.root.end if manifest.root is not None else 0
-        chosen = choose(windows_of(manifest.entries), saved)
+        chosen = choose(windows_of(manifest.entries), saved, self._damaged)
         if not chosen:
             return []
         entries = [entry for window in chosen for entry in window.entries]
@@ -122,8 +125,12 @@ class Joiner:
         try:
             new = await self._write_all(await self._local(entries), header, generation, written)
         except NotLocalError:
-            async with SpoolSource.copied(self._disk, self._spool, self._bucket, manifest, entries) as source:
-                new = await self._write_all(source, header, generation, written)
+            try:
+                async with SpoolSource.copied(self._disk, self._spool, self._bucket, manifest, entries) as source:
+                    new = await self._write_all(source, header, generation, written)
+            except DamagedSourceError as error:
+                self._damaged.add(error.stored)
+                raise
         if not await self._queues.replace(entries, new):
             return written
         self.joins += 1

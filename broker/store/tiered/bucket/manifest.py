@@ -31,7 +31,7 @@ from trimq.protocol.bucket_names import MOST_EPOCH, ROOT, ObjectName, indexes_na
 from trimq.protocol.bucket_object import BucketFormatError, Directory
 
 _CLAIMS: Final = 8
-"""How often a claim begins again because another broker was faster."""
+"""How often a claim begins again because another broker was faster, and how often the root is replaced at once."""
 _NAMES: Final = 64
 
 
@@ -68,6 +68,8 @@ class Manifest:
         """Joins, expiries and deletions since then."""
         self.fenced = ""
         """Why this broker may not write any more; empty if it may."""
+        self.lost_from: int | None = None
+        """From this log offset on, what this broker has uploaded is garbage: it was fenced before a root named it."""
         self.indexes: tuple[str, ...] = ()
         """The index files that the root names, by a list in an object of its own."""
         self.lost_list = ""
@@ -84,6 +86,8 @@ class Manifest:
         """The index files that the next root shall name, if they are others: they may be those of a failed save."""
         self._predecessor: int | None = None
         """The epoch whose late objects a claim has yet to look for."""
+        self._claimed = "", 0
+        """The owner of the last try to claim the bucket, whose reply may be lost, and the epoch before it."""
         self._lock = trio.Lock()
         self._written: set[str] = set()
         """Pages, states and lists that may be in the bucket, and that the next root may not name."""
@@ -108,10 +112,11 @@ class Manifest:
 
     async def load(self) -> None:
         """Read what the bucket has. Nothing is written. Raises OSError and BucketFormatError."""
+        if self.is_owner:
+            raise RuntimeError("the owner of a bucket does not load its manifest")
         async with self._lock:
-            if self.is_owner:
-                raise RuntimeError("the owner of a bucket does not load its manifest")
-            await self._load()
+            if not self.is_owner:  # a claim may have come first: it has read all
+                await self._load()
 
     async def _load(self) -> None:
         known = Loaded(self.root, self._version, list(self._pages), self._uploads, self.indexes, self.lost_list)
@@ -157,18 +162,23 @@ class Manifest:
         for _ in range(_CLAIMS):
             await self._load()
             before = self.root
-            epoch = max(1 if before is None else before.epoch + 1, least_epoch)
+            used = await reads.greatest_epoch(self._bucket, 0 if before is None else before.end)
+            epoch = max(1 if before is None else before.epoch + 1, used + 1, least_epoch)
             if epoch > MOST_EPOCH:
                 raise BucketFormatError(f"epoch {epoch} is greater than {MOST_EPOCH}, the greatest that names have")
             owner = self._new_owner()
             self._sequence = 0 if before is None else before.sequence
+            predecessor = 0 if before is None else before.epoch
+            if before is not None and before.owner == self._claimed[0]:
+                predecessor = self._claimed[1]
+            self._claimed = owner, predecessor
             try:
                 await self._find_state()
                 await self._write(epoch, owner, None, None)
             except ChangedError:
                 continue
             self._owner = owner
-            self._predecessor = 0 if before is None else before.epoch
+            self._predecessor = predecessor
             return
         raise FencedError(f"other brokers have claimed the bucket {_CLAIMS} times at the same time as this one")
 
@@ -224,6 +234,8 @@ class Manifest:
             await self._write(self._epoch, self._owner, state, indexes)
         except ChangedError as error:
             self.fenced = str(error)
+            if self.unsaved and self.root is not None:
+                self.lost_from = self.root.end
             self._garbage.clear()
             raise FencedError(self.fenced) from error
         except BucketFormatError as error:
@@ -313,7 +325,7 @@ class Manifest:
 
     async def _replace(self, next_root: Callable[[], tuple[Root, bytes]]) -> None:
         """Replace the root. Raises ChangedError if it is another owner's. ``next_root`` is called for each attempt."""
-        while True:
+        for _ in range(_CLAIMS):
             root, data = next_root()
             try:
                 version: str | None = await self._bucket.replace(ROOT, data, self._version)
@@ -336,6 +348,7 @@ class Manifest:
             self._written.clear()
             self.root, self._version = root, version
             return
+        raise OSError(f"the object store refuses to replace {ROOT} although it has not changed")
 
     def garbage_pages(self) -> list[str]:
         """Pages, states and lists of index files that no root names any more, each of them once.

@@ -171,6 +171,20 @@ async def read_chain(bucket: Bucket, epoch: int, end: int, known: Iterable[Uploa
         after = found[-1].name
 
 
+async def greatest_epoch(bucket: Bucket, end: int) -> int:
+    """The greatest epoch of the upload objects from a log offset on; 0 if there are none.
+
+    It may be greater than that of the root, if an older root was restored from a backup: then its names are in use.
+    """
+    epoch, after = 0, _in_front_of(end)
+    while True:
+        found = await bucket.list(LOG, after, _LISTED)
+        epoch = max([epoch, *(name.epoch for name in map(parse_name, (info.name for info in found)) if name)])
+        if len(found) < _LISTED:
+            return epoch
+        after = found[-1].name
+
+
 def _in_front_of(begin: int) -> str:
     """What sorts in front of the names of all upload objects from a log offset on."""
     return f"{LOG}{begin:020d}"

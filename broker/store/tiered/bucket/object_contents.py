@@ -83,8 +83,8 @@ class ContentsReader:
         self.memory = ObjectMemory()
         self._lost: dict[tuple[str, int], tuple[ConsumeQueue, int, int]] = {}
         """The last range of offsets of a queue that lead to no message: it is neither read nor reported again."""
-        self._next: dict[tuple[str, int], tuple[ConsumeQueue, int, int]] = {}
-        """The next offset of a queue, and its log offset: the queue is not read until an object reaches it."""
+        self._next: dict[tuple[str, int], tuple[ConsumeQueue, int, int, int]] = {}
+        """The next offset of a queue, and its log offsets: the queue is not read until an object reaches it."""
 
     def keep(self, queues: Container[tuple[str, int]]) -> None:
         """Forget all but these queues."""
@@ -93,34 +93,44 @@ class ContentsReader:
                 del known[key]
 
     async def fill(
-        self, builder: ObjectBuilder, queues: Sequence[ConsumeQueue], position: int, end: int, *, is_edge: bool
+        self,
+        builder: ObjectBuilder,
+        queues: Sequence[ConsumeQueue],
+        position: int,
+        end: int,
+        limit: int,
+        *,
+        is_edge: bool,
     ) -> Contents:
         """Put the messages of queues, between two log offsets, into an object. Raises OSError.
 
-        ``is_edge``: no record lies over ``end``. Otherwise the object ends where such a record begins.
+        ``is_edge``: no record lies over ``end``. Otherwise the object ends where such a record begins. What is behind
+        ``limit``, over which no record lies, may not be uploaded.
         """
         contents = Contents(self._tier.end, end)
         while True:
-            first = end
+            first = behind = end
             for number, queue in enumerate(queues):
                 if number % _SLICE == _SLICE - 1:
                     await trio.lowlevel.checkpoint()
                 waiting = await self._fill_queue(builder, contents, queue, end)
-                if waiting is not None:
-                    first = min(first, waiting)
+                # A unit whose record would lie over the limit, or before all that is not uploaded, is damaged.
+                if waiting is not None and position <= waiting[0] < first and waiting[1] <= limit:
+                    first, behind = waiting
             first = end if is_edge else first
             contents.end = first
             if first > position or is_edge:
                 return contents
             # A single message that is larger than an object: nothing stands before it.
-            end = position + 2 * (end - position)
+            end = min(limit, max(behind, end + 1))
+            is_edge = end == limit
 
     async def _fill_queue(
         self, builder: ObjectBuilder, contents: Contents, queue: ConsumeQueue, end: int
-    ) -> int | None:
+    ) -> tuple[int, int] | None:
         """Put the next messages of a queue into an object. Raises OSError.
 
-        Returns the log offset of the message behind them; None if there is none.
+        Returns the log offsets of the message behind them, and behind it; None if there is none.
         """
         key = queue.topic, queue.queue_id
         tier = self._tier.find_or_create(queue.topic, queue.queue_id)
@@ -133,7 +143,7 @@ class ContentsReader:
             offset = lost[2]
         waiting = self._next.get(key)
         if waiting is not None and waiting[:2] == (queue, offset) and waiting[2] >= end:
-            return waiting[2]
+            return waiting[2:]
         skipped = offset
         while offset < queue.next_offset and not queue.deleted:
             limits = Limits(BLOCK_MESSAGES, OBJECT_BYTES, end)
@@ -161,8 +171,8 @@ class ContentsReader:
         if offset < queue.next_offset and not queue.deleted:
             for phy, size, _ in await self._builder.units(queue, offset, 1):
                 if size != FILLER_SIZE:
-                    self._next[key] = queue, offset, phy
-                    return phy
+                    self._next[key] = queue, offset, phy, phy + size
+                    return phy, phy + size
         return None
 
     def _skip(self, queue: ConsumeQueue, begin: int, end: int) -> None:

@@ -103,8 +103,24 @@ class Restored(NamedTuple):
 
 
 def is_empty(disk: Disk, config: MessageStoreConfig) -> bool:
-    """Whether a directory holds neither a log nor queues. Blocks."""
-    return not disk.list(str(config.commit_log_path)) and not disk.list(f"{config.root}/consumequeue")
+    """Whether a directory holds neither a log nor queues. Blocks.
+
+    A file of the log without a length is no log: a power cut has left it, and a start would delete it.
+    """
+    if disk.list(f"{config.root}/consumequeue"):
+        return False
+    log = str(config.commit_log_path)
+    return len(_lengthless(disk, log)) == len(disk.list(log))
+
+
+def _lengthless(disk: Disk, directory: str) -> list[str]:
+    """The files of a directory that have no length."""
+    found = []
+    for name in disk.list(directory):
+        info = disk.stat(f"{directory}/{name}")
+        if info is not None and not info.is_directory and not info.size:
+            found.append(f"{directory}/{name}")
+    return found
 
 
 async def restore(disk: Disk, config: MessageStoreConfig, bucket: Bucket, manifest: Manifest) -> Restored:
@@ -126,9 +142,13 @@ async def restore(disk: Disk, config: MessageStoreConfig, bucket: Bucket, manife
         for name, data in state.items():
             write_durably(disk, f"{root}/config/{name}", data)
         write_durably(disk, f"{root}/{RESTORED}", _encode(starts, Origin(manifest.end, log_start)))
-        path = f"{log}/{offset_name(log_start)}"
-        fd = disk.create(path, size)
-        disk.close(fd)
+        for path in _lengthless(disk, log):
+            disk.delete(path)
+        fd = disk.create(f"{log}/{offset_name(log_start)}", size)
+        try:
+            disk.data_sync(fd)  # its length: without it the next start would delete the file, and begin the log at 0
+        finally:
+            disk.close(fd)
         disk.sync_directory(log)
 
     await disk.run(write)

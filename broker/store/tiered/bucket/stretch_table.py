@@ -64,6 +64,11 @@ class StretchTable:
         return sum(self._numbers[_MESSAGES::_WIDTH])
 
     @property
+    def log_range(self) -> tuple[int, int] | None:
+        """The log offsets of the first and of the last message; None if there is no stretch."""
+        return (min(self._numbers[_FIRST::_WIDTH]), max(self._numbers[_LAST::_WIDTH])) if self._objects else None
+
+    @property
     def begin_ms(self) -> int:
         """The smallest store time of the first stretch; there is one."""
         return self._numbers[_BEGIN_MS]

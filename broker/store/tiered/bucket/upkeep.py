@@ -42,7 +42,7 @@ class Upkeep:
         own_indexes: Callable[[], Collection[str]],
         fenced: Callable[[FencedError], None],
     ) -> None:
-        """``own_indexes``: the index files that were uploaded, which the next root names."""
+        """``own_indexes``: the index files that were or are being uploaded, which the next root names."""
         self._tier = tier
         self._uploads = uploads
         self._joiner = joiner
@@ -71,8 +71,8 @@ class Upkeep:
                     saved_at = self._clock.monotonic()
                 elif self._clock.monotonic() - saved_at >= SAVE_AFTER:
                     await self._uploads.save()
-                found = await self.join()
                 await self._tier.garbage.delete_due()
+                found = await self.join()
                 if self._clock.monotonic() >= next_search:
                     await self.delete_garbage()
                     next_search = self._clock.monotonic() + _SEARCH_AGAIN
@@ -118,6 +118,7 @@ class Upkeep:
         found = await find_garbage(bucket, self._tier.manifest, self._clock.wall_ms(), grace, own)
         # What was replaced just now may be old, and is still read: it goes after the grace.
         waiting = self._tier.garbage.names
+        waiting.update(self._own_indexes())  # again: one of them may have been found by a second attempt
         names = [info.name for info in found if info.name not in waiting]
         for at in range(0, len(names), _AT_ONCE):
             await bucket.delete(names[at : at + _AT_ONCE])

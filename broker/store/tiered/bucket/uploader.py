@@ -74,6 +74,8 @@ class BucketUploads:
         """All messages below this log offset are in the bucket; it may be greater than the end of the last object."""
         self._attempted: int | None = None
         """The end of an object whose upload has failed: the next attempt has the same one."""
+        self._tried: set[ConsumeQueue] = set()
+        """The queues of all attempts to upload the next object: one of them may be in the bucket."""
         self._one = trio.Lock()
         """Objects come one after the other."""
         self._wake = trio.Event()
@@ -144,7 +146,9 @@ class BucketUploads:
             return None
         if not self.waiting.is_scanned:
             return 0
-        if self._tier.unsaved:
+        if self._tier.lost_from is not None:  # not what is unsaved: the manifest may be that of the other broker now
+            return self._tier.lost_from
+        if self._tier.unsaved and not self.fenced:
             return self._tier.saved_end
         return self._position if self.waiting.pending else None
 
@@ -169,8 +173,13 @@ class BucketUploads:
         self._stopped.set()
         self._wake.set()
 
+    def fence(self) -> None:
+        """Another broker owns the bucket: ``run`` ends."""
+        self.fenced = True
+        self._wake.set()
+
     async def run(self) -> None:
-        """Upload until ``stop``. Raises FencedError when another broker has taken the bucket."""
+        """Upload until ``stop`` or ``fence``. Raises FencedError when another broker has taken the bucket."""
         if not self.waiting.is_scanned:
             await self.scan()
         while not (self.is_stopping or self.fenced):
@@ -256,7 +265,7 @@ class BucketUploads:
         builder = ObjectBuilder(ObjectHeader(Kind.LOG, self._tier.epoch, self._tier.end, end, began))
         queues = [waiting.queue for _, waiting in sorted(self.waiting.pending.items())]
         is_edge = end == limit or self._attempted is not None
-        made = await self._reader.fill(builder, queues, self._position, end, is_edge=is_edge)
+        made = await self._reader.fill(builder, queues, self._position, end, limit, is_edge=is_edge)
         if made.messages:
             await self._put(builder, made)
         else:
@@ -284,7 +293,9 @@ class BucketUploads:
         data = b"" if state is None else state.data
         pieces, directory = await self._tier.bucket.run(partial(builder.finish, data, made.end))
         name = ObjectName(made.begin, 0, 0, self._tier.epoch, 0)
+        deleted = made.deleted
         self._attempted = made.end
+        self._tried.update(made.queues.values())
         await self._rate.wait(made.bytes, self.config.tiered_store_max_upload_bytes_per_second)
         try:
             await self._tier.bucket.create(str(name), pieces)
@@ -292,12 +303,14 @@ class BucketUploads:
             # Only this owner writes with its epoch: the reply to an earlier attempt was lost.
             entry = await self._tier.find_upload()
             made.end = entry.object.end
+            deleted = self._deleted
         else:
             stored = StoredObject(made.begin, made.end, 0, name.epoch, 0, directory.length, directory.position)
             entry = Entry(stored, stretches_of(directory))
         # A topic that was deleted meanwhile must not come back: a new one of its name begins at 0.
-        gone = await self._tier.add(entry, data, made.deleted)
+        gone = await self._tier.add(entry, data, deleted)
         self._attempted = None
+        self._tried.clear()
         if state is not None:
             self._state.sent(state)
         self._position = made.end
@@ -313,6 +326,9 @@ class BucketUploads:
             await self.save()
         if self._index is not None:
             await self._index.fill()
+
+    def _deleted(self) -> set[tuple[str, int]]:
+        return {(queue.topic, queue.queue_id) for queue in self._tried if queue.deleted}
 
     def _skip(self, lost: int) -> None:
         self.skipped += lost
