@@ -13,7 +13,8 @@ from msgspec import Struct
 from trimq.broker.store.disk.real_disk import RealDisk
 from trimq.broker.store.disk.store_lock import LOCK_FILE
 from trimq.broker.store.tiered.bucket.bucket import GET
-from trimq.broker.store.tiered.bucket.restore import RESTORED, is_empty, restore
+from trimq.broker.store.tiered.bucket.queue_starts import RESTORED
+from trimq.broker.store.tiered.bucket.restore import is_empty, restore
 from trimq.broker.tools.command_parts import Progress
 from trimq.broker.tools.offline_bucket import OfflineBucket
 from trimq.broker.tools.offline_store import NotUsableError, locked

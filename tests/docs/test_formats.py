@@ -21,7 +21,7 @@ from trimq.broker.store.recovery.failed_sync_marker import FailedSyncMarker
 from trimq.broker.store.running_flags import Flag
 from trimq.broker.store.tiered.bucket import manifest_pages
 from trimq.broker.store.tiered.bucket.index_objects import IndexName
-from trimq.broker.store.tiered.bucket.restore import RESTORED, Origin, read_restored
+from trimq.broker.store.tiered.bucket.queue_starts import RESTORED, Origin, read_restored
 from trimq.broker.testing import configuration as configuration_of
 from trimq.protocol import (
     bucket_manifest,

@@ -22,13 +22,14 @@ from trimq.broker.store.tiered.access.tiered_store import TieredStore
 from trimq.broker.store.tiered.bucket.backoff import Backoff
 from trimq.broker.store.tiered.bucket.bucket import Bucket
 from trimq.broker.store.tiered.bucket.bucket_queues import BucketQueues
-from trimq.broker.store.tiered.bucket.index_completion import complete_index
+from trimq.broker.store.tiered.bucket.index_completion import complete_index, repeated
 from trimq.broker.store.tiered.bucket.index_objects import IndexObjects
 from trimq.broker.store.tiered.bucket.join_sources import LogSource
 from trimq.broker.store.tiered.bucket.joiner import Joiner
 from trimq.broker.store.tiered.bucket.manifest import FencedError, Manifest
 from trimq.broker.store.tiered.bucket.object_store import ObjectStore
-from trimq.broker.store.tiered.bucket.restore import QueueStarts, is_empty, read_restored, restore
+from trimq.broker.store.tiered.bucket.queue_starts import QueueStarts, idle_queues, read_restored
+from trimq.broker.store.tiered.bucket.restore import is_empty, restore
 from trimq.broker.store.tiered.bucket.same_history import SameHistory
 from trimq.broker.store.tiered.bucket.state_files import StateFiles
 from trimq.broker.store.tiered.bucket.upkeep import Upkeep
@@ -53,7 +54,7 @@ _STOP_SECONDS: Final = 10.0
 _START_SECONDS: Final = 5.0
 """How long a start waits for an answer of the bucket; then it goes on, and consumers of older messages wait."""
 _READ_AGAIN: Final = 600.0
-"""Seconds after which a slave reads the manifest again."""
+"""Seconds after which a slave reads the manifest again, and it is noted where queues go on."""
 _MOST_SLOTS: Final = 500_000
 _MOST_KEYS: Final = 2_000_000
 """Most hash slots and keys of an index file, whatever the configuration says: 60 MB, uploaded as a whole."""
@@ -223,9 +224,11 @@ class BucketMessageStore(TieredStore):
                 )
 
     async def _begin_queues(self) -> None:
-        """Let the queues of a restored store that have no message yet begin where they should."""
+        """Let the queues that have no message here begin where they should: before the bucket has answered."""
         # A deletion is noted first, so a power cut may have come before the topic was forgotten.
         await self._starts.forget(self._history.deleted.__contains__)
+        if self.replication.is_slave:
+            return  # their offsets come from the master
         for (topic, queue_id), start in self._starts.starts.items():
             # One that has messages, and ends before, is that of a new topic of the name.
             if start and not self.queues.peek_next_offset(topic, queue_id):
@@ -239,6 +242,7 @@ class BucketMessageStore(TieredStore):
                 await self._continue_queues()
                 await self._open_index()
                 async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._run_notes)
                     if self.tier_index is not None:
                         nursery.start_soon(self.tier_index.run)
                     nursery.start_soon(self.upkeep.run)
@@ -257,23 +261,12 @@ class BucketMessageStore(TieredStore):
         index = self.tier_index
         if index is None:
             return
-        pauses = Backoff(self._random)
         objects = self._index_objects
 
         async def complete() -> None:
             await complete_index(index, objects.upto, self.bucket, self.manifest, self.bucket_queues)
 
-        steps: list[Callable[[], Awaitable[None]]] = [index.recover, complete]
-        while steps and not self.uploads.is_stopping:
-            try:
-                await steps[0]()
-            except OSError as error:
-                _log.error("tiered_index_not_completed", error=str(error))
-                await self.uploads.wait_until_stop(pauses.next())
-                continue
-            except BucketFormatError as error:  # keys of what follows may not be found
-                _log.error("tiered_index_not_completed", error=str(error))
-            del steps[0]
+        await repeated([index.recover, complete], self.uploads, Backoff(self._random))
 
     def _fenced(self, error: FencedError) -> None:
         self._trouble = TierTrouble(FENCED, f"nothing is uploaded until the next start: {error}")
@@ -341,7 +334,17 @@ class BucketMessageStore(TieredStore):
     async def _follow(self) -> None:
         """A slave: read the manifest, and read it again from time to time."""
         while await self._open_tier(self.bucket_queues.load):
+            await self._note_starts()
             await self.uploads.wait_until_stop(_READ_AGAIN)
+
+    async def _run_notes(self) -> None:
+        """An owner: note from time to time where queues go on, for a start while the bucket is away."""
+        while True:
+            await self._note_starts()
+            await trio.sleep(_READ_AGAIN)
+
+    async def _note_starts(self) -> None:
+        await self._starts.note(lambda: idle_queues(self.bucket_queues, self.min_phy_offset))
 
     async def _stop_tier(self, finished: trio.Event) -> None:
         """Upload what waits; what remains stays local, and the next start goes on with it."""
@@ -403,9 +406,10 @@ class BucketMessageStore(TieredStore):
 
     async def clean_unused_topics(self, known: Container[str]) -> list[str]:
         """See MessageStore: also from the bucket, if this broker owns it."""
-        await self._starts.forget(lambda topic: topic not in known and not is_system_topic(topic))
         try:
             return await super().clean_unused_topics(known)
         except FencedError as error:
             self._fenced(error)
             return []
+        finally:
+            await self._starts.forget(lambda topic: topic not in known and not is_system_topic(topic))

@@ -102,6 +102,12 @@ class BucketQueue:
         return self._end
 
     @property
+    def last_physical(self) -> int:
+        """The log offset of the last message; -1 if there is none."""
+        places = self._table.log_range
+        return -1 if places is None else places[1]
+
+    @property
     def size(self) -> int:
         """Bytes of all records."""
         return self._table.size

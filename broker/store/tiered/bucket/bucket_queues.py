@@ -167,6 +167,11 @@ class BucketQueues:
     # -- what the manifest knows
 
     @property
+    def gone(self) -> Collection[str]:
+        """Topics that were deleted here, and that the owner of the bucket may still have."""
+        return self._gone
+
+    @property
     def end(self) -> int:
         """The log offset behind all that is in the bucket."""
         return self.manifest.end

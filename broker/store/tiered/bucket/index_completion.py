@@ -5,13 +5,14 @@ after a restore there is no local one. The objects are read again in the order o
 harm: a query returns each message once.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import structlog
 import trio
 
+from trimq.broker.store.tiered.bucket.backoff import Backoff
 from trimq.broker.store.tiered.bucket.bucket import Bucket
 from trimq.broker.store.tiered.bucket.manifest import Manifest
 from trimq.protocol.bucket_manifest import Entry, StretchRows
@@ -49,6 +50,37 @@ class CompletableIndex(Protocol):
     async def flush(self) -> None:
         """See IndexStoreService."""
         ...
+
+
+class Stoppable(Protocol):
+    """What ends repetitions (BucketUploads)."""
+
+    @property
+    def is_stopping(self) -> bool:
+        """See BucketUploads."""
+        ...
+
+    async def wait_until_stop(self, seconds: float) -> None:
+        """See BucketUploads."""
+        ...
+
+
+async def repeated(steps: Sequence[Callable[[], Awaitable[None]]], stop: Stoppable, pauses: Backoff) -> None:
+    """Call the steps that open the index, each until the bucket does not fail, or until the stop.
+
+    After damaged objects the next step follows: keys of what they have may not be found.
+    """
+    for step in steps:
+        while not stop.is_stopping:
+            try:
+                await step()
+            except OSError as error:
+                _log.error("tiered_index_not_completed", error=str(error))
+                await stop.wait_until_stop(pauses.next())
+                continue
+            except BucketFormatError as error:
+                _log.error("tiered_index_not_completed", error=str(error))
+            break
 
 
 class TopicIds(Protocol):

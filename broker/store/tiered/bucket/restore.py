@@ -6,19 +6,17 @@ behind the offset of each consumer group: what lies between was lost, and its of
 The history itself stays in the bucket.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-import msgspec
 import structlog
-import trio
 
 from trimq.broker.config import MessageStoreConfig
 from trimq.broker.store.disk.disk import Disk
-from trimq.broker.store.disk.durable_files import make_durable_directory, read_whole, write_durably
-from trimq.broker.store.disk.mapped_file_queue import StoreLoadError
+from trimq.broker.store.disk.durable_files import make_durable_directory, write_durably
 from trimq.broker.store.tiered.bucket.bucket import Bucket
 from trimq.broker.store.tiered.bucket.manifest import Manifest
+from trimq.broker.store.tiered.bucket.queue_starts import RESTORED, Origin, encode_starts
 from trimq.protocol import lenient_json
 from trimq.protocol.bucket_object import BucketFormatError
 from trimq.protocol.bucket_state import decode_state
@@ -26,57 +24,7 @@ from trimq.protocol.file_names import offset_name
 
 _log: Final = structlog.get_logger(__name__)
 
-RESTORED: Final = "config/tierRestored.json"
-"""Where the queues of a restored store begin: it holds until each of them has a message, or its topic is deleted."""
 _OFFSETS: Final = "consumerOffset.json"
-
-
-class _Starts(msgspec.Struct, rename="camel"):
-    """The file RESTORED: topic to queue id to the offset of its next message; see Origin, -1 if that is not known."""
-
-    queues: dict[str, dict[int, int]]
-    end: int = -1
-    log_start: int = -1
-
-
-class Origin(NamedTuple):
-    """What a store was restored from: log offsets behind all that the bucket had, and where its own log began."""
-
-    end: int
-    log_start: int
-
-
-class QueueStarts:
-    """Where the queues of a store begin, by topic and queue id, and what it was restored from: the file RESTORED.
-
-    Belongs to the event loop.
-    """
-
-    def __init__(
-        self, disk: Disk, root: str, starts: Mapping[tuple[str, int], int], origin: Origin | None = None
-    ) -> None:
-        self._disk = disk
-        self._root = root
-        self.starts = dict(starts)
-        self.origin = origin
-        self._lock = trio.Lock()
-
-    async def forget(self, is_gone: Callable[[str], bool]) -> None:
-        """Remove topics that were deleted, durably: otherwise the next start would create their queues again.
-
-        If it cannot be written, they are deleted all the same, as with DeletedTopics.
-        """
-        gone = {topic for topic, _ in self.starts if is_gone(topic)}
-        if not gone:
-            return
-        self.starts = {key: start for key, start in self.starts.items() if key[0] not in gone}
-        with trio.CancelScope(shield=True):
-            async with self._lock:
-                data = _encode(self.starts, self.origin)
-                try:
-                    await self._disk.run(write_durably, self._disk, f"{self._root}/{RESTORED}", data)
-                except OSError as error:
-                    _log.warning("deleted_topic_not_noted", topics=sorted(gone), error=str(error))
 
 
 class RestoredQueue(NamedTuple):
@@ -141,7 +89,7 @@ async def restore(disk: Disk, config: MessageStoreConfig, bucket: Bucket, manife
         make_durable_directory(disk, log)
         for name, data in state.items():
             write_durably(disk, f"{root}/config/{name}", data)
-        write_durably(disk, f"{root}/{RESTORED}", _encode(starts, Origin(manifest.end, log_start)))
+        write_durably(disk, f"{root}/{RESTORED}", encode_starts(starts, Origin(manifest.end, log_start)))
         for path in _lengthless(disk, log):
             disk.delete(path)
         fd = disk.create(f"{log}/{offset_name(log_start)}", size)
@@ -193,27 +141,3 @@ def _consumed(data: bytes) -> dict[tuple[str, int], int]:
     except (ValueError, AttributeError, TypeError) as error:
         raise BucketFormatError(f"{_OFFSETS} in the bucket is damaged") from error
     return found
-
-
-def read_restored(disk: Disk, root: str) -> QueueStarts:
-    """Where the queues of a restored store begin, and what it was restored from. Blocks.
-
-    Without starts and origin for another store; without origin also if an older version has restored it. Raises
-    OSError, StoreLoadError.
-    """
-    data = read_whole(disk, f"{root}/{RESTORED}")
-    if data is None:
-        return QueueStarts(disk, root, {})
-    try:
-        found = msgspec.json.decode(data, type=_Starts)
-    except msgspec.DecodeError as error:
-        raise StoreLoadError(f"{root}/{RESTORED} is damaged: restore the store from the bucket again") from error
-    starts = {(topic, queue_id): start for topic, queues in found.queues.items() for queue_id, start in queues.items()}
-    return QueueStarts(disk, root, starts, None if found.end < 0 else Origin(found.end, found.log_start))
-
-
-def _encode(starts: Mapping[tuple[str, int], int], origin: Origin | None) -> bytes:
-    queues: dict[str, dict[int, int]] = {}
-    for (topic, queue_id), start in starts.items():
-        queues.setdefault(topic, {})[queue_id] = start
-    return msgspec.json.encode(_Starts(queues, *(origin or ())))

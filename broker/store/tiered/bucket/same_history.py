@@ -13,7 +13,7 @@ from trimq.broker.store.log.commit_log import CommitLog
 from trimq.broker.store.queue.consume_queue_store import ConsumeQueueStore
 from trimq.broker.store.queue.deleted_topics import DeletedTopic
 from trimq.broker.store.tiered.access.batch import BatchBuilder
-from trimq.broker.store.tiered.bucket.restore import Origin
+from trimq.broker.store.tiered.bucket.queue_starts import Origin
 from trimq.protocol.bucket_manifest import Entry, Stretch, StretchRows
 from trimq.protocol.queue_unit import FILLER_SIZE
 from trimq.protocol.record import BLANK_SIZE, OVERHEAD_V1, SIZE_MAGIC, RecordError, decode_head

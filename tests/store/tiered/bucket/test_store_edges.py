@@ -19,7 +19,8 @@ from trimq.broker.store.tiered.bucket import bucket_message_store, join_sources,
 from trimq.broker.store.tiered.bucket.bucket_message_store import BucketMessageStore
 from trimq.broker.store.tiered.bucket.join_sources import LogSource, NotLocalError, Source
 from trimq.broker.store.tiered.bucket.manifest import Manifest
-from trimq.broker.store.tiered.bucket.restore import RESTORED, read_state
+from trimq.broker.store.tiered.bucket.queue_starts import RESTORED
+from trimq.broker.store.tiered.bucket.restore import read_state
 from trimq.broker.tiered_config import TieredStorageLevel
 from trimq.protocol.bucket_manifest import Entry
 from trimq.protocol.bucket_object import BucketFormatError
