@@ -86,6 +86,7 @@ class BucketMessageStore(TieredStore):
         self.bucket_queues = BucketQueues(self.bucket, self.manifest, tier, threads, self.clock.monotonic)
         builder = BatchBuilder(self.commit_log, self.queues)
         self._history = SameHistory(self.commit_log, self.queues, builder)
+        self.bucket_queues.deleted_at = self._history.deleted_at
         self._starts = QueueStarts(self.disk, self.root, {})
         self._has_claimed = False
 
@@ -333,8 +334,9 @@ class BucketMessageStore(TieredStore):
 
     async def _follow(self) -> None:
         """A slave: read the manifest, and read it again from time to time."""
-        while await self._open_tier(self.bucket_queues.load):
-            await self._note_starts()
+        while not self.uploads.is_stopping:
+            if await self._open_tier(self.bucket_queues.load):
+                await self._note_starts()
             await self.uploads.wait_until_stop(_READ_AGAIN)
 
     async def _run_notes(self) -> None:

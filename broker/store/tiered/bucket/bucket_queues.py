@@ -56,6 +56,8 @@ class BucketQueues:
         self._expired: list[str] = []
         """Objects that the root in the bucket still names, and the next one does not."""
         self._hidden: Mapping[str, DeletedTopic] = {}
+        self.deleted_at: Callable[[str], int] = lambda _: 1 << 62
+        """Returns the log offset at which a topic was deleted: what stands behind it is of a new topic of the name."""
         self._changes = trio.Lock()
         """Held while the manifest in memory and the queues change; not during requests."""
         self._indexes: Callable[[], Sequence[str] | None] = lambda: None
@@ -158,11 +160,9 @@ class BucketQueues:
         for topic in self._gone.union(self._hidden):
             note = None if topic in self._gone else self._hidden[topic]
             for queue in self.of_topic(topic):
-                kept = [one for one in queue.stretches if note is not None and not _was_before(note, one[1])]
-                if len(kept) < len(list(queue.stretches)):
-                    self._drop(queue)
-                    if kept:
-                        self.find_or_create(topic, queue.queue_id).reset(kept)
+                self._keep(
+                    queue, [one for one in queue.stretches if note is not None and not _was_before(note, one[1])]
+                )
 
     # -- what the manifest knows
 
@@ -297,15 +297,29 @@ class BucketQueues:
         are left out when they are joined. Of a bucket that this broker does not own nothing is changed: a slave's
         master does that, and a master does it when it becomes the owner.
         """
-        self.drop_topic(topic)
+        # A new topic of the name may have messages already, and they may have been uploaded.
+        position = self.deleted_at(topic)
+        self._drop_before(topic, position)
         async with self._changing():
-            self.drop_topic(topic)
+            self._drop_before(topic, position)
             is_owner = self.manifest.is_owner
             if not is_owner:
                 self._gone.add(topic)
-            changed = is_owner and await self._without({topic})
+            changed = is_owner and await self._without({topic}, lambda rows: rows["last_physical"] < position)
         if changed:
             await self.save(None)
+
+    def _drop_before(self, topic: str, position: int) -> None:
+        """Forget the messages of a topic that stand below a log offset."""
+        for queue in self.of_topic(topic):
+            self._keep(queue, [one for one in queue.stretches if one[1].last_physical >= position])
+
+    def _keep(self, queue: BucketQueue, kept: Sequence[tuple[StoredObject, Stretch]]) -> None:
+        """Forget all but these stretches of a queue."""
+        if len(kept) < len(list(queue.stretches)) or not kept:
+            self._drop(queue)
+            if kept:
+                self.find_or_create(queue.topic, queue.queue_id).reset(kept)
 
     def drop_topic(self, topic: str) -> None:
         """Serve nothing of a topic any more, which is about to be deleted."""

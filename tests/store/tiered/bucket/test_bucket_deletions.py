@@ -6,12 +6,15 @@ import pytest
 import trio
 import trio.testing
 
+from tests.store.replication.pairs import SLAVE
 from tests.store.simdisk import SimDisk
 from tests.store.stores import TOPIC, fill, until_dispatched
 from tests.store.tiered.bucket.stores import Objects, opened, tier, uploaded
 from tests.store.tiered.bucket.test_bucket_index import found, upload_index
 from tests.store.tiered.bucket.test_bucket_message_store import nothing
+from tests.store.tiered.bucket.test_store_edges import corrupt
 from tests.store.tiered.test_tiered_message_store import drop_local
+from trimq.broker.store.tiered.bucket.bucket_message_store import DAMAGED
 from trimq.broker.store.tiered.bucket.object_store import ObjectInfo
 from trimq.remoting.runtime.clock import ManualClock
 
@@ -145,3 +148,41 @@ async def test_an_idle_queue_keeps_its_offsets_although_the_bucket_is_away(
         await trio.sleep(200)
         await uploaded(store)
         assert store.tier_range(TOPIC, 0) == (0, 23)
+
+
+async def test_a_new_topic_that_is_uploaded_while_the_old_one_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk, objects = SimDisk(), Objects()
+    async with opened(disk, objects) as store:
+        await fill(store, 20)
+        await uploaded(store)
+        destroy = store.bucket_queues.destroy_topic
+
+        async def late(topic: str) -> None:
+            await fill(store, 3)
+            await uploaded(store)
+            assert store.tier_range(TOPIC, 0) == (0, 3)
+            await destroy(topic)
+
+        monkeypatch.setattr(store.bucket_queues, "destroy_topic", late)
+        await store.delete_topic(TOPIC)
+        assert store.tier_range(TOPIC, 0) == (0, 3)
+        await uploaded(store)
+    async with opened(SimDisk(), objects) as store:
+        assert store.tier_range(TOPIC, 0) == (0, 3)
+
+
+async def test_a_slave_reads_a_manifest_that_was_damaged_again(autojump_clock: trio.testing.MockClock) -> None:
+    objects = Objects()
+    async with opened(SimDisk(), objects) as store:
+        await fill(store, 20)
+        await uploaded(store)
+    corrupt(objects, "C1/broker-a/manifest/root")
+    async with opened(SimDisk(), objects, replication=SLAVE) as slave:
+        await trio.testing.wait_all_tasks_blocked()
+        trouble = slave.tier_trouble()
+        assert trouble is not None
+        assert trouble.code == DAMAGED
+        corrupt(objects, "C1/broker-a/manifest/root")  # flips the same bit back
+        await slave.is_loaded.wait()
+        assert slave.tier_range(TOPIC, 0) == (0, 20)
+        assert slave.tier_trouble() is None
