@@ -316,11 +316,14 @@ class TieredStore(MessageStore, ABC):
     async def clean_unused_topics(self, known: Container[str]) -> list[str]:
         """See MessageStore: also from the tier."""
         deleted = await super().clean_unused_topics(known)
-        for topic in self.tier_queues.topics():
-            if topic not in known and not is_system_topic(topic):
+        gone = frozenset(deleted)
+        # Those too of which there are new ones by now.
+        for topic in dict.fromkeys([*deleted, *self.tier_queues.topics()]):
+            if topic in gone:
                 await self.tier_queues.destroy_topic(topic)
-                if topic not in deleted:
-                    deleted.append(topic)
+            elif topic not in known and not is_system_topic(topic):
+                await self.tier_queues.destroy_topic(topic)
+                deleted.append(topic)
         return deleted
 
 
