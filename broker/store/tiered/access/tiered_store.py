@@ -308,6 +308,11 @@ class TieredStore(MessageStore, ABC):
 
     # -- topics
 
+    def _forget_topic(self, topic: str) -> None:
+        super()._forget_topic(topic)
+        # In the same turn: a new topic of the name does not go on behind this one.
+        self.tier_queues.drop_topic(topic)
+
     async def delete_topic(self, topic: str) -> None:
         """See MessageStore: also from the tier."""
         await super().delete_topic(topic)

@@ -390,11 +390,6 @@ class BucketMessageStore(TieredStore):
 
     # -- topics
 
-    def _forget_topic(self, topic: str) -> None:
-        super()._forget_topic(topic)
-        # In the same turn: a new topic of the name does not go on behind this one.
-        self.bucket_queues.drop_topic(topic)
-
     async def delete_topic(self, topic: str) -> None:
         """See MessageStore: also from the bucket, if this broker owns it."""
         try:
