@@ -322,13 +322,18 @@ class TieredStore(MessageStore, ABC):
         """See MessageStore: also from the tier."""
         deleted = await super().clean_unused_topics(known)
         gone = frozenset(deleted)
+        failed: OSError | None = None
         # Those too of which there are new ones by now.
         for topic in dict.fromkeys([*deleted, *self.tier_queues.topics()]):
-            if topic in gone:
-                await self.tier_queues.destroy_topic(topic)
-            elif topic not in known and not is_system_topic(topic):
-                await self.tier_queues.destroy_topic(topic)
-                deleted.append(topic)
+            if topic in gone or (topic not in known and not is_system_topic(topic)):
+                try:
+                    await self.tier_queues.destroy_topic(topic)
+                except OSError as error:  # no later call knows the others any more
+                    failed = failed or error
+                if topic not in gone:
+                    deleted.append(topic)
+        if failed is not None:
+            raise failed
         return deleted
 
 

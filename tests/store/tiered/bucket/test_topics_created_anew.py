@@ -138,3 +138,27 @@ async def test_a_slave_serves_nothing_of_a_topic_that_its_master_has_deleted() -
             assert slave.tier_range(TOPIC, 0) is None
             assert slave.tier_range("Other", 0) == (0, 5)
             await slave.bucket_queues.load()
+
+
+async def test_a_topic_that_is_deleted_before_its_upload_takes_no_memory() -> None:
+    async with opened(SimDisk(), Objects()) as store:
+        await fill_durably(store, 5)
+        await fill(store, 5, topic="Other")
+        await store.delete_topic(TOPIC)
+        await uploaded(store)
+        assert store.bucket_queues.topics() == ["Other"]
+
+
+async def test_unused_topics_go_from_the_bucket_though_it_fails_meanwhile() -> None:
+    disk, objects = SimDisk(), Objects()
+    async with opened(disk, objects) as store:
+        for topic in ("First", "Second", TOPIC):
+            await fill(store, 5, topic=topic)
+        await uploaded(store)
+        objects.fail = away("replace")
+        with pytest.raises(OSError, match="no way to"):
+            await store.clean_unused_topics({TOPIC})
+        objects.fail = nothing
+        await store.uploads.save()
+    async with opened(SimDisk(), objects) as store:
+        assert list(store.topics()) == [TOPIC]
