@@ -377,9 +377,9 @@ class BucketQueues:
                         key = stretch.topic, stretch.queue_id
                         ends[key] = stretch._replace(offset=stretch.end, messages=0, size=0, blocks=0, position=0)
             kept = gone[-1].object._replace(length=0, directory=0)
+            # By the root that names them no more, be it a later one.
+            self._expired += [entry.object.name for entry in gone if entry.object.length]
             await self._replace(gone, [Entry(kept, [ends[key] for key in sorted(ends)])] if ends else [])
-        # By the root that names them no more, be it a later one.
-        self._expired += [entry.object.name for entry in gone if entry.object.length]
         await self.save(None)
         return sum(entry.object.length > 0 for entry in gone)
 

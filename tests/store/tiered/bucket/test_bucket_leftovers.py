@@ -19,6 +19,7 @@ from tests.store.tiered.test_tiered_message_store import all_offsets, drop_local
 from trimq.broker.store.tiered.access.batch import BatchBuilder
 from trimq.broker.store.tiered.bucket import joiner
 from trimq.broker.store.tiered.bucket.object_store import ObjectInfo
+from trimq.broker.store.tiered.bucket.stretch_groups import StretchGroups
 from trimq.broker.tiered_config import TieredStorageLevel
 from trimq.protocol.bucket_object import BucketFormatError
 from trimq.remoting.runtime.clock import ManualClock
@@ -243,3 +244,38 @@ async def test_what_is_deleted_while_the_bucket_is_away_takes_no_memory() -> Non
             for _ in range(5):
                 await slave.clean_unused_topics({TOPIC})
             assert not slave._starts._forgotten
+
+
+async def test_a_search_leaves_what_expires_at_that_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = ManualClock()
+    objects = OldObjects(clock)
+    config = tier(tiered_store_file_reserved_time=1)
+    async with opened(SimDisk(), objects, config, clock=clock) as store, trio.open_nursery() as nursery:
+        await fill(store, 5)
+        await uploaded(store)
+        clock.set_wall_ms(clock.wall_ms() + 3_700_000)
+        await fill(store, 1, topic="Other")
+        await uploaded(store)
+        expired = objects.named("/log/")[0]
+        listing, run, go_on = store.bucket.list, store.bucket_queues._disk.run, trio.Event()
+
+        async def slow(prefix: str, after: str = "", count: int = 1000) -> Sequence[ObjectInfo]:
+            nursery.start_soon(store.expire_tier)
+            await trio.testing.wait_all_tasks_blocked()
+            return await listing(prefix, after, count)
+
+        async def held(fn: Any, *arguments: Any) -> Any:
+            if fn is StretchGroups:
+                await go_on.wait()
+            return await run(fn, *arguments)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(store.bucket, "list", slow)
+            patch.setattr(store.bucket_queues._disk, "run", held)
+            await store.upkeep.delete_garbage()
+            go_on.set()
+            assert expired in objects.named("/log/")
+        await trio.testing.wait_all_tasks_blocked()
+        clock.advance(3601)
+        await store.bucket_queues.garbage.delete_due()
+        assert expired not in objects.named("/log/")
