@@ -279,3 +279,24 @@ async def test_a_search_leaves_what_expires_at_that_moment(monkeypatch: pytest.M
         clock.advance(3601)
         await store.bucket_queues.garbage.delete_due()
         assert expired not in objects.named("/log/")
+
+
+async def test_a_page_is_written_once_however_often_the_root_is_refused() -> None:
+    objects = Objects()
+    async with opened(SimDisk(), objects) as store:
+        await fill(store, 5)
+        await until_dispatched(store)
+        await store.flush()
+        before = len(objects.named("/manifest/page"))
+        await store.uploads._try(force=True)
+        objects.fail = away("replace")
+        for _ in range(5):
+            with pytest.raises(OSError, match="no way to"):
+                await store.uploads.save()
+        assert len(objects.named("/manifest/page")) == before + 1
+        objects.fail = nothing
+        await fill(store, 5, first=5)
+        await uploaded(store)
+        left = objects.copy()
+    async with opened(SimDisk(), left) as store:
+        assert store.tier_range(TOPIC, 0) == (0, 10)
