@@ -1,6 +1,7 @@
 """What tries that failed leave behind, in the bucket and in memory: it goes, and nothing else does."""
 
 import errno
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -181,7 +182,8 @@ async def test_a_state_that_did_not_come_with_its_object_comes_with_the_next_one
         if done and call == "create" and "/log/" in name:
             raise OSError(errno.ETIMEDOUT, "no reply")
 
-    async with opened(disk, objects, clock=ManualClock()) as store:
+    async with opened(disk, objects) as store:
+        store.uploads._not_before = math.inf  # only the test uploads
         path = f"{store.root}/config/topics.json"
         disk.make_directory(f"{store.root}/config")
         write(disk, path, b'{"a":1}')
@@ -191,11 +193,12 @@ async def test_a_state_that_did_not_come_with_its_object_comes_with_the_next_one
             await store.flush()
             if not number:
                 objects.fail = lose
-                assert not await store.uploads._try(force=True)
+                with pytest.raises(OSError, match="no reply"):
+                    await store.uploads._upload_object(force=True)
                 objects.fail = nothing
                 disk.delete(path)
                 write(disk, path, b'{"a":2}')
-            assert await store.uploads._try(force=True)
+            assert await store.uploads._upload_object(force=True)
         assert store.bucket_queues.unsaved == len(objects.named("/log/")) == 2
         left = objects.copy()
     new = SimDisk()
@@ -221,10 +224,12 @@ async def test_what_a_failed_request_may_still_send_does_not_change() -> None:
     objects = KeptPieces()
     local = settings(mapped_file_size_commit_log=1 << 20)
     async with opened(SimDisk(), objects, local=local) as store:
+        store.uploads._not_before = math.inf  # only the test uploads
         await fill(store, 500)
         await until_dispatched(store)
         await store.flush()
-        assert not await store.uploads._try(force=True)
+        with pytest.raises(OSError, match="no reply"):
+            await store.uploads._upload_object(force=True)
         sent = b"".join(objects.pieces)
         await store.delete_topic(TOPIC)
         await fill(store, 500, topic="Other")
