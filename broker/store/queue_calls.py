@@ -103,8 +103,12 @@ class QueueCalls(InMemoryCalls):
     async def delete_topic(self, topic: str) -> None:
         """Delete a topic's queues; its records stay in the log until they expire. A new one of its name starts at 0."""
         # In this order and without an await between them, so that no put uses the old offsets after the deletion.
-        self.commit_log.forget_topic(topic)
+        self._forget_topic(topic)
         await self._clean.delete_topics([topic])
+
+    def _forget_topic(self, topic: str) -> None:
+        """Called in the turn in which the queues of a topic are dropped."""
+        self.commit_log.forget_topic(topic)
 
     async def clean_unused_topics(self, known: Container[str]) -> list[str]:
         """Delete the queues of topics that are neither ``known`` nor the system's. Returns the deleted topics.
@@ -118,7 +122,7 @@ class QueueCalls(InMemoryCalls):
         def unused() -> Iterator[str]:
             for topic in self.topics():
                 if topic not in known and not is_system_topic(topic):
-                    self.commit_log.forget_topic(topic)
+                    self._forget_topic(topic)
                     deleted.append(topic)
                     yield topic
 

@@ -308,6 +308,11 @@ class TieredStore(MessageStore, ABC):
 
     # -- topics
 
+    def _forget_topic(self, topic: str) -> None:
+        super()._forget_topic(topic)
+        # In the same turn: a new topic of the name does not go on behind this one.
+        self.tier_queues.drop_topic(topic)
+
     async def delete_topic(self, topic: str) -> None:
         """See MessageStore: also from the tier."""
         await super().delete_topic(topic)
@@ -316,11 +321,19 @@ class TieredStore(MessageStore, ABC):
     async def clean_unused_topics(self, known: Container[str]) -> list[str]:
         """See MessageStore: also from the tier."""
         deleted = await super().clean_unused_topics(known)
-        for topic in self.tier_queues.topics():
-            if topic not in known and not is_system_topic(topic):
-                await self.tier_queues.destroy_topic(topic)
-                if topic not in deleted:
+        gone = frozenset(deleted)
+        failed: OSError | None = None
+        # Those too of which there are new ones by now.
+        for topic in dict.fromkeys([*deleted, *self.tier_queues.topics()]):
+            if topic in gone or (topic not in known and not is_system_topic(topic)):
+                try:
+                    await self.tier_queues.destroy_topic(topic)
+                except OSError as error:  # no later call knows the others any more
+                    failed = failed or error
+                if topic not in gone:
                     deleted.append(topic)
+        if failed is not None:
+            raise failed
         return deleted
 
 

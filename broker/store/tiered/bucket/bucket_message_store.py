@@ -86,7 +86,7 @@ class BucketMessageStore(TieredStore):
         self.bucket_queues = BucketQueues(self.bucket, self.manifest, tier, threads, self.clock.monotonic)
         builder = BatchBuilder(self.commit_log, self.queues)
         self._history = SameHistory(self.commit_log, self.queues, builder)
-        self.bucket_queues.deleted_at = self._history.deleted_at
+        self.bucket_queues.notes = lambda: self._history.deleted
         self._starts = QueueStarts(self.disk, self.root, {})
         self._has_claimed = False
 
@@ -288,7 +288,7 @@ class BucketMessageStore(TieredStore):
                     _log.error("tier_not_readable", bucket=self.tier.tiered_store_bucket, error=str(error))
                 self._trouble = TierTrouble(AWAY, self._away(str(error)))
             except FencedError:
-                self.bucket_queues.hide(self._history.deleted)
+                self.bucket_queues.hide()
                 self._loaded()  # what was read is served
                 raise
             except BucketFormatError as error:
@@ -392,8 +392,6 @@ class BucketMessageStore(TieredStore):
 
     async def delete_topic(self, topic: str) -> None:
         """See MessageStore: also from the bucket, if this broker owns it."""
-        # Before the first await: a new topic of the name does not go on behind this one.
-        self.bucket_queues.drop_topic(topic)
         try:
             await super().delete_topic(topic)
         except FencedError as error:
@@ -415,3 +413,11 @@ class BucketMessageStore(TieredStore):
             return []
         finally:
             await self._starts.forget(lambda topic: topic not in known and not is_system_topic(topic))
+
+    async def follow_deletions(self, deleted: dict[str, int]) -> list[str]:
+        """See MessageStore: a slave serves nothing of them from the bucket either, whatever it has."""
+        gone = await super().follow_deletions(deleted)
+        if gone:
+            self.bucket_queues.hide()
+            await self._starts.forget(frozenset(gone).__contains__)
+        return gone

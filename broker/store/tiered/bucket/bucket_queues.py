@@ -55,9 +55,8 @@ class BucketQueues:
         """Topics that were deleted while this broker did not own the bucket."""
         self._expired: list[str] = []
         """Objects that the root in the bucket still names, and the next one does not."""
-        self._hidden: Mapping[str, DeletedTopic] = {}
-        self.deleted_at: Callable[[str], int] = lambda _: 1 << 62
-        """Returns the log offset at which a topic was deleted: what stands behind it is of a new topic of the name."""
+        self.notes: Callable[[], Mapping[str, DeletedTopic]] = dict
+        """Returns the topics that were deleted while the log has records of them; there may be new ones."""
         self._changes = trio.Lock()
         """Held while the manifest in memory and the queues change; not during requests."""
         self._indexes: Callable[[], Sequence[str] | None] = lambda: None
@@ -100,14 +99,16 @@ class BucketQueues:
 
         ``deleted``: those that were deleted before the start, by name; there may be new ones of their names.
         """
-        topics = self._gone.union(deleted)
+        # A copy: more may be deleted meanwhile.
+        noted = {topic: note for topic, note in deleted.items() if self.of_topic(topic)}
+        topics = self._gone.union(noted)
         before = {
             (queue.topic, queue.queue_id): queue.commit_offset for topic in topics for queue in self.of_topic(topic)
         }
         if before:
             async with self._changing():
                 changed = bool(self._gone) and await self._without(self._gone)
-                for topic, note in deleted.items():
+                for topic, note in noted.items():
                     changed |= await self._without({topic}, partial(_is_before, note))
                 if changed:
                     await self._take()
@@ -143,22 +144,26 @@ class BucketQueues:
             queue.take(table, end)
             if number % _SLICE == _SLICE - 1:
                 await trio.lowlevel.checkpoint()
-        if self.manifest.fenced:
-            self._hide()
+        if not self.manifest.is_owner:
+            self.hide()
 
     def _drop(self, queue: BucketQueue) -> None:
         """Forget a queue: one of the same name is another object, because of what was read ahead of this one."""
-        del self._queues[queue.topic][queue.queue_id]
+        queues = self._queues[queue.topic]
+        del queues[queue.queue_id]
+        if not queues:
+            del self._queues[queue.topic]
         queue.destroy()
 
-    def hide(self, deleted: Mapping[str, DeletedTopic]) -> None:
-        """Serve nothing of deleted topics although the bucket has it: this broker is fenced. See remove_deleted."""
-        self._hidden = deleted
-        self._hide()
+    def hide(self) -> None:
+        """Serve nothing of deleted topics although the bucket, which this broker does not own, has it.
 
-    def _hide(self) -> None:
-        for topic in self._gone.union(self._hidden):
-            note = None if topic in self._gone else self._hidden[topic]
+        A slave knows them by the notes: what it has deleted itself, its master may have created anew.
+        """
+        notes = self.notes()
+        gone = self._gone if self.manifest.fenced else ()
+        for topic in self._queues.keys() & {*notes, *gone}:
+            note = None if topic in gone else notes[topic]
             for queue in self.of_topic(topic):
                 self._keep(
                     queue, [one for one in queue.stretches if note is not None and not _was_before(note, one[1])]
@@ -203,14 +208,12 @@ class BucketQueues:
 
     async def save(self, state: bytes | None) -> None:
         """Replace the root. Raises OSError, FencedError."""
-        expired, self._expired = self._expired, []
-        try:
-            await self.manifest.save(state, self._indexes())
-        except BaseException:
-            self._expired = expired + self._expired
-            raise
-        if expired:
-            self.discard(expired)
+        expired = set(self._expired)
+        await self.manifest.save(state, self._indexes())
+        gone = [name for name in self._expired if name in expired]
+        if gone:
+            self._expired = [name for name in self._expired if name not in expired]
+            self.discard(gone)
 
     async def find_upload(self) -> Entry:
         """The upload object that follows the last one, which is in the bucket. Raises OSError, BucketFormatError."""
@@ -240,7 +243,9 @@ class BucketQueues:
                 entry = Entry(entry.object, kept)
             self.manifest.add(entry, state)
             async for stretch in _slowly(entry):
-                self.find_or_create(stretch.topic, stretch.queue_id).add(entry.object, stretch)
+                note = self.notes().get(stretch.topic)
+                if note is None or not _was_before(note, stretch):  # else it was deleted just now
+                    self.find_or_create(stretch.topic, stretch.queue_id).add(entry.object, stretch)
         return gone
 
     # -- queues
@@ -298,7 +303,8 @@ class BucketQueues:
         master does that, and a master does it when it becomes the owner.
         """
         # A new topic of the name may have messages already, and they may have been uploaded.
-        position = self.deleted_at(topic)
+        note = self.notes().get(topic)
+        position = 1 << 62 if note is None else note.position
         self._drop_before(topic, position)
         async with self._changing():
             self._drop_before(topic, position)
@@ -371,15 +377,20 @@ class BucketQueues:
                         key = stretch.topic, stretch.queue_id
                         ends[key] = stretch._replace(offset=stretch.end, messages=0, size=0, blocks=0, position=0)
             kept = gone[-1].object._replace(length=0, directory=0)
+            # By the root that names them no more, be it a later one.
+            self._expired += [entry.object.name for entry in gone if entry.object.length]
             await self._replace(gone, [Entry(kept, [ends[key] for key in sorted(ends)])] if ends else [])
-        # By the root that names them no more, be it a later one.
-        self._expired += [entry.object.name for entry in gone if entry.object.length]
         await self.save(None)
         return sum(entry.object.length > 0 for entry in gone)
 
     def discard(self, names: Sequence[str]) -> None:
-        """Delete objects, which the root does not name any more, after the grace."""
+        """Delete objects, which the root does not name any more, after the grace; its old pages too."""
         self.garbage.add([*names, *self.manifest.garbage_pages()])
+
+    @property
+    def replaced(self) -> set[str]:
+        """What waits for its deletion: for the grace, or for a root that does not name it any more."""
+        return self.garbage.names.union(self._expired)
 
     async def replace(self, gone: Sequence[Entry], new: Sequence[Entry]) -> bool:
         """Replace objects in the manifest and in the queues.

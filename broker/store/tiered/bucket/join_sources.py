@@ -117,7 +117,10 @@ class LogSource:
             limits = Limits(min(end - offset, BLOCK_MESSAGES), BLOCK_BYTES, 1 << 62)
             # Memory of its own: it is in use until the part of the object with it was sent.
             memory = Buffer()
-            built = await self._builder.build(queue, offset, AS_IN_LOG, limits, 0, memory, keys=False)
+            try:
+                built = await self._builder.build(queue, offset, AS_IN_LOG, limits, 0, memory, keys=False)
+            except OSError as error:  # of this disk: the bucket has them too
+                raise NotLocalError from error
             if built is None or built.batch is None or queue.deleted:
                 raise NotLocalError
             batch = built.batch

@@ -101,6 +101,8 @@ class Joiner:
         self._spool = f"{root}/{SPOOL}"
         self._local = local
         self._number = 0
+        self._left: list[str] = []
+        """What the last try may have written before it failed. No reader knows it."""
         self._damaged: set[StoredObject] = set()
         """Objects that are not joined until the next start: each try would copy all that is joined with them."""
         self.joins = 0
@@ -113,6 +115,9 @@ class Joiner:
         The manifest has the result then. Once the root names it, these objects are garbage. Raises OSError,
         BucketFormatError.
         """
+        if self._left:
+            await self._bucket.delete(self._left)
+            self._left = []
         manifest = self._queues.manifest
         saved = manifest.root.end if manifest.root is not None else 0
         chosen = choose(windows_of(manifest.entries), saved, self._damaged)
@@ -121,7 +126,7 @@ class Joiner:
         entries = [entry for window in chosen for entry in window.entries]
         header = ObjectHeader(Kind.SEGMENT, self._queues.epoch, chosen[0].begin, chosen[-1].end, now_ms)
         generation = chosen[0].generation + 1
-        written: list[str] = []
+        written = self._left
         try:
             new = await self._write_all(await self._local(entries), header, generation, written)
         except NotLocalError:
@@ -131,6 +136,7 @@ class Joiner:
             except DamagedSourceError as error:
                 self._damaged.add(error.stored)
                 raise
+        self._left = []
         if not await self._queues.replace(entries, new):
             return written
         self.joins += 1

@@ -15,7 +15,7 @@ import trio
 from trimq.broker.store.tiered.bucket import manifest_reads as reads
 from trimq.broker.store.tiered.bucket.bucket import Bucket
 from trimq.broker.store.tiered.bucket.manifest_load import Loaded, load
-from trimq.broker.store.tiered.bucket.manifest_pages import Page, Pages, compact
+from trimq.broker.store.tiered.bucket.manifest_pages import Pages, compact
 from trimq.broker.store.tiered.bucket.object_store import ChangedError
 from trimq.protocol.bucket_manifest import (
     MOST_PAGE_BYTES,
@@ -257,7 +257,6 @@ class Manifest:
         # Is there room in the root? If not, no page should be written in vain.
         guess = (PageRef(page_name(self._sequence, epoch, 0), MOST_PAGE_BYTES, 1),)
         self._next_root(epoch, owner, end, [page.refs or guess for page in pages], None, None)
-        written: dict[Page, tuple[PageRef, ...]] = {}
         number = 0
         for page in pages:
             if page.refs is None:
@@ -267,17 +266,15 @@ class Manifest:
                     name = await self._create(partial(page_name, epoch=epoch, number=number), data)
                     refs.append(PageRef(name, len(data), objects))
                     number += 1
-                written[page] = tuple(refs)
+                page.refs = tuple(refs)  # be it for a later root: a page is not written for each try
         named = None if newest is None else await self._create(partial(state_name, epoch=epoch), newest)
         listed = None if files is None else ""
         if files:
             listed = await self._create(
                 partial(indexes_name, epoch=epoch), await self._bucket.run(encode_indexes, files)
             )
-        saved = [page.refs or written[page] for page in pages]
+        saved = [page.refs or () for page in pages]
         await self._replace(partial(self._next_root, epoch, owner, end, saved, named, listed))
-        for page, names in written.items():
-            page.refs = names
         self.unsaved -= unsaved
         self.unsaved_changes -= changes
         self._uploads = []

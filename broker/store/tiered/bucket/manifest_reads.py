@@ -138,7 +138,16 @@ async def read_directory(bucket: Bucket, stored: StoredObject, length: int | Non
 
 
 async def _read_directory(bucket: Bucket, name: str, begin: int, length: int) -> Directory:
-    data = bytes(await bucket.read_range(name, begin, length - begin))
+    try:
+        data = bytes(await bucket.read_range(name, begin, length - begin))
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        # One that ends before ``begin`` gives the same error as an object store that is away.
+        for info in await bucket.list(name[:-1]):
+            if info.name == name and info.size < length:
+                raise BucketFormatError(f"it has {info.size} bytes instead of {length}") from error
+        raise
     if len(data) != length - begin:
         raise BucketFormatError(f"it has fewer than {length} bytes")
     position, _ = directory_place(data[-FOOTER_SIZE:], length)

@@ -132,6 +132,8 @@ class ContentsReader:
 
         Returns the log offsets of the message behind them, and behind it; None if there is none.
         """
+        if queue.deleted:
+            return None
         key = queue.topic, queue.queue_id
         tier = self._tier.find_or_create(queue.topic, queue.queue_id)
         offset = max(tier.commit_offset, queue.min_offset)

@@ -48,7 +48,7 @@ class QueueStarts:
         self._root = root
         self.starts = dict(starts)
         self.origin = origin
-        self._forgotten: list[Callable[[str], bool]] = []
+        self._forgotten: list[Callable[[str], bool]] | None = None
         """What was forgotten while ``note`` looks."""
         self._lock = trio.Lock()
 
@@ -58,11 +58,16 @@ class QueueStarts:
         If it cannot be written, the next call tries again.
         """
         async with self._lock:
-            self._forgotten.clear()
+            forgotten: list[Callable[[str], bool]] = []
+            self._forgotten = forgotten
+            try:
+                looked = await find()
+            finally:
+                self._forgotten = None
             found = {
                 key: max(start, self.starts.get(key, 0))
-                for key, start in (await find()).items()
-                if not any(is_gone(key[0]) for is_gone in self._forgotten)
+                for key, start in looked.items()
+                if not any(is_gone(key[0]) for is_gone in forgotten)
             }
             starts = {**self.starts, **found}
             if starts == self.starts:
@@ -80,7 +85,8 @@ class QueueStarts:
 
         If it cannot be written, they are deleted all the same, as with DeletedTopics.
         """
-        self._forgotten.append(is_gone)
+        if self._forgotten is not None:
+            self._forgotten.append(is_gone)
         gone = {topic for topic, _ in self.starts if is_gone(topic)}
         if not gone:
             return
@@ -103,13 +109,13 @@ class QueueStarts:
 
 
 async def idle_queues(queues: BucketQueues, log_begin: int) -> dict[tuple[str, int], int]:
-    """Where the queues end whose messages all stood before the begin of the local log."""
+    """Where the queues end whose messages in the bucket all stood before the begin of the local log."""
     found = {}
     for number, queue in enumerate(queues.all()):
         if number % _SLICE == _SLICE - 1:
             await trio.lowlevel.checkpoint()
-        last = queue.last_physical
-        if 0 <= last < log_begin and queue.topic not in queues.gone:
+        # Of one whose messages have expired only the end is known.
+        if queue.commit_offset and queue.last_physical < log_begin and queue.topic not in queues.gone:
             found[queue.topic, queue.queue_id] = queue.commit_offset
     return found
 

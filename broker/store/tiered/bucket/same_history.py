@@ -108,11 +108,6 @@ class SameHistory:
         """Topics that were deleted while the log has records of them: there may be new ones of their names."""
         return self._queues.deleted_topics.topics
 
-    def deleted_at(self, topic: str) -> int:
-        """The log offset at which a topic was deleted; a greater one than all if that is not noted."""
-        note = self.deleted.get(topic)
-        return 1 << 62 if note is None else note.position
-
     def _is_deleted(self, stretch: Stretch) -> bool:
         note = self.deleted.get(stretch.topic)
         return note is not None and stretch.last_physical < note.position and stretch.end_ms <= note.wall_ms

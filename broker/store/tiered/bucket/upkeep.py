@@ -111,13 +111,14 @@ class Upkeep:
         """
         # The root is replaced first: a broker that was frozen, and owns the bucket no more, knows too little to delete.
         await self._uploads.save()
+        self._tier.discard(())  # the pages that it has replaced
         grace = self._uploads.config.tiered_store_bucket_grace_time
         bucket = self._tier.bucket
         # Index files are uploaded by another task, and named by the next root.
         own = self._own_indexes()
         found = await find_garbage(bucket, self._tier.manifest, self._clock.wall_ms(), grace, own)
         # What was replaced just now may be old, and is still read: it goes after the grace.
-        waiting = self._tier.garbage.names
+        waiting = self._tier.replaced
         waiting.update(self._own_indexes())  # again: one of them may have been found by a second attempt
         names = [info.name for info in found if info.name not in waiting]
         for at in range(0, len(names), _AT_ONCE):

@@ -294,6 +294,7 @@ class BucketUploads:
         pieces, directory = await self._tier.bucket.run(partial(builder.finish, data, made.end))
         name = ObjectName(made.begin, 0, 0, self._tier.epoch, 0)
         deleted = made.deleted
+        is_sent = state is not None
         self._attempted = made.end
         self._tried.update(made.queues.values())
         await self._rate.wait(made.bytes, self.config.tiered_store_max_upload_bytes_per_second)
@@ -304,6 +305,10 @@ class BucketUploads:
             entry = await self._tier.find_upload()
             made.end = entry.object.end
             deleted = self._deleted
+            is_sent = False
+        except OSError:
+            self._reader.memory.release()  # for the next attempt: the library may still be sending from it
+            raise
         else:
             stored = StoredObject(made.begin, made.end, 0, name.epoch, 0, directory.length, directory.position)
             entry = Entry(stored, stretches_of(directory))
@@ -311,7 +316,7 @@ class BucketUploads:
         gone = await self._tier.add(entry, data, deleted)
         self._attempted = None
         self._tried.clear()
-        if state is not None:
+        if is_sent and state is not None:  # an earlier attempt had another one, or none
             self._state.sent(state)
         self._position = made.end
         self.objects += 1

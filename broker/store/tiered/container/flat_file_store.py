@@ -66,12 +66,14 @@ class FlatFileStore:
         return file
 
     def find(self, topic: str, queue_id: int) -> FlatMessageFile | None:
-        """The queue; None if nothing of it was uploaded."""
-        return self._files.get(topic, {}).get(queue_id)
+        """The queue; None if nothing of it was uploaded, or if its topic was deleted."""
+        found = self._files.get(topic, {}).get(queue_id)
+        return None if found is None or found.is_destroyed else found
 
     def find_or_create(self, topic: str, queue_id: int) -> FlatMessageFile:
         """The queue, created (in memory) if it is new."""
-        return self.find(topic, queue_id) or self._add(topic, queue_id)
+        # One that is being deleted too: a new one would write into the same files.
+        return self._files.get(topic, {}).get(queue_id) or self._add(topic, queue_id)
 
     def of_topic(self, topic: str) -> list[FlatMessageFile]:
         """The queues of a topic."""
@@ -112,6 +114,11 @@ class FlatFileStore:
         known = self.metadata.topics.get(topic)
         own = known.reserve_time if known is not None else -1
         return (own if own > 0 else self.config.tiered_store_file_reserved_time) * _HOUR_MS
+
+    def drop_topic(self, topic: str) -> None:
+        """Neither serve nor upload anything of a topic any more, which is about to be deleted."""
+        for file in self.of_topic(topic):
+            file.is_destroyed = True
 
     async def destroy_topic(self, topic: str) -> None:
         """Delete a topic from the tier, durably. Raises OSError."""

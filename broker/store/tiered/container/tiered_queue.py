@@ -123,6 +123,10 @@ class TieredQueues(Protocol):
         """The topics with queues in the tier."""
         ...
 
+    def drop_topic(self, topic: str) -> None:
+        """Serve nothing of a topic any more, which is about to be deleted."""
+        ...
+
     async def destroy_topic(self, topic: str) -> None:
         """Delete a topic from the tier. Raises OSError."""
         ...

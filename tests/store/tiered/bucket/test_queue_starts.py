@@ -14,11 +14,12 @@ import trio.testing
 from tests.store.replication.pairs import SLAVE
 from tests.store.simdisk import Loss, SimDisk
 from tests.store.stores import TOPIC, fill
-from tests.store.tiered.bucket.stores import Objects, opened, uploaded
+from tests.store.tiered.bucket.stores import Objects, opened, tier, uploaded
 from tests.store.tiered.bucket.test_bucket_message_store import away, nothing, write
 from tests.store.tiered.test_tiered_message_store import drop_local
 from trimq.broker.store.tiered.bucket import queue_starts
 from trimq.broker.store.tiered.bucket.queue_starts import idle_queues, read_restored
+from trimq.remoting.runtime.clock import ManualClock
 
 GROUP_AT_50 = b'{"offsetTable":{"Read@G":{"0":50}}}'
 """A topic without a message in the bucket."""
@@ -170,3 +171,22 @@ async def test_a_note_that_cannot_be_written_is_tried_again(
             patch.undo()
             await trio.sleep(700)
             assert read_restored(disk, store.root).starts == {(TOPIC, 0): 20}
+
+
+async def test_a_queue_whose_messages_have_all_expired_goes_on(autojump_clock: trio.testing.MockClock) -> None:
+    objects, disk, clock = Objects(), SimDisk(), ManualClock()
+    async with opened(disk, objects, tier(tiered_store_file_reserved_time=1), clock=clock) as store:
+        await fill(store, 20)
+        await fill(store, 100, topic="Other")
+        await uploaded(store)
+        await drop_local(store)
+        clock.set_wall_ms(clock.wall_ms() + 7_200_000)
+        assert await store.expire_tier()
+    for name in disk.list(f"{store.root}/consumequeue/{TOPIC}/0"):
+        disk.delete(f"{store.root}/consumequeue/{TOPIC}/0/{name}")
+    async with opened(disk, objects, replication=SLAVE) as store:
+        await store.is_loaded.wait()
+        await trio.testing.wait_all_tasks_blocked()
+    objects.fail = away()
+    async with opened(disk, objects) as store:
+        assert store.next_offset(TOPIC, 0) == 20
