@@ -296,10 +296,11 @@ class BucketQueues:
         return self.config.tiered_store_file_reserved_time * _HOUR_MS
 
     async def destroy_topic(self, topic: str) -> None:
-        """Remove a topic from the manifest. Raises OSError, FencedError.
+        """Remove a topic from the manifest. Raises FencedError.
 
-        Objects that hold only messages of deleted topics are deleted by the next expiry; of the others the messages
-        are left out when they are joined. Of a bucket that this broker does not own nothing is changed: a slave's
+        While the bucket is away the next root waits; the note of the deletion stands for it after a kill. Objects that
+        hold only messages of deleted topics are deleted as garbage; of the others the messages are left out when they
+        are joined. Of a bucket that this broker does not own nothing is changed: a slave's
         master does that, and a master does it when it becomes the owner.
         """
         # A new topic of the name may have messages already, and they may have been uploaded.
@@ -313,7 +314,10 @@ class BucketQueues:
                 self._gone.add(topic)
             changed = is_owner and await self._without({topic}, lambda rows: rows["last_physical"] < position)
         if changed:
-            await self.save(None)
+            try:
+                await self.save(None)
+            except OSError as error:
+                _log.warning("topic_deletion_waits_for_bucket", topic=topic, error=str(error))
 
     def _drop_before(self, topic: str, position: int) -> None:
         """Forget the messages of a topic that stand below a log offset."""

@@ -79,8 +79,7 @@ async def test_a_start_is_forgotten_though_the_bucket_is_away() -> None:
     await with_a_topic_that_was_read(objects)
     async with opened(disk, objects) as store:
         objects.fail = away()
-        with pytest.raises(OSError, match="no way to"):
-            await store.delete_topic(TOPIC)
+        await store.delete_topic(TOPIC)
         objects.fail = nothing
         assert (TOPIC, 0) not in read_restored(disk, store.root).starts
 

@@ -216,8 +216,7 @@ async def test_a_topic_created_anew_that_is_longer_than_the_old_one() -> None:
         objects.fail = away("replace")
         await fill(store, 20)
         await upload_object(store)
-        with pytest.raises(OSError, match="no way"):
-            await store.delete_topic(TOPIC)
+        await store.delete_topic(TOPIC)
         gone, before = disk.copy(), objects.copy()
         for number in range(25):
             await put(store, b"new %d" % number)
@@ -260,8 +259,7 @@ async def test_a_topic_created_anew_whose_deletion_was_not_noted() -> None:
         await fill(store, 20)
         await uploaded(store)
         objects.fail = away()
-        with pytest.raises(OSError, match="no way"):
-            await store.delete_topic(TOPIC)
+        await store.delete_topic(TOPIC)
         for number in range(5):
             await put(store, b"new %d" % number)
         await until_dispatched(store)

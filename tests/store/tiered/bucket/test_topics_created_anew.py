@@ -156,8 +156,7 @@ async def test_unused_topics_go_from_the_bucket_though_it_fails_meanwhile() -> N
             await fill(store, 5, topic=topic)
         await uploaded(store)
         objects.fail = away("replace")
-        with pytest.raises(OSError, match="no way to"):
-            await store.clean_unused_topics({TOPIC})
+        assert sorted(await store.clean_unused_topics({TOPIC})) == ["First", "Second"]
         objects.fail = nothing
         await store.uploads.save()
     async with opened(SimDisk(), objects) as store:

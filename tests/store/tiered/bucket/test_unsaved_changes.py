@@ -119,8 +119,7 @@ async def test_a_deletion_whose_save_failed_is_saved(autojump_clock: trio.testin
         clock.advance(upkeep.SEARCH_AFTER)
         await trio.sleep(60)  # the search for garbage saves the root too
         refuse(objects, "manifest/root")
-        with pytest.raises(OSError, match="refused"):
-            await store.delete_topic("Other")
+        await store.delete_topic("Other")
         accept(objects)
         assert await topics_of_root(store, objects) == {TOPIC, "Other"}
         assert not store.bucket_queues.is_saved
