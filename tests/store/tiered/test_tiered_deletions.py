@@ -38,3 +38,23 @@ async def test_a_topic_that_is_created_anew_while_the_old_one_is_deleted(
         await store.uploads.upload_all()
         assert store.tier_range(TOPIC, 0) == (0, 3)
         assert len(await all_offsets(store, 0, 3)) == 3
+
+
+async def test_unused_topics_go_though_the_deletion_of_one_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened(SimDisk()) as store:
+        for topic in ("First", "Second", TOPIC):
+            await fill(store, 5, topic=topic)
+        await until_dispatched(store)
+        await store.flush()
+        await store.uploads.upload_all()
+        persist, failures = store.tier_queues.metadata.persist, [OSError("no space")]
+
+        async def fail_once() -> None:
+            if failures:
+                raise failures.pop()
+            await persist()
+
+        monkeypatch.setattr(store.tier_queues.metadata, "persist", fail_once)
+        with pytest.raises(OSError, match="no space"):
+            await store.clean_unused_topics({TOPIC})
+        assert list(store.tier_queues.topics()) == [TOPIC]
