@@ -57,4 +57,6 @@ async def test_unused_topics_go_though_the_deletion_of_one_fails(monkeypatch: py
         monkeypatch.setattr(store.tier_queues.metadata, "persist", fail_once)
         with pytest.raises(OSError, match="no space"):
             await store.clean_unused_topics({TOPIC})
+        assert sorted(store.tier_queues.topics()) == ["First", TOPIC]
+        assert await store.clean_unused_topics({TOPIC}) == ["First"]
         assert list(store.tier_queues.topics()) == [TOPIC]
