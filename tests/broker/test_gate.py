@@ -125,8 +125,10 @@ class Both:
 
     def connection(self, client: WireClient) -> Connection:
         """The broker's end of a client's connection."""
-        port = client.stream.socket.getsockname()[1]
-        (connection,) = (one for one in self.broker.reactor.connections.values() if one.peer[1] == port)
+        ends = client.stream.socket.getsockname()[1], client.stream.socket.getpeername()[1]
+        # Both: connections to the two ports of the broker may come from one port.
+        found = self.broker.reactor.connections.values()
+        (connection,) = (one for one in found if (one.peer[1], one.sock.getsockname()[1]) == ends)
         return connection
 
     def table(self, client: WireClient) -> HandlerTable:
