@@ -293,30 +293,31 @@ class BucketUploads:
         data = b"" if state is None else state.data
         pieces, directory = await self._tier.bucket.run(partial(builder.finish, data, made.end))
         name = ObjectName(made.begin, 0, 0, self._tier.epoch, 0)
-        deleted = made.deleted
-        is_sent = state is not None
         self._attempted = made.end
         self._tried.update(made.queues.values())
         await self._rate.wait(made.bytes, self.config.tiered_store_max_upload_bytes_per_second)
+        is_new = True
         try:
             await self._tier.bucket.create(str(name), pieces)
         except FileExistsError:
+            is_new = False
+        except OSError:
+            self._reader.memory.release()  # for the next attempt: the library may still be sending from it
+            raise
+        if is_new:
+            stored = StoredObject(made.begin, made.end, 0, name.epoch, 0, directory.length, directory.position)
+            entry = Entry(stored, stretches_of(directory))
+            deleted = made.deleted
+        else:
             # Only this owner writes with its epoch: the reply to an earlier attempt was lost.
             entry = await self._tier.find_upload()
             made.end = entry.object.end
             deleted = self._deleted
-            is_sent = False
-        except OSError:
-            self._reader.memory.release()  # for the next attempt: the library may still be sending from it
-            raise
-        else:
-            stored = StoredObject(made.begin, made.end, 0, name.epoch, 0, directory.length, directory.position)
-            entry = Entry(stored, stretches_of(directory))
         # A topic that was deleted meanwhile must not come back: a new one of its name begins at 0.
         gone = await self._tier.add(entry, data, deleted)
         self._attempted = None
         self._tried.clear()
-        if is_sent and state is not None:  # an earlier attempt had another one, or none
+        if is_new and state is not None:  # an earlier attempt had another one, or none
             self._state.sent(state)
         self._position = made.end
         self.objects += 1

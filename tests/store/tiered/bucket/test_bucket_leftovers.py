@@ -1,14 +1,19 @@
 """What tries that failed leave behind, in the bucket and in memory: it goes, and nothing else does."""
 
 import errno
+import gc
 import math
+import mmap
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
+import obstore
 import pytest
 import structlog.testing
 import trio
 import trio.testing
+from obstore.exceptions import GenericError
 
 from tests.store.replication.pairs import SLAVE
 from tests.store.simdisk import SimDisk
@@ -17,8 +22,9 @@ from tests.store.tiered.bucket.stores import Objects, opened, tier, uploaded
 from tests.store.tiered.bucket.test_bucket_message_store import away, nothing, read, write
 from tests.store.tiered.bucket.test_store_edges import in_objects
 from tests.store.tiered.test_tiered_message_store import all_offsets, drop_local
-from trimq.broker.store.tiered.access.batch import BatchBuilder
-from trimq.broker.store.tiered.bucket import joiner
+from trimq.broker.store.disk.real_disk import RealDisk
+from trimq.broker.store.tiered.access.batch import BatchBuilder, new_memory
+from trimq.broker.store.tiered.bucket import joiner, object_builder, object_contents
 from trimq.broker.store.tiered.bucket.object_store import ObjectInfo
 from trimq.broker.store.tiered.bucket.stretch_groups import StretchGroups
 from trimq.broker.tiered_config import TieredStorageLevel
@@ -305,3 +311,45 @@ async def test_a_page_is_written_once_however_often_the_root_is_refused() -> Non
         left = objects.copy()
     async with opened(SimDisk(), left) as store:
         assert store.tier_range(TOPIC, 0) == (0, 10)
+
+
+@pytest.mark.parametrize("is_reply_lost", [False, True])
+async def test_an_upload_that_fails_keeps_no_memory(is_reply_lost: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its error refers to its own frames, and is not collected for a long time: they must not have the records."""
+    made: list[weakref.ref[mmap.mmap]] = []
+
+    def noted(size: int) -> mmap.mmap:
+        memory = new_memory(size)
+        made.append(weakref.ref(memory))
+        return memory
+
+    monkeypatch.setattr(object_contents, "new_memory", noted)
+    monkeypatch.setattr(object_builder, "_SMALL", 1)  # short pieces are copied
+    objects = Objects()
+    async with opened(SimDisk(), objects, tier(tiered_store_group_commit=False)) as store:
+        await store.is_loaded.wait()
+        monkeypatch.setattr(store.bucket, "_disk", RealDisk())  # an error of a thread refers to itself
+        put = obstore.put
+
+        def failing(bucket: Any, name: str, data: Any, mode: Any) -> Any:
+            if is_reply_lost:
+                put(bucket, name, data, mode=mode)
+            raise GenericError("no way")
+
+        monkeypatch.setattr(obstore, "put", failing)
+        objects.fail = away("list")  # what a request whose reply was lost has written cannot be looked for either
+        gc.disable()
+        try:
+            await fill(store, 20)
+            await until_dispatched(store)
+            await store.flush()
+            for _ in range(4):
+                assert not await store.uploads._try(force=True)
+            assert len(made) >= 1 + 3 * (not is_reply_lost)
+            store.uploads._reader.memory.release()
+            await trio.lowlevel.checkpoint()  # the run loop has the last result until the next one
+            assert [memory for one in made if (memory := one()) is not None] == []
+        finally:
+            gc.enable()
+        monkeypatch.undo()
+        objects.fail = nothing
