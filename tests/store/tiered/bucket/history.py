@@ -74,6 +74,22 @@ async def join(bucket: Bucket, owner: Manifest, parts: Sequence[Entry]) -> Entry
     return entry
 
 
+def late_upload(store: FaultyStore, owner: Manifest, error: OSError | None = None) -> None:
+    """Let an object of ``owner`` arrive just before the next root; the reply to that request is ``error``."""
+    replaced = store.store.replace
+
+    def late(name: str, data: bytes, version: str | None) -> str:
+        entry, content = built(owner.end, state=b"late")
+        store.put(entry.object.name, content)
+        store.store.replace = replaced  # type: ignore[method-assign]
+        new = replaced(name, data, version)
+        if error is not None:
+            raise error
+        return new
+
+    store.store.replace = late  # type: ignore[method-assign]
+
+
 def check_history(entries: Sequence[Entry], end: int, begin: int = 0) -> None:
     """Objects follow each other from ``begin`` to ``end``: nothing is missing, and nothing is there twice."""
     for entry in entries:

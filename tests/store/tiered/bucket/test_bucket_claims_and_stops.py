@@ -12,7 +12,7 @@ from tests.store.replication.pairs import SLAVE
 from tests.store.simdisk import Loss, SimDisk
 from tests.store.stores import TOPIC, fill, put, settings, until_dispatched
 from tests.store.tiered.bucket.faulty_store import FaultyStore
-from tests.store.tiered.bucket.history import built, epoch_of, manifest, upload
+from tests.store.tiered.bucket.history import epoch_of, late_upload, manifest, upload
 from tests.store.tiered.bucket.stores import Objects, opened, tier, uploaded
 from tests.store.tiered.bucket.test_bucket_message_store import nothing
 from tests.store.tiered.test_tiered_message_store import drop_local
@@ -35,16 +35,7 @@ async def test_a_claim_whose_reply_was_lost_adopts_what_came_meanwhile() -> None
     await first.claim()
     await upload(bucket, first, 1)
     second = manifest(store.bucket())
-    replaced = store.store.replace
-
-    def late(name: str, data: bytes, version: str | None) -> str:
-        entry, content = built(first.end, state=b"late")
-        store.put(entry.object.name, content)
-        store.store.replace = replaced  # type: ignore[method-assign]
-        replaced(name, data, version)
-        raise OSError(errno.ETIMEDOUT, "no reply")
-
-    store.store.replace = late  # type: ignore[method-assign]
+    late_upload(store, first, OSError(errno.ETIMEDOUT, "no reply"))
     with pytest.raises(OSError, match="no reply"):
         await second.claim()
     await second.claim()

@@ -14,11 +14,24 @@ from tests.store.tiered.bucket.test_bucket_index import found, upload_index
 from tests.store.tiered.bucket.test_bucket_message_store import nothing
 from tests.store.tiered.bucket.test_store_edges import corrupt
 from tests.store.tiered.test_tiered_message_store import drop_local
-from trimq.broker.store.tiered.bucket.bucket_message_store import DAMAGED
+from trimq.broker.store.tiered.bucket.bucket_message_store import DAMAGED, BucketMessageStore
 from trimq.broker.store.tiered.bucket.object_store import ObjectInfo
 from trimq.remoting.runtime.clock import ManualClock
 
 SMALL = {"tiered_store_index_file_max_hash_slot_num": 16, "tiered_store_index_file_max_index_num": 41}
+
+
+async def create_anew(store: BucketMessageStore, nursery: trio.Nursery) -> None:
+    """Send to a topic whose deletion has begun: nothing is served of the old one."""
+    nursery.start_soon(store.delete_topic, TOPIC)
+    await trio.testing.wait_all_tasks_blocked()
+    await fill(store, 3)
+    await until_dispatched(store)
+    await store.flush()
+    await store.uploads._drop_uploaded()
+    result = store.get_message(TOPIC, 0, 3, 32, 1 << 20, None)
+    assert result is not None
+    assert not result.buffers
 
 
 async def test_messages_of_a_new_topic_while_the_old_one_waits_for_its_deletion() -> None:
@@ -27,15 +40,7 @@ async def test_messages_of_a_new_topic_while_the_old_one_waits_for_its_deletion(
         await fill(store, 20)
         await uploaded(store)
         async with trio.open_nursery() as nursery, store.bucket_queues._changing():  # as a join of many queues does
-            nursery.start_soon(store.delete_topic, TOPIC)
-            await trio.testing.wait_all_tasks_blocked()
-            await fill(store, 3)
-            await until_dispatched(store)
-            await store.flush()
-            await store.uploads._drop_uploaded()
-            result = store.get_message(TOPIC, 0, 3, 32, 1 << 20, None)
-            assert result is not None
-            assert not result.buffers
+            await create_anew(store, nursery)
         await uploaded(store)
         assert store.tier_range(TOPIC, 0) == (0, 3)
 
@@ -111,15 +116,7 @@ async def test_messages_of_a_new_topic_while_the_deletion_of_the_old_one_is_note
         noted = trio.Event()
         monkeypatch.setattr(store._clean, "_save_checkpoint", noted.wait)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(store.delete_topic, TOPIC)
-            await trio.testing.wait_all_tasks_blocked()
-            await fill(store, 3)
-            await until_dispatched(store)
-            await store.flush()
-            await store.uploads._drop_uploaded()
-            result = store.get_message(TOPIC, 0, 3, 32, 1 << 20, None)
-            assert result is not None
-            assert not result.buffers
+            await create_anew(store, nursery)
             monkeypatch.undo()
             noted.set()
         await uploaded(store)

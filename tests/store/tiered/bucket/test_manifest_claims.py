@@ -11,6 +11,7 @@ from tests.store.tiered.bucket.history import (
     check_history,
     check_named,
     epoch_of,
+    late_upload,
     manifest,
     upload,
 )
@@ -59,15 +60,7 @@ async def test_a_claim_adopts_what_came_meanwhile() -> None:
     await first.claim()
     await upload(bucket, first, 1)
     second = manifest(store.bucket())
-    replaced = store.store.replace
-
-    def late(name: str, data: bytes, version: str | None) -> str:
-        entry, content = built(first.end, state=b"late")
-        store.put(entry.object.name, content)
-        store.store.replace = replaced  # type: ignore[method-assign]
-        return replaced(name, data, version)
-
-    store.store.replace = late  # type: ignore[method-assign]
+    late_upload(store, first)
     await second.claim()
     assert epoch_of(second) == 2
     assert second.root is not None
