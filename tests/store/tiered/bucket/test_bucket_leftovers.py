@@ -330,7 +330,7 @@ async def test_an_upload_that_fails_keeps_no_memory(is_reply_lost: bool, monkeyp
             made.append(weakref.ref(piece))
             yield piece
 
-    # The extension copies records into such memory. The full way has bytes objects: these have no weak references, but
+    # The extension copies records into such memory. The full path has bytes objects: these have no weak references, but
     # the views of them do.
     monkeypatch.setattr(object_contents, "new_memory", noted)
     monkeypatch.setattr(object_builder, "_cut", noted_records)
