@@ -6,12 +6,32 @@ is what is served. A code without an entry is denied. Differences from RocketMQ 
 Source: the annotations of RocketMQ's request headers, and its DefaultAuthorizationContextBuilder.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterator
+from typing import Final
 
-from msgspec import Struct
-
-from trimq.protocol.auth.model import Action, Resource, ResourceType
+from trimq.protocol.auth.model import Resource, ResourceType
+from trimq.protocol.auth.rules import (
+    CANNOT_READ,
+    CREATE,
+    DELETE,
+    GET,
+    LIST,
+    PUB,
+    SUB,
+    UPDATE,
+    Need,
+    Rule,
+    always,
+    consumed,
+    group_field,
+    of_body,
+    of_cluster,
+    of_fields,
+    of_member,
+    on_group,
+    on_topic,
+    topic_field,
+)
 from trimq.protocol.body import (
     CheckClientRequestBody,
     HeartbeatData,
@@ -21,40 +41,17 @@ from trimq.protocol.body import (
     SubscriptionGroupConfig,
     SubscriptionGroupList,
     TopicConfigList,
-    decode_json,
 )
 from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.errors import RemotingError
 from trimq.protocol.headers import admin, client, namesrv, offset, pull, query, send, transaction
 from trimq.protocol.headers.base import Header
-from trimq.protocol.topic_rules import RETRY_PREFIX
 
 Code = RequestCode
 
-
-class Need(NamedTuple):
-    """Access to a resource: one of ``actions`` has to be allowed."""
-
-    resource: Resource
-    actions: tuple[Action, ...]
-
-
-Rule = Callable[[RemotingCommand, str], Iterable[Need]]
-"""What a request needs; the text is the name of the own cluster. Raises RemotingError for what cannot be read."""
-
-PUB: Final = (Action.PUB,)
-SUB: Final = (Action.SUB,)
-CREATE: Final = (Action.CREATE,)
-UPDATE: Final = (Action.UPDATE,)
-DELETE: Final = (Action.DELETE,)
-GET: Final = (Action.GET,)
-LIST: Final = (Action.LIST,)
-
 ALL_TOPICS: Final = Resource.every(ResourceType.TOPIC)
 ALL_GROUPS: Final = Resource.every(ResourceType.GROUP)
-
-CANNOT_READ: Final = "parse authorization context error."
 
 TO_CLIENTS: Final = frozenset(
     {
@@ -155,109 +152,7 @@ def needs(command: RemotingCommand, cluster: str) -> list[Need]:
         raise RemotingError(ResponseCode.NO_PERMISSION, CANNOT_READ) from None
 
 
-# names
-
-
-def on_topic(name: str | None, actions: tuple[Action, ...]) -> Need:
-    """A need of a topic. A retry topic stands for its group: to send to it is what the group's members do."""
-    if name is None or not name.strip():
-        raise RemotingError(ResponseCode.NO_PERMISSION, CANNOT_READ)
-    if name.startswith(RETRY_PREFIX):
-        return on_group(name.removeprefix(RETRY_PREFIX), SUB if actions == PUB else actions)
-    return Need(Resource.topic(name), actions)
-
-
-def on_group(name: str | None, actions: tuple[Action, ...]) -> Need:
-    """A need of a consumer group."""
-    if name is None or not name.strip():
-        raise RemotingError(ResponseCode.NO_PERMISSION, CANNOT_READ)
-    return Need(Resource.group(name.removeprefix(RETRY_PREFIX)), actions)
-
-
-def _consumed(
-    topic: str | None, group: str | None, on_topics: tuple[Action, ...], on: tuple[Action, ...]
-) -> list[Need]:
-    """What a member of ``group`` needs in ``topic``. Its own retry topic needs nothing else; others' are refused."""
-    if topic is not None and topic.startswith(RETRY_PREFIX):
-        own = on_group(group, on)
-        if topic.removeprefix(RETRY_PREFIX) != own.resource.name:
-            text = f"the topic {topic} is not the retry topic of the group {group}."
-            raise RemotingError(ResponseCode.NO_PERMISSION, text)
-        return [own]
-    return [on_topic(topic, on_topics), on_group(group, on)]
-
-
-# rules
-
-
-class _Field(NamedTuple):
-    """The attribute of a header that names a topic or a group."""
-
-    name: str
-    make: Callable[[str | None, tuple[Action, ...]], Need]
-    actions: tuple[Action, ...]
-    optional: bool = False
-
-
-def _topic(actions: tuple[Action, ...], name: str = "topic", *, optional: bool = False) -> _Field:
-    return _Field(name, on_topic, actions, optional)
-
-
-def _group(actions: tuple[Action, ...], name: str = "group", *, optional: bool = False) -> _Field:
-    return _Field(name, on_group, actions, optional)
-
-
-def _fields(kind: type[Struct], *fields: _Field) -> Rule:
-    """The topics and groups that a header names."""
-
-    def rule(command: RemotingCommand, _cluster: str) -> Iterator[Need]:
-        header = command.header(kind)
-        for field in fields:
-            name = getattr(header, field.name)
-            if not (field.optional and not (name and name.strip())):
-                yield field.make(name, field.actions)
-
-    return rule
-
-
-def _member(
-    kind: type[Struct],
-    on_topics: tuple[Action, ...],
-    on: tuple[Action, ...],
-    *,
-    topic: str = "topic",
-    group: str = "consumer_group",
-) -> Rule:
-    """The topic and the consumer group in a header."""
-
-    def rule(command: RemotingCommand, _cluster: str) -> list[Need]:
-        header = command.header(kind)
-        return _consumed(getattr(header, topic), getattr(header, group), on_topics, on)
-
-    return rule
-
-
-def _body(kind: type[Any], read: Callable[[Any], Iterable[Need]]) -> Rule:
-    """The topics and groups in a JSON body."""
-
-    def rule(command: RemotingCommand, _cluster: str) -> Iterable[Need]:
-        return read(decode_json(command.body, kind))
-
-    return rule
-
-
-def _always(*found: Need) -> Rule:
-    def rule(_command: RemotingCommand, _cluster: str) -> Iterable[Need]:
-        return found
-
-    return rule
-
-
-def _cluster(actions: tuple[Action, ...]) -> Rule:
-    def rule(_command: RemotingCommand, cluster: str) -> list[Need]:
-        return [Need(Resource.cluster(cluster), actions)]
-
-    return rule
+# rules of single codes
 
 
 def _heartbeat(data: HeartbeatData) -> Iterator[Need]:
@@ -266,19 +161,19 @@ def _heartbeat(data: HeartbeatData) -> Iterator[Need]:
         yield on_group(consumer.group_name, SUB)
         for subscription in consumer.subscription_data_set:
             if subscription.topic.strip():
-                yield from _consumed(subscription.topic, consumer.group_name, SUB, SUB)
+                yield from consumed(subscription.topic, consumer.group_name, SUB, SUB)
 
 
 def _locks(body: LockBatchBody) -> Iterator[Need]:
     yield on_group(body.consumer_group, SUB)
     for queue in body.mq_set:
-        yield from _consumed(queue.topic, body.consumer_group, SUB, SUB)
+        yield from consumed(queue.topic, body.consumer_group, SUB, SUB)
 
 
 def _checked_subscription(body: CheckClientRequestBody) -> Iterator[Need]:
     yield on_group(body.group, SUB)
     if body.subscription_data is not None:
-        yield from _consumed(body.subscription_data.topic, body.group, SUB, SUB)
+        yield from consumed(body.subscription_data.topic, body.group, SUB, SUB)
 
 
 def _clone(command: RemotingCommand, _cluster: str) -> Iterator[Need]:
@@ -316,112 +211,124 @@ class _TopicAndGroup(Header):
     consumer_group: str
 
 
-_sends_v2 = _fields(send.SendMessageRequestHeaderV2, _topic(PUB))
-_sends = _fields(send.SendMessageRequestHeader, _topic(PUB))
-_pulls = _member(pull.PullMessageRequestHeader, SUB, SUB)
-_pops = _member(_TopicAndGroup, SUB, SUB)
-_topic_get = _fields(admin.TopicRequestHeader, _topic(GET))
-_any_sub = _always(Need(ALL_TOPICS, SUB), Need(ALL_GROUPS, SUB))
+_sends_v2 = of_fields(send.SendMessageRequestHeaderV2, topic_field(PUB))
+_sends = of_fields(send.SendMessageRequestHeader, topic_field(PUB))
+_pulls = of_member(pull.PullMessageRequestHeader, SUB, SUB)
+_pops = of_member(_TopicAndGroup, SUB, SUB)
+_topic_get = of_fields(admin.TopicRequestHeader, topic_field(GET))
+_any_sub = always(Need(ALL_TOPICS, SUB), Need(ALL_GROUPS, SUB))
 
-TABLE: Final[dict[int, Rule]] = {
+_NAMED: Final[dict[int, Rule]] = {
     # sending
     Code.SEND_MESSAGE: _sends,
     Code.SEND_MESSAGE_V2: _sends_v2,
     Code.SEND_BATCH_MESSAGE: _sends_v2,
     Code.SEND_REPLY_MESSAGE: _sends,
     Code.SEND_REPLY_MESSAGE_V2: _sends_v2,
-    Code.RECALL_MESSAGE: _fields(send.RecallMessageRequestHeader, _topic(PUB)),
-    Code.END_TRANSACTION: _fields(transaction.EndTransactionRequestHeader, _topic(PUB, optional=True)),
+    Code.RECALL_MESSAGE: of_fields(send.RecallMessageRequestHeader, topic_field(PUB)),
+    Code.END_TRANSACTION: of_fields(transaction.EndTransactionRequestHeader, topic_field(PUB, optional=True)),
     # consuming
     Code.PULL_MESSAGE: _pulls,
     Code.LITE_PULL_MESSAGE: _pulls,
-    Code.CONSUMER_SEND_MSG_BACK: _member(
+    Code.CONSUMER_SEND_MSG_BACK: of_member(
         send.ConsumerSendMsgBackRequestHeader, SUB, SUB, topic="origin_topic", group="group"
     ),
-    Code.HEART_BEAT: _body(HeartbeatData, _heartbeat),
-    Code.UNREGISTER_CLIENT: _fields(client.UnregisterClientRequestHeader, _group(SUB, "consumer_group", optional=True)),
-    Code.GET_CONSUMER_LIST_BY_GROUP: _fields(
-        client.GetConsumerListByGroupRequestHeader, _group(SUB + GET, "consumer_group")
+    Code.HEART_BEAT: of_body(HeartbeatData, _heartbeat),
+    Code.UNREGISTER_CLIENT: of_fields(
+        client.UnregisterClientRequestHeader, group_field(SUB, "consumer_group", optional=True)
     ),
-    Code.QUERY_CONSUMER_OFFSET: _member(offset.QueryConsumerOffsetRequestHeader, SUB + GET, SUB + GET),
-    Code.UPDATE_CONSUMER_OFFSET: _member(offset.UpdateConsumerOffsetRequestHeader, SUB + UPDATE, SUB + UPDATE),
-    Code.LOCK_BATCH_MQ: _body(LockBatchBody, _locks),
-    Code.UNLOCK_BATCH_MQ: _body(LockBatchBody, _locks),
-    Code.CHECK_CLIENT_CONFIG: _body(CheckClientRequestBody, _checked_subscription),
-    Code.QUERY_ASSIGNMENT: _body(
-        QueryAssignmentRequestBody, lambda body: _consumed(body.topic, body.consumer_group, SUB, SUB)
+    Code.GET_CONSUMER_LIST_BY_GROUP: of_fields(
+        client.GetConsumerListByGroupRequestHeader, group_field(SUB + GET, "consumer_group")
     ),
-    Code.SET_MESSAGE_REQUEST_MODE: _body(
-        SetMessageRequestModeRequestBody, lambda body: _consumed(body.topic, body.consumer_group, SUB, UPDATE)
+    Code.QUERY_CONSUMER_OFFSET: of_member(offset.QueryConsumerOffsetRequestHeader, SUB + GET, SUB + GET),
+    Code.UPDATE_CONSUMER_OFFSET: of_member(offset.UpdateConsumerOffsetRequestHeader, SUB + UPDATE, SUB + UPDATE),
+    Code.LOCK_BATCH_MQ: of_body(LockBatchBody, _locks),
+    Code.UNLOCK_BATCH_MQ: of_body(LockBatchBody, _locks),
+    Code.CHECK_CLIENT_CONFIG: of_body(CheckClientRequestBody, _checked_subscription),
+    Code.QUERY_ASSIGNMENT: of_body(
+        QueryAssignmentRequestBody, lambda body: consumed(body.topic, body.consumer_group, SUB, SUB)
     ),
-    Code.CONSUME_MESSAGE_DIRECTLY: _member(client.ConsumeMessageDirectlyRequestHeader, SUB, SUB),
+    Code.SET_MESSAGE_REQUEST_MODE: of_body(
+        SetMessageRequestModeRequestBody, lambda body: consumed(body.topic, body.consumer_group, SUB, UPDATE)
+    ),
+    Code.CONSUME_MESSAGE_DIRECTLY: of_member(client.ConsumeMessageDirectlyRequestHeader, SUB, SUB),
     Code.POP_MESSAGE: _pops,
     Code.ACK_MESSAGE: _pops,
     Code.PEEK_MESSAGE: _pops,
     Code.CHANGE_MESSAGE_INVISIBLETIME: _pops,
     Code.NOTIFICATION: _pops,
-    Code.POLLING_INFO: _member(_TopicAndGroup, GET, GET),
+    Code.POLLING_INFO: of_member(_TopicAndGroup, GET, GET),
     Code.BATCH_ACK_MESSAGE: _any_sub,  # not served, so its body has no type here
     Code.POP_LITE_MESSAGE: _any_sub,
     Code.LITE_SUBSCRIPTION_CTL: _any_sub,
     Code.ACK_LITE_MESSAGE: _any_sub,
     # reading messages and positions
-    Code.QUERY_MESSAGE: _fields(query.QueryMessageRequestHeader, _topic(SUB + GET)),
-    Code.VIEW_MESSAGE_BY_ID: _fields(query.ViewMessageRequestHeader, _topic(GET)),
-    Code.SEARCH_OFFSET_BY_TIMESTAMP: _fields(offset.SearchOffsetRequestHeader, _topic(GET)),
-    Code.GET_MAX_OFFSET: _fields(offset.GetMaxOffsetRequestHeader, _topic(GET)),
-    Code.GET_MIN_OFFSET: _fields(offset.GetMinOffsetRequestHeader, _topic(GET)),
-    Code.GET_EARLIEST_MSG_STORETIME: _fields(offset.GetEarliestMsgStoretimeRequestHeader, _topic(GET)),
+    Code.QUERY_MESSAGE: of_fields(query.QueryMessageRequestHeader, topic_field(SUB + GET)),
+    Code.VIEW_MESSAGE_BY_ID: of_fields(query.ViewMessageRequestHeader, topic_field(GET)),
+    Code.SEARCH_OFFSET_BY_TIMESTAMP: of_fields(offset.SearchOffsetRequestHeader, topic_field(GET)),
+    Code.GET_MAX_OFFSET: of_fields(offset.GetMaxOffsetRequestHeader, topic_field(GET)),
+    Code.GET_MIN_OFFSET: of_fields(offset.GetMinOffsetRequestHeader, topic_field(GET)),
+    Code.GET_EARLIEST_MSG_STORETIME: of_fields(offset.GetEarliestMsgStoretimeRequestHeader, topic_field(GET)),
     Code.GET_TOPIC_STATS_INFO: _topic_get,
     Code.QUERY_TOPIC_CONSUME_BY_WHO: _topic_get,
     Code.GET_TOPIC_CONFIG: _topic_get,
     Code.CHECK_ROCKSDB_CQ_WRITE_PROGRESS: _topic_get,
     Code.GET_CONSUME_STATS: _consume_stats,
-    Code.QUERY_CONSUME_TIME_SPAN: _fields(admin.QueryConsumeTimeSpanRequestHeader, _topic(GET), _group(GET)),
+    Code.QUERY_CONSUME_TIME_SPAN: of_fields(
+        admin.QueryConsumeTimeSpanRequestHeader, topic_field(GET), group_field(GET)
+    ),
     Code.QUERY_CORRECTION_OFFSET: _correction,
-    Code.QUERY_CONSUME_QUEUE: _fields(
-        admin.QueryConsumeQueueRequestHeader, _topic(GET), _group(GET, "consumer_group", optional=True)
+    Code.QUERY_CONSUME_QUEUE: of_fields(
+        admin.QueryConsumeQueueRequestHeader, topic_field(GET), group_field(GET, "consumer_group", optional=True)
     ),
-    Code.QUERY_SUBSCRIPTION_BY_CONSUMER: _fields(
-        admin.QuerySubscriptionByConsumerRequestHeader, _topic(GET), _group(GET)
+    Code.QUERY_SUBSCRIPTION_BY_CONSUMER: of_fields(
+        admin.QuerySubscriptionByConsumerRequestHeader, topic_field(GET), group_field(GET)
     ),
-    Code.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: _fields(client.GetConsumerStatusRequestHeader, _topic(GET), _group(GET)),
+    Code.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: of_fields(
+        client.GetConsumerStatusRequestHeader, topic_field(GET), group_field(GET)
+    ),
     # topics and groups
-    Code.UPDATE_AND_CREATE_TOPIC: _fields(admin.CreateTopicRequestHeader, _topic(CREATE)),
-    Code.UPDATE_AND_CREATE_TOPIC_LIST: _body(
+    Code.UPDATE_AND_CREATE_TOPIC: of_fields(admin.CreateTopicRequestHeader, topic_field(CREATE)),
+    Code.UPDATE_AND_CREATE_TOPIC_LIST: of_body(
         TopicConfigList, lambda body: [on_topic(config.topic_name, CREATE) for config in body.topic_config_list]
     ),
-    Code.UPDATE_AND_CREATE_STATIC_TOPIC: _fields(admin.TopicRequestHeader, _topic(CREATE)),
-    Code.DELETE_TOPIC_IN_BROKER: _fields(admin.TopicRequestHeader, _topic(DELETE)),
-    Code.RESUME_CHECK_HALF_MESSAGE: _fields(transaction.ResumeCheckHalfMessageRequestHeader, _topic(UPDATE)),
-    Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: _body(
+    Code.UPDATE_AND_CREATE_STATIC_TOPIC: of_fields(admin.TopicRequestHeader, topic_field(CREATE)),
+    Code.DELETE_TOPIC_IN_BROKER: of_fields(admin.TopicRequestHeader, topic_field(DELETE)),
+    Code.RESUME_CHECK_HALF_MESSAGE: of_fields(transaction.ResumeCheckHalfMessageRequestHeader, topic_field(UPDATE)),
+    Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: of_body(
         SubscriptionGroupConfig, lambda config: [on_group(config.group_name, CREATE)]
     ),
-    Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: _body(
+    Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: of_body(
         SubscriptionGroupList, lambda body: [on_group(config.group_name, CREATE) for config in body.group_config_list]
     ),
-    Code.DELETE_SUBSCRIPTIONGROUP: _fields(admin.DeleteSubscriptionGroupRequestHeader, _group(DELETE, "group_name")),
-    Code.GET_CONSUMER_CONNECTION_LIST: _fields(admin.ConsumerGroupRequestHeader, _group(GET, "consumer_group")),
-    Code.GET_CONSUMER_RUNNING_INFO: _fields(client.GetConsumerRunningInfoRequestHeader, _group(GET, "consumer_group")),
-    Code.QUERY_TOPICS_BY_CONSUMER: _fields(admin.GroupRequestHeader, _group(GET)),
-    Code.GET_SUBSCRIPTIONGROUP_CONFIG: _fields(admin.GroupRequestHeader, _group(GET)),
-    Code.INVOKE_BROKER_TO_RESET_OFFSET: _fields(client.ResetOffsetRequestHeader, _topic(UPDATE), _group(UPDATE)),
-    Code.UPDATE_AND_GET_GROUP_FORBIDDEN: _fields(
-        admin.UpdateGroupForbiddenRequestHeader, _topic(UPDATE), _group(UPDATE)
+    Code.DELETE_SUBSCRIPTIONGROUP: of_fields(
+        admin.DeleteSubscriptionGroupRequestHeader, group_field(DELETE, "group_name")
+    ),
+    Code.GET_CONSUMER_CONNECTION_LIST: of_fields(admin.ConsumerGroupRequestHeader, group_field(GET, "consumer_group")),
+    Code.GET_CONSUMER_RUNNING_INFO: of_fields(
+        client.GetConsumerRunningInfoRequestHeader, group_field(GET, "consumer_group")
+    ),
+    Code.QUERY_TOPICS_BY_CONSUMER: of_fields(admin.GroupRequestHeader, group_field(GET)),
+    Code.GET_SUBSCRIPTIONGROUP_CONFIG: of_fields(admin.GroupRequestHeader, group_field(GET)),
+    Code.INVOKE_BROKER_TO_RESET_OFFSET: of_fields(
+        client.ResetOffsetRequestHeader, topic_field(UPDATE), group_field(UPDATE)
+    ),
+    Code.UPDATE_AND_GET_GROUP_FORBIDDEN: of_fields(
+        admin.UpdateGroupForbiddenRequestHeader, topic_field(UPDATE), group_field(UPDATE)
     ),
     Code.CLONE_GROUP_OFFSET: _clone,
-    Code.GET_ALL_TOPIC_CONFIG: _always(Need(ALL_TOPICS, LIST)),
-    Code.GET_TIMER_METRICS: _always(Need(ALL_TOPICS, LIST)),
-    Code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: _always(Need(ALL_TOPICS, LIST)),
-    Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: _always(Need(ALL_GROUPS, LIST)),
-    Code.GET_COLD_DATA_FLOW_CTR_INFO: _always(Need(ALL_GROUPS, LIST)),
-    Code.GET_ALL_MESSAGE_REQUEST_MODE: _always(Need(ALL_TOPICS, LIST), Need(ALL_GROUPS, LIST)),
-    Code.UPDATE_COLD_DATA_FLOW_CTR_CONFIG: _always(Need(ALL_GROUPS, UPDATE)),
-    Code.REMOVE_COLD_DATA_FLOW_CTR_CONFIG: _always(Need(ALL_GROUPS, UPDATE)),
+    Code.GET_ALL_TOPIC_CONFIG: always(Need(ALL_TOPICS, LIST)),
+    Code.GET_TIMER_METRICS: always(Need(ALL_TOPICS, LIST)),
+    Code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: always(Need(ALL_TOPICS, LIST)),
+    Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: always(Need(ALL_GROUPS, LIST)),
+    Code.GET_COLD_DATA_FLOW_CTR_INFO: always(Need(ALL_GROUPS, LIST)),
+    Code.GET_ALL_MESSAGE_REQUEST_MODE: always(Need(ALL_TOPICS, LIST), Need(ALL_GROUPS, LIST)),
+    Code.UPDATE_COLD_DATA_FLOW_CTR_CONFIG: always(Need(ALL_GROUPS, UPDATE)),
+    Code.REMOVE_COLD_DATA_FLOW_CTR_CONFIG: always(Need(ALL_GROUPS, UPDATE)),
     # name servers
-    Code.GET_ROUTEINFO_BY_TOPIC: _fields(namesrv.GetRouteInfoRequestHeader, _topic(PUB + SUB + GET)),
-    Code.DELETE_TOPIC_IN_NAMESRV: _fields(namesrv.DeleteTopicFromNamesrvRequestHeader, _topic(DELETE)),
-    Code.REGISTER_TOPIC_IN_NAMESRV: _fields(namesrv.RegisterTopicRequestHeader, _topic(CREATE)),
+    Code.GET_ROUTEINFO_BY_TOPIC: of_fields(namesrv.GetRouteInfoRequestHeader, topic_field(PUB + SUB + GET)),
+    Code.DELETE_TOPIC_IN_NAMESRV: of_fields(namesrv.DeleteTopicFromNamesrvRequestHeader, topic_field(DELETE)),
+    Code.REGISTER_TOPIC_IN_NAMESRV: of_fields(namesrv.RegisterTopicRequestHeader, topic_field(CREATE)),
 }
 
 _CLUSTER_GET: Final = (
@@ -507,6 +414,21 @@ _CLUSTER_UPDATE: Final = (
     Code.CONTROLLER_APPLY_BROKER_ID,
     Code.UPDATE_CONTROLLER_CONFIG,
     Code.CLEAN_BROKER_DATA,
+    # what RocketMQ does not serve either
+    Code.GET_TOPIC_CONFIG_LIST,
+    Code.GET_TOPIC_NAME_LIST,
+    Code.TRIGGER_DELETE_FILES,
+    Code.GET_CLIENT_CONFIG,
+    Code.SUSPEND_CONSUMER,
+    Code.RESUME_CONSUMER,
+    Code.RESET_CONSUMER_OFFSET_IN_CONSUMER,
+    Code.RESET_CONSUMER_OFFSET_IN_BROKER,
+    Code.ADJUST_CONSUMER_THREAD_POOL,
+    Code.WHO_CONSUME_THE_MESSAGE,
 )
 
-TABLE |= dict.fromkeys(_CLUSTER_GET, _cluster(GET)) | dict.fromkeys(_CLUSTER_UPDATE, _cluster(UPDATE))
+TABLE: Final[dict[int, Rule]] = {
+    **_NAMED,
+    **dict.fromkeys(_CLUSTER_GET, of_cluster(GET)),
+    **dict.fromkeys(_CLUSTER_UPDATE, of_cluster(UPDATE)),
+}
