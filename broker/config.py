@@ -29,6 +29,7 @@ from trimq.remoting.config.configuration import Configuration, LogConfig, NettyS
 from trimq.remoting.config.environment import variable_of
 from trimq.remoting.config.sources import Flags, load
 from trimq.remoting.http.web_config import WebConfig
+from trimq.remoting.tls.config import TLS_KEYS, TlsConfig, apply_tls_file, check_tls_files
 
 __all__ = [
     "DEFAULT_DELAY_LEVELS",
@@ -379,15 +380,19 @@ SCHEMA = Schema(
         TieredStoreConfig,
         AuthConfig,
         NettyServerConfig,
+        TlsConfig,
         WebConfig,
         LogConfig,
     ),
     inert=INERT | AUTH_INERT,
     unsupported=UNSUPPORTED,
     harmless=HARMLESS,
-    checks=(_role_problem, note_strategies),
+    more=(apply_tls_file,),
+    checks=(_role_problem, check_tls_files, note_strategies),
     # Users and policies can be changed by requests; who checks them cannot.
-    protected=frozenset({"configBlackList", "brokerConfigPath", *(option.key for option in options_of(AuthConfig))}),
+    protected=frozenset({"configBlackList", "brokerConfigPath"})
+    | TLS_KEYS
+    | {opt.key for opt in options_of(AuthConfig)},
 )
 
 

@@ -194,7 +194,7 @@ UNSUPPORTED: Final = _table(
         useSeparateStorePathForRocksdbCQ indexRocksDBEnable
         """,
     ),
-    ("TLS is not implemented yet", "useTLS tlsMode"),
+    ("the mode is the value of tls.server.mode", "tlsMode"),
     (
         _METRICS,
         """
@@ -312,7 +312,7 @@ HARMLESS: Final = {
             popResponseReturnActualRetryTopic printChannelGroups readUnCommitted rejectPullConsumerEnable
             rocksdbCQDoubleWriteEnable skipPreOnline skipWhenCKRePutReachMaxTimes syncFromLastFile
             syncMasterFlushOffsetWhenStartup timerRocksDBEnable transRocksDBEnable useSeparateStorePathForRocksdbCQ
-            useStaticSubscription useTLS
+            useStaticSubscription
             """,
         ),
     )
