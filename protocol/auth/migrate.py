@@ -53,7 +53,7 @@ class Migrated:
 
 @dataclass(slots=True)
 class Migration:
-    """What files of RocketMQ 4 become. ``dropped``: a line for people for each thing that is not taken over as it is."""
+    """What files of RocketMQ 4 become. ``dropped``: a line for people for what is not taken over as it is."""
 
     users: dict[str, Migrated] = field(default_factory=dict)
     dropped: list[str] = field(default_factory=list)
