@@ -83,22 +83,21 @@ class Access:
         code = command.code
         if code in self._unsigned:
             return
-        fields: dict[str, str] = {}
-        reason = "authentication"
         try:
             fields = _fields(command)
             user = self._authenticator.verify(fields, command.body, command.version, connection.peer[0])
-            if code in self._administration and not is_encrypted(connection):
-                reason = "plain"
-                raise RemotingError(ResponseCode.NO_PERMISSION, PLAIN)
-            # A Super may do everything: codes without an entry, and requests whose resources cannot be read, too.
-            if self.authorizes and not user.is_super and code not in self._needless:
-                reason = "authorization"
-                self._require(connection, user, needs(command, self._cluster))
         except RemotingError as error:
-            self.refused[reason] += 1
-            self._note(connection, command, fields, reason, error)
-            raise
+            raise self._refused(connection, command, "authentication", error) from None
+        if code in self._administration and not is_encrypted(connection):
+            error = RemotingError(ResponseCode.NO_PERMISSION, PLAIN)
+            raise self._refused(connection, command, "plain", error)
+        # A Super may do everything: codes without an entry, and requests whose resources cannot be read, too.
+        if not self.authorizes or user.is_super or code in self._needless:
+            return
+        try:
+            self._require(connection, user, needs(command, self._cluster))
+        except RemotingError as error:
+            raise self._refused(connection, command, "authorization", error) from None
 
     def require_topic(
         self, connection: Connection, command: RemotingCommand, topic: str, actions: tuple[Action, ...]
@@ -110,16 +109,15 @@ class Access:
         if not self.authorizes or command.code in self._needless or command.code in self._unsigned:
             return
         user = self.user(command)
-        if user is not None and user.is_super:
+        if user is None:  # deleted meanwhile
+            error = RemotingError(ResponseCode.NO_PERMISSION, NO_USERNAME)
+            raise self._refused(connection, command, "authorization", error)
+        if user.is_super:
             return
         try:
-            if user is None:
-                raise RemotingError(ResponseCode.NO_PERMISSION, NO_USERNAME)  # deleted meanwhile
             self._require(connection, user, [on_topic(topic, actions)])
         except RemotingError as error:
-            self.refused["authorization"] += 1
-            self._note(connection, command, command.ext_fields(), "authorization", error)
-            raise
+            raise self._refused(connection, command, "authorization", error) from None
 
     def user(self, command: RemotingCommand) -> User | None:
         """The user of a request that has been let through; None if it needed none, or the user does not exist now."""
@@ -130,29 +128,34 @@ class Access:
         for resource, actions in needed:
             self._authorizer.check(user, resource, actions, connection.peer[0])
 
-    def _note(
-        self,
-        connection: Connection,
-        command: RemotingCommand,
-        fields: Mapping[str, str],
-        reason: str,
-        error: RemotingError,
-    ) -> None:
-        """One line of the log, without the header's other fields: a signature is among them."""
+    def _refused(
+        self, connection: Connection, command: RemotingCommand, reason: str, error: RemotingError
+    ) -> RemotingError:
+        """Count and log a refusal. The line has none of the header's other fields: a signature is among them."""
+        self.refused[reason] += 1
         if self._log_budget.allows():
             _log.info(
                 "access_refused",
-                user=fields.get(ACCESS_KEY, "")[:255],
+                user=_named(command)[:255],
                 code=command.code,
                 peer=connection.peer_text,
                 reason=reason,
                 text=error.remark[:1024],
             )
+        return error
 
 
 def is_encrypted(connection: Connection) -> bool:
     """Whether the connection is over TLS."""
     return getattr(connection, "tls", None) is not None
+
+
+def _named(command: RemotingCommand) -> str:
+    """The name that a request gives itself; empty if there is none."""
+    try:
+        return command.ext_fields().get(ACCESS_KEY, "")
+    except RemotingError:
+        return ""
 
 
 def _fields(command: RemotingCommand) -> dict[str, str]:
