@@ -89,8 +89,7 @@ class Access:
         except RemotingError as error:
             raise self._refused(connection, command, "authentication", error) from None
         if code in self._administration and not is_encrypted(connection):
-            error = RemotingError(ResponseCode.NO_PERMISSION, PLAIN)
-            raise self._refused(connection, command, "plain", error)
+            raise self._refused(connection, command, "plain", RemotingError(ResponseCode.NO_PERMISSION, PLAIN))
         # A Super may do everything: codes without an entry, and requests whose resources cannot be read, too.
         if not self.authorizes or user.is_super or code in self._needless:
             return
@@ -109,9 +108,9 @@ class Access:
         if not self.authorizes or command.code in self._needless or command.code in self._unsigned:
             return
         user = self.user(command)
-        if user is None:  # deleted meanwhile
-            error = RemotingError(ResponseCode.NO_PERMISSION, NO_USERNAME)
-            raise self._refused(connection, command, "authorization", error)
+        if user is None:
+            deleted = RemotingError(ResponseCode.NO_PERMISSION, NO_USERNAME)
+            raise self._refused(connection, command, "authorization", deleted)
         if user.is_super:
             return
         try:

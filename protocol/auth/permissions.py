@@ -102,6 +102,7 @@ ADMINISTRATION: Final = frozenset(
         Code.REMOVE_BROKER,
         Code.REGISTER_FILTER_SERVER,
         Code.REGISTER_MESSAGE_FILTER_CLASS,
+        Code.TRIGGER_LITE_DISPATCH,
         Code.AUTH_CREATE_USER,
         Code.AUTH_UPDATE_USER,
         Code.AUTH_DELETE_USER,
@@ -114,7 +115,7 @@ ADMINISTRATION: Final = frozenset(
         Code.AUTH_LIST_ACL,
     }
 )
-"""What an administrator sends: a recorded one could be sent again by somebody who has read it on a plain connection."""
+"""What an administrator sends. One that was recorded on a plain connection could be sent again."""
 
 BETWEEN_SERVERS: Final = frozenset(
     {
