@@ -28,12 +28,27 @@ def case(*needs: str, body: Any = b"", **ext: object) -> Case:
     return Case({name: str(value) for name, value in ext.items()}, body, needs)
 
 
-SEND = dict(producerGroup="P", topic="T", defaultTopic="TBW102", defaultTopicQueueNums=4, queueId=0, sysFlag=0)
-SEND |= dict(bornTimestamp=1, flag=0)
-SEND_V2 = dict(a="P", b="T", c="TBW102", d=4, e=0, f=0, g=1, h=0)
-PULL = dict(consumerGroup="G", topic="T", queueId=0, queueOffset=0, maxMsgNums=1, sysFlag=0, commitOffset=0)
-PULL |= dict(suspendTimeoutMillis=0, subVersion=0)
-QUEUE = dict(topic="T", queueId=0)
+SEND = {
+    "producerGroup": "P",
+    "topic": "T",
+    "defaultTopic": "TBW102",
+    "defaultTopicQueueNums": 4,
+    "queueId": 0,
+    "sysFlag": 0,
+}
+SEND |= {"bornTimestamp": 1, "flag": 0}
+SEND_V2 = {"a": "P", "b": "T", "c": "TBW102", "d": 4, "e": 0, "f": 0, "g": 1, "h": 0}
+PULL = {
+    "consumerGroup": "G",
+    "topic": "T",
+    "queueId": 0,
+    "queueOffset": 0,
+    "maxMsgNums": 1,
+    "sysFlag": 0,
+    "commitOffset": 0,
+}
+PULL |= {"suspendTimeoutMillis": 0, "subVersion": 0}
+QUEUE = {"topic": "T", "queueId": 0}
 LOCK = {"consumerGroup": "G", "clientId": "c", "mqSet": [{"topic": "T", "brokerName": "b", "queueId": 0}]}
 ASSIGNMENT = {"topic": "T", "consumerGroup": "G", "messageModel": "CLUSTERING"}
 HEARTBEAT = {
@@ -43,10 +58,10 @@ HEARTBEAT = {
         {"groupName": "G", "subscriptionDataSet": [{"topic": "T"}, {"topic": "%RETRY%G"}, {"topic": ""}]}
     ],
 }
-CREATE_TOPIC = dict(topic="T", defaultTopic="TBW102", readQueueNums=4, writeQueueNums=4, perm=6)
-CREATE_TOPIC |= dict(topicFilterType="SINGLE_TAG")
-TOPIC_AND_GROUP = dict(topic="T", consumerGroup="G")
-NAMES = dict(brokerName="b", clusterName="other", brokerAddr="127.0.0.1:1", brokerId=0)
+CREATE_TOPIC = {"topic": "T", "defaultTopic": "TBW102", "readQueueNums": 4, "writeQueueNums": 4, "perm": 6}
+CREATE_TOPIC |= {"topicFilterType": "SINGLE_TAG"}
+TOPIC_AND_GROUP = {"topic": "T", "consumerGroup": "G"}
+NAMES = {"brokerName": "b", "clusterName": "other", "brokerAddr": "127.0.0.1:1", "brokerId": 0}
 
 CASES: dict[int, Case] = {
     Code.SEND_MESSAGE: case(TOPIC_PUB, **SEND),
