@@ -8,49 +8,30 @@ Source: RocketMQ's AuthenticationPipeline and AuthorizationPipeline.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 import structlog
 
 from trimq.broker.auth.config import AuthConfig
-from trimq.protocol.auth.model import Action, Resource, User
+from trimq.protocol.auth.model import Action, User
 from trimq.protocol.auth.permissions import ADMINISTRATION, needs
-from trimq.protocol.auth.rules import Need, on_topic
+from trimq.protocol.auth.rules import on_topic
 from trimq.protocol.auth.signature import ACCESS_KEY
 from trimq.protocol.codes import ResponseCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.errors import RemotingError
+from trimq.remoting.auth.auth_store import AuthStore
+from trimq.remoting.auth.authenticator import NO_USERNAME, Authenticator
+from trimq.remoting.auth.authorizer import Authorizer
 from trimq.remoting.runtime.log_budget import LogBudget
 from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.gate import Feature
 
 _log = structlog.get_logger("broker.auth")
 
-NO_USERNAME: Final = "username cannot be null."
 PLAIN: Final = (
     "requests of administrators are served on TLS connections only: connect with TLS, or set allowAdminOverPlain=true"
 )
-
-
-class Verifies(Protocol):
-    """The part of the authenticator that is needed here."""
-
-    def verify(self, fields: Mapping[str, str], body: bytes | memoryview, version: int, peer: str) -> User:
-        """The user who has signed a request. Raises RemotingError(NO_PERMISSION)."""
-        ...
-
-    def user(self, username: str) -> User | None:
-        """A user by name."""
-        ...
-
-
-class Authorizes(Protocol):
-    """The part of the authorizer that is needed here."""
-
-    def check(self, user: User, resource: Resource, actions: Sequence[Action], source_ip: str) -> None:
-        """Raises RemotingError(NO_PERMISSION) unless the user's policies allow one of the actions."""
-        ...
 
 
 class Access:
@@ -61,15 +42,16 @@ class Access:
         *,
         config: AuthConfig,
         cluster: str,
-        authenticator: Verifies,
-        authorizer: Authorizes,
+        store: AuthStore,
+        authenticator: Authenticator,
+        authorizer: Authorizer,
         log_budget: LogBudget,
     ) -> None:
         """``cluster`` is the name of the own cluster, which policies of clusters are compared with."""
-        self.is_on = config.authentication_enabled
         self.authorizes = config.authorization_enabled
         self.refused: Counter[str] = Counter(authentication=0, plain=0, authorization=0)
         self._cluster = cluster
+        self._store = store
         self._authenticator = authenticator
         self._authorizer = authorizer
         self._log_budget = log_budget
@@ -94,7 +76,7 @@ class Access:
         if not self.authorizes or user.is_super or code in self._needless:
             return
         try:
-            self._require(connection, user, needs(command, self._cluster))
+            self._authorizer.check(user.username, needs(command, self._cluster), connection.peer[0])
         except RemotingError as error:
             raise self._refused(connection, command, "authorization", error) from None
 
@@ -114,18 +96,17 @@ class Access:
         if user.is_super:
             return
         try:
-            self._require(connection, user, [on_topic(topic, actions)])
+            self._authorizer.check(user.username, [on_topic(topic, actions)], connection.peer[0])
         except RemotingError as error:
             raise self._refused(connection, command, "authorization", error) from None
 
     def user(self, command: RemotingCommand) -> User | None:
-        """The user of a request that has been let through; None if it needed none, or the user does not exist now."""
-        name = command.ext_fields().get(ACCESS_KEY)
-        return self._authenticator.user(name) if self.is_on and name else None
+        """The user who has signed a request that was let through; None if the user does not exist any more.
 
-    def _require(self, connection: Connection, user: User, needed: list[Need]) -> None:
-        for resource, actions in needed:
-            self._authorizer.check(user, resource, actions, connection.peer[0])
+        None also for the codes that need no signature: the name in such a request is a mere claim.
+        """
+        name = "" if command.code in self._unsigned else _named(command)
+        return self._store.user(name) if name else None
 
     def _refused(
         self, connection: Connection, command: RemotingCommand, reason: str, error: RemotingError
@@ -133,9 +114,10 @@ class Access:
         """Count and log a refusal. The line has none of the header's other fields: a signature is among them."""
         self.refused[reason] += 1
         if self._log_budget.allows():
+            name = _named(command)
             _log.info(
                 "access_refused",
-                user=_named(command)[:255],
+                user=name if self._store.user(name) else "unknown",  # what is no name may be a misplaced secret
                 code=command.code,
                 peer=connection.peer_text,
                 reason=reason,
