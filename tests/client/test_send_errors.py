@@ -99,6 +99,8 @@ class Connection:
 class Scripted:
     """A client whose requests end with ``steps`` in turn: a response code, or a failure of FAILURES."""
 
+    signer = None
+
     def __init__(self, steps: Sequence[Any], routes: Sequence[TopicRoute | RocketMQError] = ()) -> None:
         self.steps = list(steps)
         self.routes = self
