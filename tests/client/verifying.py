@@ -1,4 +1,4 @@
-"""A scripted broker that verifies signatures by itself: from the bytes of each frame, by the rule as RocketMQ states it.
+"""A scripted broker that verifies signatures by itself: from the bytes of each frame, by the rule of RocketMQ.
 
 None of the product's signing, and none of its header decoding, is used for that.
 """
@@ -15,7 +15,7 @@ import msgpack
 from anyio.abc import SocketStream
 
 from tests.client.scripted import Answer, ScriptedBroker, listening
-from trimq.protocol.command import RemotingCommand
+from trimq.protocol.command import Encoding, RemotingCommand
 from trimq.protocol.frame import decode
 
 USER, SECRET = "orders-service", "a-s3cret, which no server may see"
@@ -42,14 +42,14 @@ def wire_fields(frame: bytes) -> tuple[dict[str, str], bytes]:
 
 
 def expected_signature(fields: dict[str, str], body: bytes, secret: str) -> str:
-    """The signature by RocketMQ's rule: values in the order of their keys (UTF-16 units, as Java compares), then body."""
+    """The signature: values in the order of their keys (UTF-16 units, as Java compares), then the body."""
     order = sorted((key for key in fields if key != "Signature"), key=lambda key: key.encode("utf-16-be"))
     text = "".join(fields[key] for key in order).encode() + body
     return base64.b64encode(hmac.new(secret.encode(), text, hashlib.sha1).digest()).decode()
 
 
 def problem(frame: bytes, users: dict[str, str]) -> str | None:
-    """The text by which RocketMQ refuses the sender of a frame; None if it is one of ``users`` (names and passwords)."""
+    """The text by which RocketMQ refuses the sender of a frame; None if it is one of ``users`` (name: password)."""
     fields, body = wire_fields(frame)
     name = fields.get("AccessKey")
     if not name:
@@ -74,6 +74,7 @@ class VerifyingBroker(ScriptedBroker):
         self.accepted = 0
         self.refused: list[tuple[RemotingCommand, str]] = []
         self.fields: list[tuple[int, dict[str, str]]] = []
+        self.encodings: set[Encoding] = set()
 
     async def serve(self, stream: SocketStream) -> None:
         """Serve one connection until it ends."""
@@ -84,6 +85,7 @@ class VerifyingBroker(ScriptedBroker):
         fields, _ = wire_fields(frame)
         command = decode(memoryview(frame))
         self.fields.append((command.code, fields))
+        self.encodings.add(command.encoding)
         text = None if command.code in self.open_codes or command.is_reply else problem(frame, self.users)
         self._verdict = text
         if text is None:
