@@ -1,7 +1,7 @@
 """Users and policies of ACL 2.0: their types, the rules for what is allowed in them, and how changes merge.
 
-The texts and codes of errors are RocketMQ's, since mqadmin shows them. Names of types, actions and decisions are read
-in any case and written as RocketMQ writes them. Source: RocketMQ's modules auth and common (Resource, Policy, Acl, User).
+The texts and codes of errors are RocketMQ's, since mqadmin shows them. Names of types and actions are read in
+any case and written as RocketMQ writes them. Source: its modules auth and common (Resource, Policy, Acl, User).
 """
 
 import ipaddress
