@@ -20,6 +20,7 @@ from trimq.remoting.auth.auth_store import AuthStore, AuthStoreError
 from trimq.remoting.auth.authenticator import Authenticator
 from trimq.remoting.auth.authorizer import Authorizer
 from trimq.remoting.auth.secrets import HOW_TO, KeyRing, Secrets, SecretsError, read_key_file
+from trimq.remoting.client.credentials import Credentials
 from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.runtime.clock import Clock
 from trimq.remoting.runtime.log_budget import LogBudget
@@ -126,6 +127,15 @@ async def _migrate(store: AuthStore) -> None:
             await _make(store, each.user)
             if each.acl is not None:
                 await store.write_acl(each.acl)
+
+
+async def inner_credentials(configuration: Configuration) -> Credentials | None:
+    """What signs the broker's own requests; None: they are not signed. Raises StartError."""
+    try:
+        user = await trio.to_thread.run_sync(configuration.section(AuthConfig).inner_user)
+    except ValueError as error:
+        raise StartError(f"innerClientAuthenticationCredentialsFile: expected {error}") from None
+    return None if user is None else Credentials(user.username, user.password)
 
 
 def is_open(configuration: Configuration) -> bool:
