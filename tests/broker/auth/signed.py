@@ -41,7 +41,9 @@ class User:
     async def post(self, code: int, ext: dict[str, Any] | None = None, body: bytes = b"", **more: Any) -> int:
         return await self.client.post(code, signed(ext, body, self.name, self.secret), body, **more)
 
-    async def ask(self, code: int, ext: dict[str, Any] | None = None, body: bytes = b"", **more: Any) -> RemotingCommand:
+    async def ask(
+        self, code: int, ext: dict[str, Any] | None = None, body: bytes = b"", **more: Any
+    ) -> RemotingCommand:
         return await self.client.reply(await self.post(code, ext, body, **more))
 
     # for administrators
