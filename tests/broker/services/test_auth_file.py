@@ -3,6 +3,7 @@
 import errno
 import os
 import stat
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -73,12 +74,13 @@ async def changed(disk: SimDisk) -> list[str]:
     """Changes one after another, until one fails; returns the names of the users after each that was confirmed."""
     confirmed = [""]
     store = store_on(disk)
-    for call in (
+    calls: list[Callable[[], Awaitable[None]]] = [
         lambda: store.create_user("root", UserChange("x", UserType.SUPER)),
         lambda: store.create_user("me", UserChange(CANARY)),
         lambda: store.write_acl(rules("me", PUB)),
         lambda: store.delete_user("me"),
-    ):
+    ]
+    for call in calls:
         try:
             await call()
         except (PowerCut, RemotingError):

@@ -28,10 +28,10 @@ class Keys:
 
 def test_a_file_is_read_as_it_was_written() -> None:
     for users, acls in [(USERS, ACLS), ([], [])]:
-        clear = decode(encode(7, users, acls, None), None)
-        assert clear == (7, False, list(map(json.loads, users)), list(map(json.loads, acls)), None)
+        expected = list(map(json.loads, users)), list(map(json.loads, acls))
+        assert decode(encode(7, users, acls, None), None) == (7, False, *expected, None)
         sealed = encode(8, users, acls, Keys("k1"))
-        assert decode(sealed, Keys("k1", "k2")) == (8, True, clear.users, clear.acls, "k1")
+        assert decode(sealed, Keys("k1", "k2")) == (8, True, *expected, "k1")
         assert is_encrypted(sealed)
         assert not is_encrypted(encode(7, users, acls, None))
 

@@ -2,7 +2,7 @@
 
 import errno
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -294,12 +294,13 @@ async def test_list_acls() -> None:
 async def test_a_change_that_cannot_be_written_changes_nothing() -> None:
     store, file = await filled()
     data, generation, users = file.data, store.generation, dict(store.users)
-    for call in (
+    calls: list[Callable[[], Awaitable[None]]] = [
         lambda: store.create_user("x", UserChange("x")),
         lambda: store.update_user("me", DISABLED),
         lambda: store.delete_user("me"),
         lambda: store.write_acl(rules("me", PUB)),
-    ):
+    ]
+    for call in calls:
         file.error = OSError(errno.ENOSPC, "No space left on device")
         assert await refused(call()) == (
             1,
