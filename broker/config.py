@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from trimq.broker.auth.config import AUTH_INERT, AuthConfig, note_strategies
 from trimq.broker.controller_mode_config import ControllerModeConfig
 from trimq.broker.replication_config import REPLICATION_SETTINGS, BrokerRole, ReplicationConfig, parse_networks
 from trimq.broker.store_config import (
@@ -24,15 +25,17 @@ from trimq.broker.store_config import (
 from trimq.broker.tiered_config import TieredStoreConfig
 from trimq.broker.unsupported_config import HARMLESS, INERT, UNSUPPORTED
 from trimq.protocol import topic_rules
-from trimq.remoting.config.configuration import Configuration, LogConfig, NettyServerConfig, Schema, option
+from trimq.remoting.config.configuration import Configuration, LogConfig, NettyServerConfig, Schema, option, options_of
 from trimq.remoting.config.environment import variable_of
 from trimq.remoting.config.sources import Flags, load
 from trimq.remoting.http.web_config import WebConfig
+from trimq.remoting.tls.config import TLS_KEYS, TlsConfig, apply_tls_file, check_tls_files
 
 __all__ = [
     "DEFAULT_DELAY_LEVELS",
     "REPLICATION_SETTINGS",
     "SCHEMA",
+    "AuthConfig",
     "BrokerConfig",
     "BrokerRole",
     "ControllerModeConfig",
@@ -375,15 +378,21 @@ SCHEMA = Schema(
         ReplicationConfig,
         ControllerModeConfig,
         TieredStoreConfig,
+        AuthConfig,
         NettyServerConfig,
+        TlsConfig,
         WebConfig,
         LogConfig,
     ),
-    inert=INERT,
+    inert=INERT | AUTH_INERT,
     unsupported=UNSUPPORTED,
     harmless=HARMLESS,
-    checks=(_role_problem,),
-    protected=frozenset({"configBlackList", "brokerConfigPath"}),
+    more=(apply_tls_file,),
+    checks=(_role_problem, check_tls_files, note_strategies),
+    # Users and policies can be changed by requests; who checks them cannot.
+    protected=frozenset({"configBlackList", "brokerConfigPath"})
+    | TLS_KEYS
+    | {opt.key for opt in options_of(AuthConfig)},
 )
 
 

@@ -14,9 +14,11 @@ import structlog
 import trio
 
 from trimq.broker import addresses
-from trimq.broker.config import BrokerConfig, ReplicationConfig
+from trimq.broker.auth.open_access import inner_credentials, open_users
+from trimq.broker.config import AuthConfig, BrokerConfig, ReplicationConfig
 from trimq.broker.context import BrokerContext
 from trimq.broker.health import (
+    access_notes,
     log_hold_notes,
     name_server_reasons,
     native_notes,
@@ -121,6 +123,7 @@ class BrokerController:
         self.name_servers: list[str] = []
         self.health = Health()
         self.health.notes.append(lambda: native_notes(NATIVE))
+        self.health.notes.append(lambda: access_notes(self._section(AuthConfig)))
         self.gate = Gate()
         self.web_endpoints: list[tuple[str, int]] = []
         self.stopped = trio.Event()
@@ -262,6 +265,9 @@ class BrokerController:
         if self._section(ReplicationConfig).is_slave:
             self.replication.timers = SlaveTimers(store)
         await services.load(store, self.replication.timers)
+        users = await open_users(configuration, disk, clock)
+        if users is not None:
+            self.gate.register(users.access.feature)
         # Listen only after the state files were read: an unreadable file ends the start before a client can connect.
         ports.open()
         registration = await self._registration(services.topics, stack)
@@ -309,6 +315,7 @@ class BrokerController:
             store_host=packed,
             started_wall_ms=clock.wall_ms(),
             replicas=self.replicas,
+            users=users,
         )
 
     async def _registration(self, topics: TopicConfigManager, stack: AsyncExitStack) -> BrokerOuterAPI:
@@ -324,7 +331,12 @@ class BrokerController:
             servers.append(address)
             self.name_servers.append(f"{address} (in this process)")
         client = await stack.enter_async_context(
-            RemotingClient(clock=self.clock, network=self.network, log=StructuredLog())
+            RemotingClient(
+                clock=self.clock,
+                network=self.network,
+                log=StructuredLog(),
+                credentials=await inner_credentials(self.configuration),
+            )
         )
         is_slave = self._section(ReplicationConfig).is_slave
         host, _, port = self.address.rpartition(":")

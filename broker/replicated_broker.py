@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 import trio
 
+from trimq.broker.auth.open_access import inner_credentials
 from trimq.broker.config import BrokerConfig, BrokerRole, ControllerModeConfig, MessageStoreConfig, ReplicationConfig
 from trimq.broker.controller import BrokerController, open_web
 from trimq.broker.ports import ClientPorts
@@ -112,7 +113,12 @@ class ReplicatedBroker:
                 self._web, self.web_endpoints = await open_web(self.configuration, self.health, stack)
                 self._choose_ports(stack)
                 client = await stack.enter_async_context(
-                    RemotingClient(clock=self.clock, network=self.network, log=StructuredLog())
+                    RemotingClient(
+                        clock=self.clock,
+                        network=self.network,
+                        log=StructuredLog(),
+                        credentials=await inner_credentials(self.configuration),
+                    )
                 )
                 self.manager = self._make_manager(client)
                 self.health.checks.append(self._reasons)

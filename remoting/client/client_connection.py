@@ -19,6 +19,7 @@ from trimq.remoting.client.client_log import ClientLog
 from trimq.remoting.client.client_socket import ClientNetwork
 from trimq.remoting.errors import RemotingSendError
 from trimq.remoting.runtime.clock import Clock
+from trimq.remoting.tls.tls_socket import TlsSocket
 
 RequestProcessor: TypeAlias = Callable[
     ["ClientConnection", RemotingCommand], RemotingCommand | Awaitable[RemotingCommand | None] | None
@@ -51,7 +52,7 @@ class ClientConnection:
     def __init__(  # noqa: PLR0913 - what a RemotingClient gives to its connections, by keyword
         self,
         address: str,
-        sock: socket.socket,
+        sock: socket.socket | TlsSocket,
         processors: dict[int, RequestProcessor],
         on_close: Callable[["ClientConnection"], None],
         *,
@@ -74,6 +75,9 @@ class ClientConnection:
         self._clock = clock
         self._log = log
         self._socket = sock
+        self._tls = sock if isinstance(sock, TlsSocket) else None
+        self._raw = sock.raw if isinstance(sock, TlsSocket) else sock  # what the loop waits for
+        self._begun: bytes | None = None  # first in the queue, and encrypted: it cannot be taken back
         self._wait_writable = network.wait_writable
         self._processors = processors
         self._calls: dict[int, Call] = {}
@@ -90,7 +94,7 @@ class ClientConnection:
         self._next_check: float = math.inf
         self._earlier = anyio.Event()
         self._arrived = FrameBuffer()
-        self._readable = network.readable(sock)
+        self._readable = network.readable(self._raw)
         self._tasks: TaskGroup | None = None
 
     def __repr__(self) -> str:
@@ -155,6 +159,9 @@ class ClientConnection:
         """Forget a call. A request not yet passed to the socket never will be. Sets ``written`` of the call."""
         if call.reply is None:
             self._calls.pop(call.opaque, None)
+            if call.frame is self._begun:
+                call.written = True
+                return
             try:
                 self._queue.remove(call.frame)
             except ValueError:
@@ -187,6 +194,8 @@ class ClientConnection:
                 sent = self._socket.send(frame)
             except OSError:  # the socket is full or broken: the writer finds out
                 sent = 0
+                if self._tls is not None and self._tls.encrypted:
+                    self._begun = frame
             if sent == len(frame):
                 self.active_at = self._clock.monotonic()
                 return
@@ -220,7 +229,7 @@ class ClientConnection:
             try:
                 left = left[self._socket.send(left) :]
             except BlockingIOError:
-                await self._wait_writable(self._socket)
+                await self._wait_writable(self._raw)
 
     async def _expire(self) -> None:
         """End calls whose deadline has passed. Most calls end long before theirs, so few checks are needed."""
@@ -244,6 +253,7 @@ class ClientConnection:
         data = self._queue[0] if count == 1 else b"".join(self._queue[:count])
         del self._queue[:count]
         self._queued -= size
+        self._begun = None
         return data
 
     async def _read(self) -> None:
