@@ -75,6 +75,7 @@ class RemotingClient:
         self._log = log or StandardLog("trimq.client.remoting")
         self._tls = tls
         self._tls_problem = ""
+        self._own: dict[str, ClientTls] = {}
         self._processors: dict[int, RequestProcessor] = {}
         self._peers: dict[str, _Peer] = {}
         self._opaque = 0
@@ -183,6 +184,11 @@ class RemotingClient:
             return
         raise RemotingTimeoutError(address, command.code, timeout, written=False)
 
+    def is_own(self, address: str) -> None:
+        """The server at ``address`` is in this process: with TLS, its certificate is not verified."""
+        if self._tls is not None:
+            self._own[address] = self._tls.unverified()
+
     def read_arrived(self) -> bool:
         """Process data that has already arrived on any connection. False if there was none. See ClientConnection."""
         arrived = False
@@ -264,6 +270,7 @@ class RemotingClient:
         raise RemotingConnectError(address, peer.error)
 
     async def _secured(self, tls: ClientTls, address: str, sock: socket.socket, host: str) -> TlsSocket:
+        tls = self._own.get(address, tls)
         found = await secured(sock, host, tls, self._network)
         if tls.problem and tls.problem != self._tls_problem:
             self._log.warning("tls_reload_failed", reason=tls.problem, address=address)
