@@ -1,1 +1,1 @@
-"""TLS of both ends of a connection: the socket that encrypts, and the certificates. No loop and no server in here."""
+"""TLS of both sides: configuration, certificates, contexts, and the socket that encrypts."""
