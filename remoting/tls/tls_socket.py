@@ -170,8 +170,7 @@ class TlsSocket:
             else:
                 self.established = True
                 self._left = bool(self._incoming.pending)  # they may have arrived with the handshake's last bytes
-        with suppress(BlockingIOError):
-            self.flush()
+        self.flushed()
         return self.established
 
     @property
@@ -197,6 +196,14 @@ class TlsSocket:
             if not self._outgoing.pending:
                 return
             self._unsent = self._outgoing.read()
+
+    def flushed(self) -> bool:
+        """Send the unsent cipher bytes; whether the kernel has taken all. Raises OSError."""
+        try:
+            self.flush()
+        except BlockingIOError:
+            return False
+        return True
 
     def _send_alert(self) -> None:
         with suppress(OSError):
@@ -353,6 +360,7 @@ class TlsSocket:
             with suppress(OSError, ValueError):
                 self._object.unwrap()
             self._send_alert()
+        self.on_left = None
         self.raw.close()
 
     # who is at the other end
