@@ -332,6 +332,8 @@ class RemotingClient:
 
 def no_reply(connection: ClientConnection, call: Call, code: int, timeout: float) -> RemotingTransportError:
     """The error for a call that ended without a reply."""
+    if connection.refused:
+        return RemotingConnectError(connection.address, ConnectionError(connection.close_reason))
     if connection.closed:
         return RemotingSendError(connection.address, connection.close_reason, written=call.written)
     return RemotingTimeoutError(connection.address, code, timeout, written=call.written)
