@@ -32,6 +32,8 @@ from trimq.remoting.http.health import Health, Reason
 from trimq.remoting.network import Network, SystemNetwork
 from trimq.remoting.runtime.clock import Clock, SystemClock
 from trimq.remoting.runtime.log_setup import StructuredLog
+from trimq.remoting.tls.config import TlsConfig
+from trimq.remoting.tls.contexts import client_of
 
 if TYPE_CHECKING:
     from trimq.remoting.http.web import WebApp
@@ -118,6 +120,7 @@ class ReplicatedBroker:
                         network=self.network,
                         log=StructuredLog(),
                         credentials=await inner_credentials(self.configuration),
+                        tls=client_of(self.configuration.section(TlsConfig)),
                     )
                 )
                 self.manager = self._make_manager(client)

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from trimq.client.subscription import Sql
     from trimq.client.transaction import Transaction, TransactionProducer, TransactionState
     from trimq.remoting.client.credentials import Credentials
+    from trimq.remoting.tls.client_contexts import Tls
 
 __all__ = [
     "Admin",
@@ -73,6 +74,7 @@ __all__ = [
     "SendReceipt",
     "SendStatus",
     "Sql",
+    "Tls",
     "TopicNotFoundError",
     "Transaction",
     "TransactionProducer",
@@ -114,6 +116,7 @@ _WHERE = {
     "trimq.client.subscription": ("Sql",),
     "trimq.client.transaction": ("Transaction", "TransactionProducer", "TransactionState"),
     "trimq.remoting.client.credentials": ("Credentials",),
+    "trimq.remoting.tls.client_contexts": ("Tls",),
 }
 _MODULE = {name: module for module, names in _WHERE.items() for name in names}
 

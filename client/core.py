@@ -54,6 +54,8 @@ from trimq.remoting.client.client_log import StandardLog
 from trimq.remoting.client.credentials import Credentials, Signer
 from trimq.remoting.client.remoting_client import ClientConnection, RemotingClient
 from trimq.remoting.errors import RemotingConnectError, RemotingTransportError
+from trimq.remoting.tls.client_contexts import ClientTls, Tls
+from trimq.remoting.tls.key_files import KeyFileError
 
 _log = StandardLog("trimq.client.core")
 
@@ -71,7 +73,9 @@ class ClientOptions:
     are the times between heartbeats and between refreshes of all routes. ``header`` is the encoding of request headers;
     ``msgpack`` is used with a broker only after the broker has announced that it supports it, and JSON until then.
     ``credentials`` sign every request, of whatever object uses these options; without them servers see no user.
-    ``instance_name`` replaces ``pid#random`` in the client id, ``unit_name`` is appended to it.
+    ``instance_name`` replaces ``pid#random`` in the client id, ``unit_name`` is appended to it. ``tls`` is how it
+    connects with TLS, to name servers and brokers: True verifies them with the CA certificates of the system; False
+    connects without.
 
     >>> ClientOptions(request_timeout=10.0).header
     'json'
@@ -84,6 +88,7 @@ class ClientOptions:
     instance_name: str | None = None
     unit_name: str | None = None
     credentials: Credentials | None = None
+    tls: Tls | bool = False
 
 
 class Member(Protocol):
@@ -136,7 +141,9 @@ class Client(Lifecycle):
         )
         self._encoding = _ENCODINGS[self.options.header]
         first = Encoding.JSON if self._encoding is Encoding.MSGPACK else self._encoding
-        self._remoting = RemotingClient(encoding=first, credentials=self.options.credentials)
+        tls = self.options.tls
+        self._tls = ClientTls(Tls() if tls is True else tls) if tls else None
+        self._remoting = RemotingClient(encoding=first, tls=self._tls, credentials=self.options.credentials)
         self.signer: Signer | None = self._remoting.signer
         self.encode: Callable[[RemotingCommand], bytes] = self._remoting.encode
         """Makes the frame of a request, signed if there are credentials."""
@@ -150,6 +157,11 @@ class Client(Lifecycle):
         self._unaccepted: dict[str, CredentialsError] = {}  # addresses that refused the user of the last heartbeat
 
     async def _prepare(self) -> None:
+        if self._tls is not None:
+            try:
+                await self._tls.context()
+            except KeyFileError as error:
+                raise UsageError(f"a file for TLS cannot be used: {error}") from None
         for code in (
             RequestCode.CHECK_TRANSACTION_STATE,
             RequestCode.NOTIFY_CONSUMER_IDS_CHANGED,

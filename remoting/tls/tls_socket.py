@@ -89,8 +89,8 @@ class TlsSocket:
     bytes, with or without more behind them. Both users do that, since they send from a queue. Views are not kept.
 
     ``recv_into`` gives what one read brings. Bytes that do not fit into the caller's buffer stay inside, and no event
-    of the socket reports these: ``has_bytes`` does, and ``on_left`` is called. A view of a record, and as much as is
-    inside already, takes everything.
+    of the socket reports these: ``has_bytes`` does, and ``on_left`` is called. A view of two records (RECORD) or more
+    takes everything.
 
     ``first`` holds bytes that were read from ``raw`` before. The context must have OP_NO_RENEGOTIATION.
     """
@@ -170,8 +170,7 @@ class TlsSocket:
             else:
                 self.established = True
                 self._left = bool(self._incoming.pending)  # they may have arrived with the handshake's last bytes
-        with suppress(BlockingIOError):
-            self.flush()
+        self.flushed()
         return self.established
 
     @property
@@ -198,6 +197,14 @@ class TlsSocket:
                 return
             self._unsent = self._outgoing.read()
 
+    def flushed(self) -> bool:
+        """Send the unsent cipher bytes; whether the kernel has taken all. Raises OSError."""
+        try:
+            self.flush()
+        except BlockingIOError:
+            return False
+        return True
+
     def _send_alert(self) -> None:
         with suppress(OSError):
             self.flush()
@@ -220,14 +227,14 @@ class TlsSocket:
             count = self._decrypt(view)
             if count or self._ended:
                 return count
-        incoming = self._incoming
-        most = max(len(view) - incoming.pending, RECORD)
+        # Plain bytes are fewer than cipher bytes, and OpenSSL itself may hold the start of one record.
+        most = max(len(view) - RECORD, RECORD)
         count = self.raw.recv_into(self._scratch[:most])
         if not count:
             # Also without a close_notify: frames have a length, so one that was cut is noticed.
             self._ended = True
             return 0
-        incoming.write(self._scratch[:count])
+        self._incoming.write(self._scratch[:count])
         count = self._decrypt(view)
         if count or self._ended:
             return count
@@ -353,6 +360,7 @@ class TlsSocket:
             with suppress(OSError, ValueError):
                 self._object.unwrap()
             self._send_alert()
+        self.on_left = None
         self.raw.close()
 
     # who is at the other end
