@@ -20,6 +20,7 @@ from trimq.remoting.client.client_socket import ClientNetwork
 from trimq.remoting.errors import RemotingSendError
 from trimq.remoting.runtime.clock import Clock
 from trimq.remoting.tls.tls_socket import TlsSocket
+from trimq.remoting.tls.tls_texts import is_certificate_refused
 
 RequestProcessor: TypeAlias = Callable[
     ["ClientConnection", RemotingCommand], RemotingCommand | Awaitable[RemotingCommand | None] | None
@@ -45,7 +46,9 @@ _TICK: Final = 0.05
 class ClientConnection:
     """A connection to ``address`` ("host:port"). ``encoding`` is the encoding of headers sent from now on.
 
-    ``data`` is free for callers that store state per connection. ``close_reason`` is why it was closed.
+    ``data`` is free for callers that store state per connection. ``close_reason`` is why it was closed. ``refused`` is
+    whether the server did not accept this side's certificate: with TLS 1.3 it looks at that after the client's end of
+    the handshake, and decrypts no request before.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class ClientConnection:
         self.data: dict[str, Any] = {}
         self.closed: bool = False
         self.close_reason: str = ""
+        self.refused: bool = False
         self.received: int = 0
         self.began_at: float = clock.monotonic()
         self.active_at: float = self.began_at
@@ -254,6 +258,8 @@ class ClientConnection:
         return data
 
     async def _read(self) -> None:
+        if self._tls is not None:
+            self.read_arrived()  # it may have arrived with the end of the handshake, which no event reports
         while not self.closed:
             await self._readable.wait()
             reads = 1 + _READS
@@ -284,6 +290,7 @@ class ClientConnection:
         except BlockingIOError:
             return False
         except OSError as error:
+            self.refused = not self.received and is_certificate_refused(error)
             self.close(f"the connection was lost: {_text(error)}")
             return False
         except FrameError as error:
@@ -294,6 +301,8 @@ class ClientConnection:
             self._log.failed("connection_failed", error, address=self.address)
             self.close(f"internal error: {error!r}")
             return False
+        if self._tls is not None and self._tls.has_bytes:  # what did not fit: no event reports it
+            self.read_arrived()
         return True
 
     def _reply_arrived(self, command: RemotingCommand) -> None:
@@ -340,5 +349,4 @@ class ClientConnection:
 
 
 def _text(error: Exception) -> str:
-    cause = error.__cause__ or error
-    return str(cause) or type(cause).__name__
+    return str(error) or type(error).__name__
