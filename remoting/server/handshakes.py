@@ -126,6 +126,7 @@ class Handshakes:
         conn.tls = TlsSocket(raw.raw, context, server_side=True, first=first)
         conn.sock = self._unfinished[conn] = _Handshake(conn.tls, self._time.now, partial(self.queue.append, conn))
         self.queue.append(conn)
+        conn.active_at = self._time.now
 
     def step(self) -> None:
         """Take the next step of one handshake."""
