@@ -36,6 +36,11 @@ class ServerContexts(Protocol):
         """The context for new connections; None without a certificate."""
         ...
 
+    @property
+    def expires_at(self) -> float | None:
+        """When the certificate ends, in Unix seconds; None without one."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class ServerTls:
