@@ -20,6 +20,7 @@ from trimq.pipeline.topics.connecting import connect
 from trimq.pipeline.topics.rows_fast_path import Request
 from trimq.protocol.errors import FrameError
 from trimq.protocol.frame import FrameDecoder, encode_head
+from trimq.remoting.client.credentials import Signer
 
 _UNDER_WAY: Final = 4 << 20
 """The most bytes in flight on a connection."""
@@ -132,12 +133,16 @@ class _BrokerConnection:
 class DirectSender:
     """Sends requests to the queues of one topic in turn. ``places`` are the queues with the addresses of their brokers.
 
-    ``send`` and ``finish`` raise ConnectionEndedError when a connection fails; only ``take_back`` may follow.
+    ``signer`` signs the requests. ``send`` and ``finish`` raise ConnectionEndedError when a connection fails; only
+    ``take_back`` may follow.
     """
 
-    def __init__(self, group: str, places: Sequence[tuple[MessageQueue, str]], timeout: float) -> None:
+    def __init__(
+        self, group: str, places: Sequence[tuple[MessageQueue, str]], timeout: float, signer: Signer | None = None
+    ) -> None:
         self.topic = places[0][0].topic
         self._group = group
+        self._signer = signer
         self._places = places
         self._turn = random.randrange(len(places))  # noqa: S311 - not for security: tasks start at different queues
         self._timeout = timeout
@@ -161,8 +166,11 @@ class DirectSender:
                 connection = self._connections[address] = _BrokerConnection(address, self._timeout)
             while connection.is_full:
                 connection.take_replies()
-            command = send_command(self._group, request.prepared(), queue)
+            signer = self._signer
+            command = send_command(self._group, request.prepared(b"" if signer is None else bytes(request.body)), queue)
             command.opaque = self._opaque = self._opaque + 1
+            if signer is not None:
+                command = signer.signed(command)
             head = encode_head(command, len(request.body))
             self._unsent = []
             connection.send(head, request, self._opaque)
