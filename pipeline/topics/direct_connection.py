@@ -22,6 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from trimq.client.signing import Signer
 from trimq.pipeline.topics.connecting import connect
 from trimq.pipeline.topics.planning import Range
 from trimq.pipeline.topics.servers import Servers
@@ -31,7 +32,6 @@ from trimq.protocol.command import RemotingCommand, to_ext
 from trimq.protocol.errors import FrameError, RemotingError
 from trimq.protocol.frame import MAX_FRAME, decode, encode
 from trimq.protocol.headers.pull import PullMessageRequestHeader, PullMessageResponseHeader
-from trimq.remoting.client.credentials import Signer
 
 MIN_MESSAGES: Final = 64
 """For a range of fewer messages a connection costs more than it saves."""

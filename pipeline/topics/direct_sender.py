@@ -16,11 +16,11 @@ from typing import Final
 
 from trimq.client.message import MessageQueue
 from trimq.client.sending import STATUS, send_command
+from trimq.client.signing import Signer
 from trimq.pipeline.topics.connecting import connect
 from trimq.pipeline.topics.rows_fast_path import Request
 from trimq.protocol.errors import FrameError
 from trimq.protocol.frame import FrameDecoder, encode_head
-from trimq.remoting.client.credentials import Signer
 
 _UNDER_WAY: Final = 4 << 20
 """The most bytes in flight on a connection."""
