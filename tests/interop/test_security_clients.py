@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -206,7 +206,7 @@ def test_java_sees_the_refusal(started: Started, name: str, encoding: tuple[str,
         with pytest.raises(PartnerError) as refusal:
             producer.send(refused, messages(1))
         assert refusal.value.codes[-1] == NO_PERMISSION
-        assert f"Topic:{refused}" in str(refusal.value)
+        assert f"Topic:{refused}" in refusal.value.causes[-1]
         allow(cluster.broker.address, producing["access_key"], f"Topic:{refused}", ["Pub"])
         assert len(producer.send(refused, messages(1))) == 1
 
@@ -276,9 +276,15 @@ def exchange(driver: LineDriver, cluster: Cluster, users: tuple[Mapping[str, str
 
 
 def refused_send(driver: LineDriver, cluster: Cluster, user: Mapping[str, str], topic: str) -> PartnerError:
-    with opened(driver, "producer", cluster, group=unique("PG"), **user) as producer:
+    name = unique("producer")
+    driver.call("producer.open", name=name, namesrv=cluster.namesrv, group=unique("PG"), **user)
+    try:
         with pytest.raises(PartnerError) as refusal:
-            driver.call("producer.send", name=producer, topic=topic, messages=messages(1))
+            driver.call("producer.send", name=name, topic=topic, messages=messages(1))
+    finally:
+        # With a wrong secret key ali-ons cannot sign off either, and says so.
+        with suppress(PartnerError):
+            driver.call("close", name=name)
     return refusal.value
 
 
@@ -291,7 +297,9 @@ def test_other_clients_sign_their_requests(started: Started, request: pytest.Fix
     refused = cluster.create_topic(unique("Refused"))
     users = pair_of_users(cluster, topic, group)
     assert sorted(exchange(driver, cluster, users, topic, group)) == [f"m{n}" for n in range(8)]
-    assert f"Topic:{refused}" in str(refused_send(driver, cluster, users[0], refused))
+    # ali-ons tries other brokers after a refusal, and does not show the last one's text.
+    shown = "still failed" if partner == "node" else f"Topic:{refused}"
+    assert shown in str(refused_send(driver, cluster, users[0], refused))
     refused_send(driver, cluster, {**users[0], "secret_key": "wrong"}, topic)
     assert [end_of_queue(cluster, refused), sum_of_ends(cluster, topic)] == [0, 8]
 

@@ -54,12 +54,13 @@ def bodies(records: Sequence[Record]) -> list[str]:
 
 
 class PartnerError(Exception):
-    """The client raised an exception; ``codes`` are the response codes in its chain of causes."""
+    """The client raised an exception; ``codes`` and ``causes`` are the response codes and texts in its chain of causes."""
 
     def __init__(self, error: Mapping[str, Any]) -> None:
         super().__init__(f"{error.get('type')}: {error.get('message')}")
         self.type = str(error.get("type"))
         self.codes: list[int] = error.get("codes") or []
+        self.causes: list[str] = error.get("causes") or [str(error.get("message"))]
 
 
 class LineDriver:
