@@ -138,9 +138,11 @@ def test_an_enforcing_server_executes_nothing_of_plain_clients(started: Started)
     user = probe.Credentials(users[0]["access_key"], users[0]["secret_key"])
     with pytest.raises(OSError):
         send(cluster, topic, probe.Access(None, user))
-    with java.producer(cluster, tls=False, retries=0, timeout=3_000, **users[0]) as producer:
-        with pytest.raises(PartnerError):
-            producer.send(topic, messages(1))
+    with (
+        java.producer(cluster, tls=False, retries=0, timeout=3_000, **users[0]) as producer,
+        pytest.raises(PartnerError),
+    ):
+        producer.send(topic, messages(1))
     assert end_of_queue(cluster, topic) == 1
 
 
@@ -216,9 +218,11 @@ def test_java_with_a_wrong_secret_key_is_refused(started: Started) -> None:
     topic = cluster.create_topic(unique("Wrong"))
     producing, _ = pair_of_users(cluster, topic, unique("G"))
     for credentials in ({**producing, "secret_key": "wrong"}, {**producing, "access_key": unique("Unknown")}, {}):
-        with java.producer(cluster, tls=False, retries=0, **credentials) as producer:
-            with pytest.raises(PartnerError) as refusal:
-                producer.send(topic, messages(1))
+        with (
+            java.producer(cluster, tls=False, retries=0, **credentials) as producer,
+            pytest.raises(PartnerError) as refusal,
+        ):
+            producer.send(topic, messages(1))
         assert refusal.value.codes[-1] == NO_PERMISSION
 
 

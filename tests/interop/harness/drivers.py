@@ -54,7 +54,7 @@ def bodies(records: Sequence[Record]) -> list[str]:
 
 
 class PartnerError(Exception):
-    """The client raised an exception; ``codes`` and ``causes`` are the response codes and texts in its chain of causes."""
+    """The client raised an exception; ``codes`` and ``causes`` are the response codes and texts of its causes."""
 
     def __init__(self, error: Mapping[str, Any]) -> None:
         super().__init__(f"{error.get('type')}: {error.get('message')}")
