@@ -28,6 +28,7 @@ from trimq.remoting.config.configuration import Configuration, LogConfig, NettyS
 from trimq.remoting.config.environment import variable_of
 from trimq.remoting.config.sources import Flags, load
 from trimq.remoting.http.web_config import WebConfig
+from trimq.remoting.tls.config import TLS_KEYS, TlsConfig, apply_tls_file, check_tls_files
 
 __all__ = [
     "DEFAULT_DELAY_LEVELS",
@@ -376,14 +377,16 @@ SCHEMA = Schema(
         ControllerModeConfig,
         TieredStoreConfig,
         NettyServerConfig,
+        TlsConfig,
         WebConfig,
         LogConfig,
     ),
     inert=INERT,
     unsupported=UNSUPPORTED,
     harmless=HARMLESS,
-    checks=(_role_problem,),
-    protected=frozenset({"configBlackList", "brokerConfigPath"}),
+    more=(apply_tls_file,),
+    checks=(_role_problem, check_tls_files),
+    protected=frozenset({"configBlackList", "brokerConfigPath"}) | TLS_KEYS,
 )
 
 

@@ -204,7 +204,7 @@ UNSUPPORTED: Final = _table(
         authorizationMetadataProvider authorizationStrategy authorizationWhitelist migrateAuthFromV1Enabled
         """,
     ),
-    ("TLS is not implemented yet", "useTLS tlsMode"),
+    ("the mode is the value of tls.server.mode", "tlsMode"),
     (
         _METRICS,
         """
@@ -323,7 +323,7 @@ HARMLESS: Final = {
             popResponseReturnActualRetryTopic printChannelGroups readUnCommitted rejectPullConsumerEnable
             rocksdbCQDoubleWriteEnable skipPreOnline skipWhenCKRePutReachMaxTimes syncFromLastFile
             syncMasterFlushOffsetWhenStartup timerRocksDBEnable transRocksDBEnable useSeparateStorePathForRocksdbCQ
-            useStaticSubscription useTLS
+            useStaticSubscription
             """,
         ),
     )

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from trimq.remoting.config.configuration import Configuration, LogConfig, NettyServerConfig, Schema, option
 from trimq.remoting.config.sources import Flags, load
 from trimq.remoting.http.web_config import WebConfig
+from trimq.remoting.tls.config import TLS_KEYS, TlsConfig, apply_tls_file, check_tls_files
 
 
 class ControllerStore(enum.StrEnum):
@@ -106,15 +107,17 @@ _INERT: Final = dict.fromkeys(
 _RAFT: Final = "controllers agree through etcd (controllerStore=etcd, etcdEndpoints)"
 _UNSUPPORTED: Final = dict.fromkeys(
     ("controllerType", "controllerDLegerGroup", "controllerDLegerPeers", "controllerDLegerSelfId", "jRaftConfig"), _RAFT
-) | {"useTLS": "TLS is not implemented yet"}
+)
 
 SCHEMA = Schema(
     program="mqcontroller",
-    sections=(ControllerConfig, NettyServerConfig, WebConfig, LogConfig),
+    sections=(ControllerConfig, NettyServerConfig, TlsConfig, WebConfig, LogConfig),
     inert=_INERT,
     unsupported=_UNSUPPORTED,
-    harmless={"useTLS": "false"},
-    protected=frozenset({"configBlackList", "configStorePath", "controllerStorePath", "etcdEndpoints", "etcdPrefix"}),
+    more=(apply_tls_file,),
+    checks=(check_tls_files,),
+    protected=frozenset({"configBlackList", "configStorePath", "controllerStorePath", "etcdEndpoints", "etcdPrefix"})
+    | TLS_KEYS,
 )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from trimq.remoting.config.configuration import Configuration, LogConfig, NettyServerConfig, Schema, option
 from trimq.remoting.config.sources import Flags, load
 from trimq.remoting.http.web_config import WebConfig
+from trimq.remoting.tls.config import TLS_KEYS, TlsConfig, apply_tls_file, check_tls_files
 
 
 def ports_problem(text: str) -> str:
@@ -115,20 +116,20 @@ _UNSUPPORTED = {
     "clusterTest": "requesting routes from another cluster's name server is not implemented",
     "notifyMinBrokerIdChanged": "brokers are not notified of a change of the acting master",
     "enableShutdownGracefully": "a stop is always orderly; shutdownWaitTimeSeconds limits it",
-    "useTLS": "TLS is not implemented yet",
 }
 
 SCHEMA = Schema(
     program="mqnamesrv",
-    sections=(NamesrvConfig, NettyServerConfig, WebConfig, LogConfig),
+    sections=(NamesrvConfig, NettyServerConfig, TlsConfig, WebConfig, LogConfig),
     inert=_INERT,
     unsupported=_UNSUPPORTED,
     harmless={
         "clusterTest": "false",
         "notifyMinBrokerIdChanged": "false",
-        "useTLS": "false",
     },
-    protected=frozenset({"configBlackList", "configStorePath", "kvConfigPath"}),
+    more=(apply_tls_file,),
+    checks=(check_tls_files,),
+    protected=frozenset({"configBlackList", "configStorePath", "kvConfigPath"}) | TLS_KEYS,
 )
 
 

@@ -10,6 +10,10 @@ import structlog
 from _pytest.nodeid import NodeId
 from hypothesis import settings
 
+from tests.tls_certificates import certificates
+
+__all__ = ["certificates"]
+
 settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True)
 settings.register_profile("dev", deadline=None)
 settings.register_profile("nightly", max_examples=4000, deadline=None, print_blob=True)

@@ -52,12 +52,23 @@ class Authority:
         self.cert = self.folder / "ca.pem"
         self._key = self.folder / "ca.key"
         _key(self._key)
-        constraints = ("-addext", "basicConstraints=critical,CA:TRUE", "-addext", "keyUsage=critical,keyCertSign,cRLSign")
+        constraints = (
+            "-addext",
+            "basicConstraints=critical,CA:TRUE",
+            "-addext",
+            "keyUsage=critical,keyCertSign,cRLSign",
+        )
         _openssl("req", "-x509", "-new", "-key", self._key, "-out", self.cert, "-days", "3650", "-sha256", "-subj",
                  f"/CN={name}", *constraints)  # fmt: skip
 
     def sign(
-        self, name: str, *, names: str = "", usage: str = "serverAuth", between: tuple[str, str] | None = None, days: int = 825
+        self,
+        name: str,
+        *,
+        names: str = "",
+        usage: str = "serverAuth",
+        between: tuple[str, str] | None = None,
+        days: int = 825,
     ) -> KeyPair:
         """A certificate with the subject CN=``name``, valid ``days`` from now or ``between`` two times, and its key."""
         number = len(list(self.folder.glob("*.csr")))
@@ -69,8 +80,8 @@ class Authority:
         extensions.write_text("\n".join(lines + ([f"subjectAltName={names}"] if names else [])) + "\n")
         _openssl("req", "-new", "-key", pair.key, "-out", request, "-subj", f"/CN={name}")
         span = ("-startdate", between[0], "-enddate", between[1]) if between else ("-days", str(days))
-        _openssl("ca", "-batch", "-notext", "-config", self.folder / "ca.cnf", "-cert", self.cert, "-keyfile", self._key,
-                 "-in", request, "-out", pair.cert, "-extfile", extensions, *span)  # fmt: skip
+        _openssl("ca", "-batch", "-notext", "-config", self.folder / "ca.cnf", "-cert", self.cert,
+                 "-keyfile", self._key, "-in", request, "-out", pair.cert, "-extfile", extensions, *span)  # fmt: skip
         return pair
 
 

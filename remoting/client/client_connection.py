@@ -19,6 +19,7 @@ from trimq.remoting.client.client_log import ClientLog
 from trimq.remoting.client.client_socket import ClientNetwork
 from trimq.remoting.errors import RemotingSendError
 from trimq.remoting.runtime.clock import Clock
+from trimq.remoting.tls.tls_socket import TlsSocket
 
 RequestProcessor: TypeAlias = Callable[
     ["ClientConnection", RemotingCommand], RemotingCommand | Awaitable[RemotingCommand | None] | None
@@ -50,7 +51,7 @@ class ClientConnection:
     def __init__(
         self,
         address: str,
-        sock: socket.socket,
+        sock: socket.socket | TlsSocket,
         processors: dict[int, RequestProcessor],
         on_close: Callable[["ClientConnection"], None],
         *,
@@ -71,6 +72,9 @@ class ClientConnection:
         self._clock = clock
         self._log = log
         self._socket = sock
+        self._tls = sock if isinstance(sock, TlsSocket) else None
+        self._raw = sock.raw if isinstance(sock, TlsSocket) else sock  # what the loop waits for
+        self._begun: bytes | None = None  # first in the queue, and encrypted: it cannot be taken back
         self._wait_writable = network.wait_writable
         self._processors = processors
         self._calls: dict[int, Call] = {}
@@ -87,7 +91,7 @@ class ClientConnection:
         self._next_check: float = math.inf
         self._earlier = anyio.Event()
         self._arrived = FrameBuffer()
-        self._readable = network.readable(sock)
+        self._readable = network.readable(self._raw)
         self._tasks: TaskGroup | None = None
 
     def __repr__(self) -> str:
@@ -152,6 +156,9 @@ class ClientConnection:
         """Forget a call. A request not yet passed to the socket never will be. Sets ``written`` of the call."""
         if call.reply is None:
             self._calls.pop(call.opaque, None)
+            if call.frame is self._begun:
+                call.written = True
+                return
             try:
                 self._queue.remove(call.frame)
             except ValueError:
@@ -184,6 +191,8 @@ class ClientConnection:
                 sent = self._socket.send(frame)
             except OSError:  # the socket is full or broken: the writer finds out
                 sent = 0
+                if self._tls is not None and self._tls.encrypted:
+                    self._begun = frame
             if sent == len(frame):
                 self.active_at = self._clock.monotonic()
                 return
@@ -217,7 +226,7 @@ class ClientConnection:
             try:
                 left = left[self._socket.send(left) :]
             except BlockingIOError:
-                await self._wait_writable(self._socket)
+                await self._wait_writable(self._raw)
 
     async def _expire(self) -> None:
         """End calls whose deadline has passed. Most calls end long before theirs, so few checks are needed."""
@@ -241,6 +250,7 @@ class ClientConnection:
         data = self._queue[0] if count == 1 else b"".join(self._queue[:count])
         del self._queue[:count]
         self._queued -= size
+        self._begun = None
         return data
 
     async def _read(self) -> None:

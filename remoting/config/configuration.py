@@ -50,8 +50,9 @@ class Schema:
     unsupported  RocketMQ keys whose feature is not implemented: key -> explanation. They cause a warning
     harmless     unsupported keys with the value that matches this program's behaviour: it is neither warned of nor
                  refused. In lower case
+    more         further sources of values, named by keys: each applies one, after file, environment and flags
     checks       conditions on values of several sections: each returns key and expectation of a wrong value
-    protected    keys that a remote request may not change (RocketMQ's configBlackList)
+    protected    keys that a remote request may not change (RocketMQ's configBlackList), besides those of secrets
     """
 
     program: str
@@ -60,6 +61,7 @@ class Schema:
     unsupported: Mapping[str, str] = dataclasses.field(default_factory=dict)
     harmless: Mapping[str, str] = dataclasses.field(default_factory=dict)
     protected: frozenset[str] = frozenset()
+    more: "tuple[Callable[[Configuration], None], ...]" = ()
     checks: "tuple[Callable[[Configuration], tuple[str, str] | None], ...]" = ()
 
     def options(self) -> dict[str, tuple[type, Option]]:
@@ -113,7 +115,7 @@ class Configuration:
         self.file: Path | None = None
         self._options = schema.options()
         self._sources: dict[str, str] = {}
-        self._protected = schema.protected
+        self._protected = schema.protected | {opt.key for _, opt in self._options.values() if opt.secret}
         self._lower = {key.lower(): key for key in self._options}
         self._sections: dict[type, Any] = {section: section() for section in schema.sections}
 
@@ -194,9 +196,9 @@ class Configuration:
         return (opt for _, opt in self._options.values())
 
     def value(self, key: str) -> str:
-        """The value of a key as text. Raises KeyError."""
+        """The value of a key as text; *** for a secret. Raises KeyError."""
         section, opt = self._options[key]
-        return opt.text(getattr(self._sections[section], opt.name))
+        return opt.masked(opt.text(getattr(self._sections[section], opt.name)))
 
     def source(self, key: str) -> str:
         """The source of a key's value, see Effective."""

@@ -18,8 +18,8 @@ _NO_OPTIONS: Final = frozenset({"TRIMQ_HOME", "TRIMQ_NATIVE"})
 
 
 def variable_of(key: str) -> str:
-    """``storePathRootDir`` -> ``TRIMQ_STORE_PATH_ROOT_DIR``, ``brokerIP1`` -> ``TRIMQ_BROKER_IP1``."""
-    return PREFIX + _BOUNDARY.sub("_", key).upper()
+    """``brokerIP1`` -> ``TRIMQ_BROKER_IP1``, ``tls.enable`` -> ``TRIMQ_TLS_ENABLE``."""
+    return PREFIX + _BOUNDARY.sub("_", key).replace(".", "_").upper()
 
 
 def apply_environment(configuration: Configuration, environment: Mapping[str, str]) -> None:

@@ -7,18 +7,21 @@ import types
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypedDict, Unpack
+from typing import Any, Final, TypedDict, Unpack
 
 from trimq.remoting.config.properties import ConfigError
 
 _INT32_MAX = 2**31 - 1
+MASK: Final = "***"
+"""Shown instead of a secret."""
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
     """The definition of one key.
 
-    `unit` is text for people ("ms", "bytes"). A change of a `dynamic` option applies while the program runs.
+    `unit` is text for people ("ms", "bytes"). A change of a `dynamic` option applies while the program runs. The value
+    of a `secret` one is shown nowhere, and no request changes it.
     """
 
     key: str
@@ -35,6 +38,7 @@ class Option:
     unset: str = ""
     shown: str = ""
     check: Callable[[Any], str] | None = None
+    secret: bool = False
 
     def parse(self, text: str, where: str) -> Any:
         """The value of a text from a file, a flag or a remote change. Raises ConfigError if it is invalid."""
@@ -43,7 +47,7 @@ class Option:
             return None
         value = self._plain(text, where)
         if self.check is not None and (problem := self.check(value)):
-            raise ConfigError(where, self.key, text, problem)
+            raise ConfigError(where, self.key, self.masked(text), problem)
         return value
 
     def _plain(self, text: str, where: str) -> Any:
@@ -66,7 +70,7 @@ class Option:
                     return member
         else:
             return text
-        raise ConfigError(where, self.key, text, self.expected())
+        raise ConfigError(where, self.key, self.masked(text), self.expected())
 
     def expected(self) -> str:
         """A description of valid values."""
@@ -83,8 +87,12 @@ class Option:
             return f"a whole number{unit}"
         return "text"
 
+    def masked(self, text: str) -> str:
+        """The text of a value as people may see it: *** instead of a secret; an empty one stays empty."""
+        return MASK if self.secret and text else text
+
     def text(self, value: Any) -> str:
-        """A value as written in a file."""
+        """A value as written in a file; a secret too."""
         if value is None:
             return ""
         if isinstance(value, bool):
@@ -112,6 +120,7 @@ class OptionFacts(TypedDict, total=False):
     unset: str
     shown: str
     check: Callable[[Any], str] | None
+    secret: bool
 
 
 def option(default: Any, doc: str, **facts: Unpack[OptionFacts]) -> Any:
@@ -119,7 +128,7 @@ def option(default: Any, doc: str, **facts: Unpack[OptionFacts]) -> Any:
 
     ``ours`` marks a key that RocketMQ does not have. ``unset`` is the meaning of an empty value. ``check`` returns what
     was expected instead of an invalid value, and "" for a valid one. ``shown`` is printed instead of a default that
-    depends on the machine. A callable ``default`` is called for the value.
+    depends on the machine. ``secret`` marks a value that nothing shows. A callable ``default`` is called for the value.
     """
     metadata = {"doc": doc, "key": None, "maximum": None, "unit": ""} | facts
     if callable(default):

@@ -13,7 +13,7 @@ Flags = Mapping[str, tuple[str, str]]
 def load(
     schema: Schema, file: str | Path | None, flags: Flags | None, environment: Mapping[str, str] | None
 ) -> Configuration:
-    """Load a configuration from a file, the environment, and flags; later sources override earlier ones.
+    """Load a configuration from a file, the environment, flags and the schema's further sources. Later ones override.
 
     The keys that ``configBlackList`` names are protected. Raises ConfigError for the first invalid value.
     """
@@ -23,6 +23,8 @@ def load(
     apply_environment(configuration, environment or {})
     for key, (value, flag) in (flags or {}).items():
         configuration.apply(key, value, flag)
+    for apply_more in schema.more:
+        apply_more(configuration)
     configuration.check()
     configuration.protect(configuration.value("configBlackList"))
     return configuration

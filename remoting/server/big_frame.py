@@ -1,9 +1,9 @@
 """BigFrame: a frame that is being received and is too long for the buffer shared by all connections."""
 
-import socket
 from typing import Final
 
 from trimq.remoting.server.limits import RECEIVE_BUFFER
+from trimq.remoting.tls.tls_socket import ByteSocket
 
 SPARE_SIZE: Final = 1024 * 1024
 """Size of the buffers reused for long frames. Reuse is safe: no handler reads a frame after its turn has ended."""
@@ -38,7 +38,7 @@ class BigFrame:
         """Extend the buffer by ``more`` bytes."""
         self.buffer += bytes(more)
 
-    def receive(self, sock: socket.socket) -> int:
+    def receive(self, sock: ByteSocket) -> int:
         """Read into the free part of the buffer and return the number of bytes; 0 at end of file. Raises like recv."""
         count = sock.recv_into(memoryview(self.buffer)[self.filled : self.size])
         self.filled += count

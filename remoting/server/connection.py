@@ -19,6 +19,7 @@ from trimq.remoting.server.handlers import Outcome, Reply
 from trimq.remoting.server.limits import ReactorLimits, ReactorStats
 from trimq.remoting.server.out_buffer import Buffer, OutBuffer
 from trimq.remoting.server.put_off import PutOff
+from trimq.remoting.tls.tls_socket import ByteSocket, TlsSocket
 
 _log = structlog.get_logger("remoting")
 
@@ -104,7 +105,8 @@ class Connection:
     ``peer`` and ``peer_text`` ("ip:port") are the client's address. ``encoding`` is the encoding of the client's last
     frame. ``data`` is free for services that store state per connection. Each function in ``on_close`` is called once
     with the connection after it was closed. ``inflight`` counts requests without a reply, ``held`` counts long polls.
-    ``slices`` is the server's lock for producing long replies (ConnectionOwner.slices).
+    ``slices`` is the server's lock for producing long replies (ConnectionOwner.slices). ``tls`` is the encryption of
+    the connection, None if it is plain.
 
     Replies are queued by ``reply`` and ``reply_with`` only, requests in flight counted by ``begin`` and ``end`` only.
     """
@@ -140,9 +142,10 @@ class Connection:
         "sock",
         "table",
         "tasks",
+        "tls",
     )
 
-    def __init__(self, sock: socket.socket, peer: tuple[str, int], table: HandlerTable, owner: ConnectionOwner) -> None:
+    def __init__(self, sock: ByteSocket, peer: tuple[str, int], table: HandlerTable, owner: ConnectionOwner) -> None:
         self.peer = peer
         self.peer_text = f"[{peer[0]}]:{peer[1]}" if ":" in peer[0] else f"{peer[0]}:{peer[1]}"
         self.encoding: Encoding = Encoding.JSON
@@ -150,11 +153,12 @@ class Connection:
         self.data: dict[str, Any] = {}
         self.admission: object = None  # set and compared by the gate
         self.on_close: list[Callable[[Connection], None]] = []
+        self.tls: TlsSocket | None = None
         self.inflight = 0
         self.held = 0
         self.slices = owner.slices
         # The attributes below are used by the reactor and its parts only.
-        self.sock = sock
+        self.sock = sock  # until its first bytes and its handshake have arrived, a stand-in
         self.table = table
         self.in_group = False  # has frames held for the end of the round
         self.out = OutBuffer()

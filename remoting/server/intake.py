@@ -35,7 +35,8 @@ _CHECK_MASK: Final = 15
 _length_at = struct.Struct(">I").unpack_from
 
 _FOREIGN: Final = {
-    0x16: "a TLS handshake on a port without TLS: switch tls.enable off in the client",
+    0x16: "a TLS handshake where a frame has to be: the connection began without TLS, or the port has none "
+    "(tls.server.mode, tls.server.certPath)",
     0x47: "an HTTP request on a remoting port",
     0x50: "an HTTP request or a proxy protocol preamble on a remoting port",
 }

@@ -87,6 +87,14 @@ class ReactorStats:
     idle_closed: int = 0
     unfinished_closed: int = 0
     """Connections closed because their unfinished frame was too slow, or the slowest when memory ran short."""
+    handshakes: int = 0
+    """TLS handshakes that were completed."""
+    handshakes_failed: int = 0
+    handshakes_refused: int = 0
+    """Connections closed because too many handshakes were unfinished."""
+    handshakes_timed_out: int = 0
+    plain_refused: int = 0
+    """Connections closed because they began without TLS where it is required."""
     frames: int = 0
     bytes_in: int = 0
     bytes_out: int = 0
@@ -97,6 +105,8 @@ class ReactorStats:
     rounds: int = 0
 
     connections: int = 0
+    tls_connections: int = 0
+    """Those whose handshake was completed."""
     inflight: int = 0
     held: int = 0
     paused: int = 0

@@ -1,11 +1,12 @@
 """OutBuffer: the bytes that a connection still has to send, and the callbacks due when they have been sent."""
 
-import socket
 from collections import deque
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
 import structlog
+
+from trimq.remoting.tls.tls_socket import ByteSocket
 
 _log = structlog.get_logger("remoting")
 
@@ -46,7 +47,7 @@ class OutBuffer:
         """The release callbacks that have not been called yet."""
         return [release for _, release in self.to_release]
 
-    def flush(self, sock: socket.socket) -> bool:
+    def flush(self, sock: ByteSocket) -> bool:
         """Send as much as the socket takes; True if nothing is left. Raises OSError if the connection is lost."""
         chunks = self.chunks
         try:

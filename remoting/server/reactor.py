@@ -9,6 +9,7 @@ timers fire in time under any load.
 
 import select
 import socket
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from time import perf_counter
 from typing import Any, Final
@@ -21,8 +22,10 @@ from trimq.remoting.runtime.log_budget import LogBudget
 from trimq.remoting.server.accept import Acceptor, listen
 from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.failures import Failures
+from trimq.remoting.server.first_bytes import FirstBytes
 from trimq.remoting.server.handler_table import HandlerTable
 from trimq.remoting.server.handlers import DEFERRED, HELD, Handler, Outcome, Reply
+from trimq.remoting.server.handshakes import Handshakes, ServerTls
 from trimq.remoting.server.intake import Intake
 from trimq.remoting.server.limits import ReactorLimits, ReactorStats
 from trimq.remoting.server.outcomes import Outcomes
@@ -41,6 +44,7 @@ __all__ = [
     "ReactorLimits",
     "ReactorStats",
     "Reply",
+    "ServerTls",
     "listen",
 ]
 
@@ -63,11 +67,16 @@ class Reactor:
     The functions in ``at_round_end`` are called at the end of every round, before replies are sent: work deferred until
     the handlers of a round are done. They must be quick when there is nothing to do; their exceptions are logged. Those
     in ``on_idle`` are called when a single client has been answered and its next request has not arrived yet.
-    ``stats`` has the counters. The reactor is the ConnectionOwner of its connections.
+    ``stats`` has the counters. ``tls`` serves TLS on the same ports; without it they are plain. The reactor is the
+    ConnectionOwner of its connections.
     """
 
     def __init__(
-        self, limits: ReactorLimits | None = None, clock: Clock | None = None, selector: Selector | None = None
+        self,
+        limits: ReactorLimits | None = None,
+        clock: Clock | None = None,
+        selector: Selector | None = None,
+        tls: ServerTls | None = None,
     ) -> None:
         self.limits = limits or ReactorLimits()
         self.stats = ReactorStats()
@@ -84,6 +93,12 @@ class Reactor:
         self._failures = Failures(stats, self._log_budget)
         self._acceptor = Acceptor(self.limits, stats, self._selector, self._log_budget, self.adopt)
         self._unfinished = UnfinishedFrames(self.limits, stats, self._sender.watch)
+        self._handshakes = (
+            Handshakes(tls, stats, self._time, watch=self._sender.watch, continue_later=self._sender.continue_later)
+            if tls is not None and tls.is_on
+            else None
+        )
+        self._steps: deque[Connection] = self._handshakes.queue if self._handshakes is not None else deque()
         self.outcomes = Outcomes(
             self.limits,
             stats,
@@ -125,6 +140,8 @@ class Reactor:
         """Serve a connected socket. The reactor closes it."""
         sock.setblocking(False)
         conn = Connection(sock, peer, table, self)
+        if self._handshakes is not None:
+            conn.sock = FirstBytes(conn, sock, self._handshakes)
         conn.active_at = self._time.now
         conn.mask = READ if self._sender.reads else 0
         self._selector.register(sock.fileno(), conn.mask)
@@ -211,6 +228,8 @@ class Reactor:
         fd = conn.sock.fileno()
         del self.connections[fd]
         self._unfinished.forget(conn)
+        if self._handshakes is not None:
+            self._handshakes.forget(conn)
         self._selector.unregister(fd)
         stats = self.stats
         stats.connections -= 1
@@ -241,7 +260,7 @@ class Reactor:
         has_leisure = False
         while True:
             events = poll(0)
-            if events or self._sender.ready:
+            if events or self._sender.ready or self._steps:
                 sent = stats.bytes_out
                 await self._round(events)
                 now = perf_counter()
@@ -298,12 +317,16 @@ class Reactor:
         if self._sender.ready:
             for conn in self._sender.take_ready():
                 # A turn of another connection may have closed or paused it since.
-                if conn.ready and not conn.paused and self._sender.reads:
+                has_more = conn.ready or (conn.tls is not None and conn.tls.has_bytes and not conn.closed)
+                if has_more and not conn.paused and not conn.aside and self._sender.reads:
                     intake.serve(conn)
                     if perf_counter() >= intake.turn_end:
                         await self._give_way()
                         self._sender.in_round = True
         self._end_round()
+        if self._steps:  # after the replies of the round are sent
+            assert self._handshakes is not None
+            self._handshakes.step()
 
     async def _give_way(self) -> None:
         """End the round and let every other runnable task run once."""
@@ -367,6 +390,15 @@ class Reactor:
                 if count % _SCAN_SLICE == 0:
                     await trio.lowlevel.checkpoint()
             self._unfinished.scan_ended()
+            if self._handshakes is not None:
+                await self._end_late(self._handshakes, now)
+
+    async def _end_late(self, handshakes: Handshakes, now: float) -> None:
+        """Close connections whose handshake takes too long."""
+        while late := handshakes.overdue(now):
+            for conn in late:
+                handshakes.time_out(conn)
+            await trio.lowlevel.checkpoint()
 
     def _is_drained(self) -> bool:
         return not (

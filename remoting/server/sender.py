@@ -18,7 +18,7 @@ class Sender:
 
     ``in_round`` is set by the reactor while a round runs: ``send_marked`` is called at its end. Outside of rounds
     ``wake`` requests that. ``reads`` is False once a stopping server reads no more requests. ``ready`` holds
-    connections with complete frames left to serve, which get a turn of their own.
+    connections with complete frames left to serve, or with bytes inside their TLS, which get a turn of their own.
     """
 
     def __init__(
@@ -47,7 +47,10 @@ class Sender:
             self._wake()
 
     def continue_later(self, conn: Connection) -> None:
-        """Give ``conn`` another turn for its remaining frames. A paused one gets it when it has drained (``watch``)."""
+        """Give ``conn`` another turn for what no event reports: frames or bytes in memory.
+
+        A paused one gets it when it has drained (``watch``).
+        """
         if not conn.paused:
             self.ready.append(conn)
 
@@ -96,6 +99,8 @@ class Sender:
         before = out.sent
         try:
             done = out.flush(conn.sock)
+            if conn.tls is not None and done:
+                done = conn.tls.flushed()
         except OSError as error:
             conn.close(f"the connection was lost: {error}")
             return
@@ -127,6 +132,13 @@ class Sender:
             conn.paused = True
             self._stats.paused += 1
         mask = (WRITE if waiting else 0) | (0 if conn.paused or conn.aside or not self.reads else READ)
+        tls = conn.tls
+        if tls is not None:
+            if tls.unsent:
+                mask |= WRITE
+            if tls.has_bytes and mask & READ and not conn.mask & READ:
+                self.ready.append(conn)
+                self._wake()  # as above
         if mask != conn.mask:
             conn.mask = mask
             self._selector.modify(conn.sock.fileno(), mask)

@@ -2,6 +2,7 @@
 
 import itertools
 import socket
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ import trio
 from trimq.protocol.command import Encoding, RemotingCommand
 from trimq.protocol.frame import FrameDecoder, encode
 from trimq.remoting.runtime.clock import Clock
-from trimq.remoting.server.reactor import Connection, HandlerTable, Outcome, Reactor, ReactorLimits, listen
+from trimq.remoting.server.reactor import Connection, HandlerTable, Outcome, Reactor, ReactorLimits, ServerTls, listen
 
 ECHO = 1
 _opaque = itertools.count(1)
@@ -44,7 +45,7 @@ def request(
 class Peer:
     """One connection to a server."""
 
-    def __init__(self, stream: trio.SocketStream) -> None:
+    def __init__(self, stream: trio.abc.Stream) -> None:
         self.stream = stream
         self.arrived: list[RemotingCommand] = []
         self._decoder = FrameDecoder()
@@ -86,13 +87,18 @@ class Server:
         return f"{self.address[0]}:{self.address[1]}"
 
     @asynccontextmanager
-    async def peer(self, *, receive_buffer: int = 0) -> AsyncIterator[Peer]:
+    async def peer(self, *, receive_buffer: int = 0, tls: ssl.SSLContext | None = None) -> AsyncIterator[Peer]:
         sock = trio.socket.socket()
         if receive_buffer:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         await sock.connect(self.address)
         async with trio.SocketStream(sock) as stream:
-            yield Peer(stream)
+            if tls is None:
+                yield Peer(stream)
+                return
+            secure = trio.SSLStream(stream, tls, server_hostname="localhost", https_compatible=True)
+            await secure.do_handshake()
+            yield Peer(secure)
 
     def connection(self) -> Connection:
         """The only connection there is."""
@@ -102,9 +108,13 @@ class Server:
 
 @asynccontextmanager
 async def serving(
-    table: HandlerTable | None = None, limits: ReactorLimits | None = None, clock: Clock | None = None, port: int = 0
+    table: HandlerTable | None = None,
+    limits: ReactorLimits | None = None,
+    clock: Clock | None = None,
+    port: int = 0,
+    tls: ServerTls | None = None,
 ) -> AsyncIterator[Server]:
-    reactor = Reactor(limits, clock)
+    reactor = Reactor(limits, clock, tls=tls)
     sock = listen("127.0.0.1", port)
     reactor.add_listener(sock, table or echo_table())
     async with trio.open_nursery() as nursery:
@@ -115,11 +125,14 @@ async def serving(
 
 @asynccontextmanager
 async def within_seconds(
-    table: HandlerTable | None = None, limits: ReactorLimits | None = None, clock: Clock | None = None
+    table: HandlerTable | None = None,
+    limits: ReactorLimits | None = None,
+    clock: Clock | None = None,
+    tls: ServerTls | None = None,
 ) -> AsyncIterator[Server]:
     """Like ``serving``, for 15 s at most: if something waits forever, the test fails."""
     with trio.fail_after(15):
-        async with serving(table, limits, clock) as server:
+        async with serving(table, limits, clock, tls=tls) as server:
             yield server
 
 

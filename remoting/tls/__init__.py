@@ -1,0 +1,1 @@
+"""TLS of both sides: configuration, certificates, contexts, and the socket that encrypts."""
