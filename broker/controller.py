@@ -64,6 +64,8 @@ from trimq.remoting.runtime.clock import Clock, SystemClock
 from trimq.remoting.runtime.log_setup import StructuredLog
 from trimq.remoting.server.gate import Gate
 from trimq.remoting.server.reactor import Reactor, ReactorLimits
+from trimq.remoting.tls.config import TlsConfig
+from trimq.remoting.tls.contexts import client_of
 
 if TYPE_CHECKING:
     from trimq.broker.replicas.replica import Replica
@@ -324,8 +326,12 @@ class BrokerController:
             servers.append(address)
             self.name_servers.append(f"{address} (in this process)")
         client = await stack.enter_async_context(
-            RemotingClient(clock=self.clock, network=self.network, log=StructuredLog())
+            RemotingClient(
+                clock=self.clock, network=self.network, log=StructuredLog(), tls=client_of(self._section(TlsConfig))
+            )
         )
+        if self.namesrv is not None:
+            client.is_own(servers[-1])
         is_slave = self._section(ReplicationConfig).is_slave
         host, _, port = self.address.rpartition(":")
         ha_port = self.replication.port or int(port) + 1

@@ -31,6 +31,8 @@ from trimq.remoting.http.health import Health, Reason
 from trimq.remoting.network import Network, SystemNetwork
 from trimq.remoting.runtime.clock import Clock, SystemClock
 from trimq.remoting.runtime.log_setup import StructuredLog
+from trimq.remoting.tls.config import TlsConfig
+from trimq.remoting.tls.contexts import client_of
 
 if TYPE_CHECKING:
     from trimq.remoting.http.web import WebApp
@@ -112,7 +114,12 @@ class ReplicatedBroker:
                 self._web, self.web_endpoints = await open_web(self.configuration, self.health, stack)
                 self._choose_ports(stack)
                 client = await stack.enter_async_context(
-                    RemotingClient(clock=self.clock, network=self.network, log=StructuredLog())
+                    RemotingClient(
+                        clock=self.clock,
+                        network=self.network,
+                        log=StructuredLog(),
+                        tls=client_of(self.configuration.section(TlsConfig)),
+                    )
                 )
                 self.manager = self._make_manager(client)
                 self.health.checks.append(self._reasons)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from trimq.client.pull_consumer import PullConsumer
     from trimq.client.subscription import Sql
     from trimq.client.transaction import Transaction, TransactionProducer, TransactionState
+    from trimq.remoting.tls.client_contexts import Tls
 
 __all__ = [
     "Admin",
@@ -67,6 +68,7 @@ __all__ = [
     "SendReceipt",
     "SendStatus",
     "Sql",
+    "Tls",
     "TopicNotFoundError",
     "Transaction",
     "TransactionProducer",
@@ -105,6 +107,7 @@ _WHERE = {
     "trimq.client.process_queue": ("Prefetch",),
     "trimq.client.subscription": ("Sql",),
     "trimq.client.transaction": ("Transaction", "TransactionProducer", "TransactionState"),
+    "trimq.remoting.tls.client_contexts": ("Tls",),
 }
 _MODULE = {name: module for module, names in _WHERE.items() for name in names}
 

@@ -51,6 +51,8 @@ from trimq.remoting.client.call import Call
 from trimq.remoting.client.client_log import StandardLog
 from trimq.remoting.client.remoting_client import ClientConnection, RemotingClient
 from trimq.remoting.errors import RemotingConnectError, RemotingTransportError
+from trimq.remoting.tls.client_contexts import ClientTls, Tls
+from trimq.remoting.tls.key_files import KeyFileError
 
 _log = StandardLog("trimq.client.core")
 
@@ -67,7 +69,9 @@ class ClientOptions:
     ``request_timeout`` bounds a request that has no timeout of its own. ``heartbeat_interval`` and ``route_interval``
     are the times between heartbeats and between refreshes of all routes. ``header`` is the encoding of request headers;
     ``msgpack`` is used with a broker only after the broker has announced that it supports it, and JSON until then.
-    ``instance_name`` replaces ``pid#random`` in the client id, ``unit_name`` is appended to it.
+    ``instance_name`` replaces ``pid#random`` in the client id, ``unit_name`` is appended to it. ``tls`` is how it
+    connects with TLS, to name servers and brokers: True verifies them with the CA certificates of the system; False
+    connects without.
 
     >>> ClientOptions(request_timeout=10.0).header
     'json'
@@ -79,6 +83,7 @@ class ClientOptions:
     header: Literal["json", "rocketmq", "msgpack"] = "json"
     instance_name: str | None = None
     unit_name: str | None = None
+    tls: Tls | bool = False
 
 
 class Member(Protocol):
@@ -131,7 +136,9 @@ class Client(Lifecycle):
         )
         self._encoding = _ENCODINGS[self.options.header]
         first = Encoding.JSON if self._encoding is Encoding.MSGPACK else self._encoding
-        self._remoting = RemotingClient(encoding=first)
+        tls = self.options.tls
+        self._tls = ClientTls(Tls() if tls is True else tls) if tls else None
+        self._remoting = RemotingClient(encoding=first, tls=self._tls)
         self._remoting.on_connect.append(self._connected)
         self._remoting.on_close.append(self._disconnected)
         self._members: list[Member] = []
@@ -141,6 +148,11 @@ class Client(Lifecycle):
         self._lost: set[str] = set()
 
     async def _prepare(self) -> None:
+        if self._tls is not None:
+            try:
+                await self._tls.context()
+            except KeyFileError as error:
+                raise UsageError(f"a file for TLS cannot be used: {error}") from None
         for code in (
             RequestCode.CHECK_TRANSACTION_STATE,
             RequestCode.NOTIFY_CONSUMER_IDS_CHANGED,

@@ -29,6 +29,8 @@ from trimq.remoting.network import Network, SystemNetwork
 from trimq.remoting.runtime.clock import Clock, SystemClock
 from trimq.remoting.runtime.log_setup import StructuredLog
 from trimq.remoting.server.reactor import HandlerTable, Reactor, ReactorLimits
+from trimq.remoting.tls.config import TlsConfig
+from trimq.remoting.tls.contexts import client_of
 
 _log = structlog.get_logger("controller")
 
@@ -147,7 +149,12 @@ class ControllerManager:
                 stack.push_async_callback(kv.close)
                 self.replicas = ReplicasInfoManager(kv, self._config)
                 client = await stack.enter_async_context(
-                    RemotingClient(clock=self._clock, network=self._network, log=StructuredLog())
+                    RemotingClient(
+                        clock=self._clock,
+                        network=self._network,
+                        log=StructuredLog(),
+                        tls=client_of(self._configuration.section(TlsConfig)),
+                    )
                 )
                 reactor = Reactor(ReactorLimits.of(config), self._clock, self._network.selector())
                 table = HandlerTable()

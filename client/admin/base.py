@@ -1,7 +1,7 @@
 """AdminBase: the client that all kinds of administration share, and how they find brokers."""
 
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import anyio
 from msgspec import Struct
@@ -15,6 +15,9 @@ from trimq.protocol.codes import RequestCode, ResponseCode
 
 T = TypeVar("T")
 
+REQUEST_TIMEOUT: Final = 10.0
+"""Seconds that a request of administration may take, unless the options say otherwise."""
+
 
 class AdminBase(Lifecycle):
     """Base class of administration: a client instance, its own or a shared one, and the addresses of brokers."""
@@ -26,7 +29,7 @@ class AdminBase(Lifecycle):
         self._own_client = client is None
         # namesrv_needed=False: requests to a broker's address need no name server.
         self.client: Client = client or Client(
-            namesrv, options or ClientOptions(request_timeout=10.0), namesrv_needed=False
+            namesrv, options or ClientOptions(request_timeout=REQUEST_TIMEOUT), namesrv_needed=False
         )
 
     async def _prepare(self) -> None:

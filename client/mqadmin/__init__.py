@@ -5,12 +5,14 @@ A module is imported only when one of its commands runs, so that the start takes
 """
 
 from importlib import import_module
-from typing import Final
+from typing import Any, Final
 
 try:
     import click
 except ImportError:
     raise ImportError("mqadmin needs more than the SDK: pip install 'trimq[broker]'") from None
+
+from trimq.client.mqadmin import tls_options
 
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "addWritePerm": ("namesrv", "Restore a broker's write permission in all routes."),
@@ -100,8 +102,11 @@ class LazyGroup(click.Group):
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="trimq")
-def main() -> None:
+@tls_options.tls_options
+@click.pass_context
+def main(ctx: click.Context, /, **options: Any) -> None:
     """Administration of RocketMQ and TriMQ clusters."""
+    tls_options.keep(ctx, options)
 
 
 @main.command("help", hidden=True)

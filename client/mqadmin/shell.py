@@ -12,7 +12,10 @@ import anyio
 import click
 
 from trimq.client.admin import Admin
+from trimq.client.admin.base import REQUEST_TIMEOUT
+from trimq.client.core import ClientOptions
 from trimq.client.errors import RocketMQError, UnreachableError, UsageError
+from trimq.client.mqadmin.tls_options import kept
 
 EXIT_REFUSED: Final = 1
 EXIT_USAGE: Final = 2
@@ -97,9 +100,10 @@ class Commands:
             def run(namesrv: str | None, *, as_json: bool, **options: Any) -> None:
                 _quiet()
                 out = Output(as_json=as_json)
+                settings = ClientOptions(request_timeout=REQUEST_TIMEOUT, tls=kept())
 
                 async def body() -> None:
-                    async with Admin(namesrv) as admin:
+                    async with Admin(namesrv, options=settings) as admin:
                         await function(admin, out, **options)
 
                 try:

@@ -254,6 +254,8 @@ class ClientConnection:
         return data
 
     async def _read(self) -> None:
+        if self._tls is not None:
+            self.read_arrived()  # it may have arrived with the end of the handshake, which no event reports
         while not self.closed:
             await self._readable.wait()
             reads = 1 + _READS
@@ -294,6 +296,8 @@ class ClientConnection:
             self._log.failed("connection_failed", error, address=self.address)
             self.close(f"internal error: {error!r}")
             return False
+        if self._tls is not None and self._tls.has_bytes:  # what did not fit: no event reports it
+            self.read_arrived()
         return True
 
     def _reply_arrived(self, command: RemotingCommand) -> None:

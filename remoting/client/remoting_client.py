@@ -16,8 +16,11 @@ from trimq.remoting.client.call import Call, CallbackCall
 from trimq.remoting.client.client_connection import ClientConnection, RequestProcessor
 from trimq.remoting.client.client_log import ClientLog, StandardLog
 from trimq.remoting.client.client_socket import ClientNetwork, SocketNetwork
+from trimq.remoting.client.handshake import secured
 from trimq.remoting.errors import RemotingConnectError, RemotingSendError, RemotingTimeoutError, RemotingTransportError
 from trimq.remoting.runtime.clock import Clock, SystemClock
+from trimq.remoting.tls.client_contexts import ClientTls
+from trimq.remoting.tls.tls_socket import TlsSocket
 
 __all__ = ["CallbackCall", "ClientConnection", "ClientNetwork", "RemotingClient", "RequestProcessor"]
 
@@ -48,7 +51,8 @@ class RemotingClient:
     after a growing, random delay; requests wait for that as far as their own timeout allows.
 
     ``encoding`` is the header encoding of new connections. A connection is closed after ``idle`` seconds without
-    traffic. Faults are logged to ``log``, by default the standard library's logger "trimq.client.remoting".
+    traffic. With ``tls``, which clients may share, all connections are TLS connections, never plain ones. Faults
+    are logged to ``log``, by default the standard library's logger "trimq.client.remoting".
     ``on_connect`` is called with each new connection, ``on_close`` with each that has ended.
     """
 
@@ -61,6 +65,7 @@ class RemotingClient:
         clock: Clock | None = None,
         network: ClientNetwork | None = None,
         log: ClientLog | None = None,
+        tls: ClientTls | None = None,
     ) -> None:
         self._encoding = encoding
         self._connect_timeout = connect_timeout
@@ -68,6 +73,9 @@ class RemotingClient:
         self._clock = clock or SystemClock()
         self._network = network or SocketNetwork()
         self._log = log or StandardLog("trimq.client.remoting")
+        self._tls = tls
+        self._tls_problem = ""
+        self._own: dict[str, ClientTls] = {}
         self._processors: dict[int, RequestProcessor] = {}
         self._peers: dict[str, _Peer] = {}
         self._opaque = 0
@@ -176,6 +184,11 @@ class RemotingClient:
             return
         raise RemotingTimeoutError(address, command.code, timeout, written=False)
 
+    def is_own(self, address: str) -> None:
+        """The server at ``address`` is in this process: with TLS, its certificate is not verified."""
+        if self._tls is not None:
+            self._own[address] = self._tls.unverified()
+
     def read_arrived(self) -> bool:
         """Process data that has already arrived on any connection. False if there was none. See ClientConnection."""
         arrived = False
@@ -227,7 +240,7 @@ class RemotingClient:
         host, port = split_address(address)
         peer = self._peers.setdefault(address, _Peer())
         failures = peer.failures
-        connecting = False
+        step = ""
         with anyio.CancelScope(deadline=deadline) as scope:
             async with peer.lock:
                 connection = self._open(address)
@@ -236,10 +249,14 @@ class RemotingClient:
                 if peer.failures != failures:  # another task has tried and failed while this one waited
                     raise RemotingConnectError(address, peer.error)
                 await self._wait_turn(address, peer, deadline)
-                connecting = True
+                step = "no answer in time"
                 scope.deadline = min(deadline, anyio.current_time() + self._connect_timeout)
                 try:
-                    sock = await self._network.connect(host, port)
+                    plain = await self._network.connect(host, port)
+                    sock: socket.socket | TlsSocket = plain
+                    if self._tls is not None:
+                        step = "no answer to the TLS handshake in time"
+                        sock = await self._secured(self._tls, address, plain, host)
                 except OSError as error:
                     self._failed(peer, error)
                     raise RemotingConnectError(address, error) from error
@@ -247,10 +264,18 @@ class RemotingClient:
                     sock.close()
                     raise RuntimeError("the client was closed while it connected")
                 return self._adopt(address, peer, sock, tasks)
-        if not connecting:
+        if not step:
             raise RemotingConnectError(address, TimeoutError("another caller is still connecting"))
-        self._failed(peer, TimeoutError("no answer in time"))
+        self._failed(peer, TimeoutError(step))
         raise RemotingConnectError(address, peer.error)
+
+    async def _secured(self, tls: ClientTls, address: str, sock: socket.socket, host: str) -> TlsSocket:
+        tls = self._own.get(address, tls)
+        found = await secured(sock, host, tls, self._network)
+        if tls.problem and tls.problem != self._tls_problem:
+            self._log.warning("tls_reload_failed", reason=tls.problem, address=address)
+        self._tls_problem = tls.problem
+        return found
 
     async def _wait_turn(self, address: str, peer: _Peer, deadline: float) -> None:
         delay = peer.back_off.delay(self._clock.monotonic())
@@ -264,7 +289,7 @@ class RemotingClient:
         peer.error = error
         peer.back_off.failed(self._clock.monotonic())
 
-    def _adopt(self, address: str, peer: _Peer, sock: socket.socket, tasks: TaskGroup) -> ClientConnection:
+    def _adopt(self, address: str, peer: _Peer, sock: socket.socket | TlsSocket, tasks: TaskGroup) -> ClientConnection:
         connection = ClientConnection(
             address,
             sock,

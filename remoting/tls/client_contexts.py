@@ -1,5 +1,6 @@
 """Tls: how a client connects with TLS. ClientTls: the contexts made of it."""
 
+import dataclasses
 import ssl
 import threading
 from dataclasses import dataclass, field
@@ -63,6 +64,10 @@ class ClientTls:
         self._lock = threading.Lock()
         self._seen: tuple[object, ...] = ()
         self._context: ssl.SSLContext | None = None
+
+    def unverified(self) -> "ClientTls":
+        """The same without verification: for a server in this process, whose certificate is for others."""
+        return ClientTls(dataclasses.replace(self.settings, verify_server=False))
 
     @property
     def trusted(self) -> str:

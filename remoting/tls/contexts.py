@@ -1,4 +1,4 @@
-"""TlsContexts: the current context of a server, which follows changes of its files, and how it connects to others."""
+"""TlsContexts: the current context of a server, which follows changes of its files. ``client_of``: its connections."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,10 +35,9 @@ class _Current:
 
 
 class TlsContexts:
-    """The contexts of a server program, made of its configuration.
+    """The context of a server's ports, made of its configuration.
 
     mode       what the ports do
-    client     how the program connects to other servers; None: in plain
     listeners  called after each change of ``server``
 
     Certificate with key, and trusted certificates, are replaced by what is in their files as soon as that can be used.
@@ -49,7 +48,6 @@ class TlsContexts:
     def __init__(self, config: TlsConfig, log: TlsLog) -> None:
         """Blocks. Raises KeyFileError; not if the configuration was checked, and its files are as they were then."""
         self.mode = config.mode
-        self.client: ClientTls | None = ClientTls(_client_settings(config)) if config.is_client else None
         self.listeners: list[Callable[[], None]] = []
         self._config = config
         self._log = log
@@ -142,15 +140,20 @@ def _read_pair(paths: KeyPairPaths) -> tuple[KeyPair, Certificate]:
     return pair, key_files.describe(pair, paths)
 
 
-def _client_settings(config: TlsConfig) -> Tls:
-    return Tls(
-        ca_file=config.client_trust or None,
-        cert_file=config.client_cert or None,
-        key_file=config.client_key or None,
-        key_password=config.client_password,
-        key_password_file=config.client_password_file or None,
-        verify_server=config.auth_server,
-        verify_host_name=config.verify_host_name,
-        protocols=config.protocols,
-        ciphers=config.ciphers,
+def client_of(config: TlsConfig) -> ClientTls | None:
+    """How a server program connects to other servers: name servers, controllers, brokers. None: without TLS."""
+    if not config.is_client:
+        return None
+    return ClientTls(
+        Tls(
+            ca_file=config.client_trust or None,
+            cert_file=config.client_cert or None,
+            key_file=config.client_key or None,
+            key_password=config.client_password,
+            key_password_file=config.client_password_file or None,
+            verify_server=config.auth_server,
+            verify_host_name=config.verify_host_name,
+            protocols=config.protocols,
+            ciphers=config.ciphers,
+        )
     )
