@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import msgpack  # type: ignore[import-untyped]
 
+from trimq.protocol.auth.auth_file import AUTH_FILE, is_encrypted
 from trimq.protocol.bucket_object import BucketFormatError
 
 STATE_FILES: Final = (
@@ -17,9 +18,17 @@ STATE_FILES: Final = (
     "consumerOffset.json",
     "consumerFilter.json",
     "messageRequestMode.json",
+    AUTH_FILE,
 )
 """The files of ``config/`` that are uploaded. Not those of delayed, timed and half messages: these stay local."""
+PRIVATE_FILES: Final = frozenset({AUTH_FILE})
+"""Those that only their owner may read."""
 MOST_STATE_BYTES: Final = 1024 * 1024 * 1024
+
+
+def may_leave(name: str, data: bytes) -> bool:
+    """Whether a file may be uploaded: users and policies only if the passwords are encrypted."""
+    return name != AUTH_FILE or is_encrypted(data)
 
 
 def encode_state(files: Mapping[str, bytes]) -> bytes:

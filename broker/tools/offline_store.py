@@ -54,7 +54,7 @@ class ReadOnlyDisk(RealDisk):
         """Refused."""
         self._refuse()
 
-    def create(self, path: str, size: int) -> int:  # noqa: ARG002 - as Disk has it
+    def create(self, path: str, size: int, *, private: bool = False) -> int:  # noqa: ARG002 - as Disk has it
         """Refused."""
         self._refuse()
 

@@ -321,7 +321,7 @@ class SimDisk:
         self._errors_seen[fd] = inode.errors
         return fd
 
-    def create(self, path: str, size: int) -> int:
+    def create(self, path: str, size: int, *, private: bool = False) -> int:
         self._call("create", path)
         self._parent_must_exist(path)
         if path in self._names:

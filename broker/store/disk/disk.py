@@ -18,11 +18,12 @@ _UNRELIABLE: Final = ("btrfs", "zfs", "nfs", "fuse", "cifs", "smb", "9p")
 
 
 class FileInfo(NamedTuple):
-    """A directory entry: kind, length in bytes, time of the last modification in ms since the epoch."""
+    """A directory entry: kind, length in bytes, time of the last change in ms since the epoch, permission bits."""
 
     is_directory: bool
     size: int
     modified_ms: int
+    permissions: int = 0o600
 
 
 class DiskSpace(NamedTuple):
@@ -82,8 +83,11 @@ class Disk(Protocol):
         """The same file systems, whose ``run`` has threads of its own: calls that hang there delay none here."""
         ...
 
-    def create(self, path: str, size: int) -> int:
-        """A new file of ``size`` bytes without blocks, open for reading and writing. FileExistsError if it exists."""
+    def create(self, path: str, size: int, *, private: bool = False) -> int:
+        """A new file of ``size`` bytes without blocks, open for reading and writing. FileExistsError if it exists.
+
+        ``private``: only the owner may read and write it.
+        """
         ...
 
     def open(self, path: str, *, writable: bool = True) -> int:

@@ -6,19 +6,22 @@ import os
 from trimq.broker.store.disk.disk import Disk
 
 
-def write_durably(disk: Disk, path: str, data: bytes) -> None:
-    """Replace a file so that a power cut leaves the old or the new content: temporary file, sync, rename, sync."""
+def write_durably(disk: Disk, path: str, data: bytes, *, private: bool = False) -> None:
+    """Replace a file so that a power cut leaves the old or the new content: temporary file, sync, rename, sync.
+
+    ``private``: only the owner may read it.
+    """
     # The content is durable before the rename: else a power cut could leave the new name with an empty file.
-    disk.rename(write_beside(disk, path, data), path)
+    disk.rename(write_beside(disk, path, data, private=private), path)
     disk.sync_directory(os.path.dirname(path))
 
 
-def write_beside(disk: Disk, path: str, *data: bytes) -> str:
+def write_beside(disk: Disk, path: str, *data: bytes, private: bool = False) -> str:
     """Write ``data`` (in pieces) to a synced temporary file next to the file that it will replace; returns its path."""
     temporary = path + ".tmp"
     if disk.stat(temporary) is not None:
         disk.delete(temporary)
-    fd = disk.create(temporary, 0)
+    fd = disk.create(temporary, 0, private=private)
     try:
         at = 0
         for piece in data:

@@ -72,8 +72,8 @@ class RealDisk:
         other.__dict__.update(_limiter=None, _scratch=[])
         return other
 
-    def create(self, path: str, size: int) -> int:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    def create(self, path: str, size: int, *, private: bool = False) -> int:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600 if private else 0o644)
         if size:
             os.ftruncate(fd, size)
         return fd
@@ -301,7 +301,8 @@ class RealDisk:
             found = os.stat(path)
         except FileNotFoundError:
             return None
-        return FileInfo(stat.S_ISDIR(found.st_mode), found.st_size, found.st_mtime_ns // 1_000_000)
+        mode, modified_ms = found.st_mode, found.st_mtime_ns // 1_000_000
+        return FileInfo(stat.S_ISDIR(mode), found.st_size, modified_ms, mode & 0o777)
 
     def space(self, path: str) -> DiskSpace:
         found = os.statvfs(path)

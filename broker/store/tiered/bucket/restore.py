@@ -19,7 +19,7 @@ from trimq.broker.store.tiered.bucket.manifest import Manifest
 from trimq.broker.store.tiered.bucket.queue_starts import RESTORED, Origin, encode_starts
 from trimq.protocol import lenient_json
 from trimq.protocol.bucket_object import BucketFormatError
-from trimq.protocol.bucket_state import decode_state
+from trimq.protocol.bucket_state import PRIVATE_FILES, decode_state
 from trimq.protocol.file_names import offset_name
 
 _log: Final = structlog.get_logger(__name__)
@@ -88,7 +88,7 @@ async def restore(disk: Disk, config: MessageStoreConfig, bucket: Bucket, manife
         make_durable_directory(disk, f"{root}/config")
         make_durable_directory(disk, log)
         for name, data in state.items():
-            write_durably(disk, f"{root}/config/{name}", data)
+            write_durably(disk, f"{root}/config/{name}", data, private=name in PRIVATE_FILES)
         write_durably(disk, f"{root}/{RESTORED}", encode_starts(starts, Origin(manifest.end, log_start)))
         for path in _lengthless(disk, log):
             disk.delete(path)

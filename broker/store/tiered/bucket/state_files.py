@@ -5,7 +5,7 @@ from typing import Final, NamedTuple
 
 from trimq.broker.store.disk.disk import Disk
 from trimq.broker.store.disk.durable_files import read_whole
-from trimq.protocol.bucket_state import STATE_FILES, encode_state
+from trimq.protocol.bucket_state import STATE_FILES, encode_state, may_leave
 from trimq.protocol.hashing import checksum
 
 _INTERVAL: Final = 30.0
@@ -57,7 +57,7 @@ class StateFiles:
         files: dict[str, bytes] = {}
         for name in STATE_FILES:
             data = await self._disk.run(read_whole, self._disk, f"{self._directory}/{name}")
-            if data is not None:
+            if data is not None and may_leave(name, data):
                 files[name] = data
         mark = checksum(repr([(name, len(data), checksum(data)) for name, data in files.items()]).encode()) + 1
         if mark != self._last.mark:

@@ -1,0 +1,123 @@
+"""Who a request is from: the user whose signature it has.
+
+An unknown user and a wrong signature get the same text after the same work, so that names cannot be tried. After too
+many wrong signatures from an address, requests from there are refused for the rest of a minute without a look at them.
+"""
+
+import hashlib
+import hmac
+import os
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any, Final
+
+from trimq.protocol.auth.model import User, refused
+from trimq.protocol.auth.signature import ACCESS_KEY, SIGNATURE, content, is_same
+from trimq.protocol.errors import RemotingError
+from trimq.remoting.auth.auth_store import AuthStore
+from trimq.remoting.runtime.clock import Clock
+
+FAILURES_PER_MINUTE: Final = 300
+MOST_ADDRESSES: Final = 10_000
+
+NO_USERNAME: Final = "username cannot be null."
+WRONG_SIGNATURE: Final = "check signature failed."
+
+
+class Authenticator:
+    """Checks signatures. ``failures`` counts requests that were refused, ``limited`` those of them without a look."""
+
+    def __init__(
+        self,
+        store: AuthStore,
+        clock: Clock,
+        *,
+        failures_per_minute: int = FAILURES_PER_MINUTE,
+        most_addresses: int = MOST_ADDRESSES,
+    ) -> None:
+        self.failures = 0
+        self.limited = 0
+        self._store = store
+        self._limit = _FailureLimit(clock, failures_per_minute, most_addresses)
+        self._generation = -1
+        self._macs: dict[str, tuple[User, Any]] = {}
+        self._no_user = _mac_of(os.urandom(16).hex())
+
+    def verify(
+        self, fields: Mapping[str, str], body: bytes | bytearray | memoryview, version: int, address: str
+    ) -> User:
+        """The user who has signed a request.
+
+        ``fields``: all its ext fields as text; ``body``: as sent; ``version``: of its header; ``address``: where it
+        comes from, without the port. Raises RemotingError(NO_PERMISSION).
+        """
+        limit = self._limit
+        if limit.addresses and limit.is_over(address):
+            self.limited += 1
+            raise self._failed(
+                f"too many requests with a wrong signature came from {address}: all from there are refused for up to "
+                "a minute."
+            )
+        name = fields.get(ACCESS_KEY)
+        if not name:
+            raise self._failed(NO_USERNAME)
+        user, kept = self._mac(name)
+        mac = kept.copy()
+        mac.update(content(fields, body, version))
+        if not is_same(fields.get(SIGNATURE), mac.digest()) or user is None:
+            limit.failed(address)
+            raise self._failed(WRONG_SIGNATURE)
+        # After the signature: only who has the secret learns that there is such a user.
+        if not user.is_enabled:
+            raise self._failed(f"User:{name} is disabled.")
+        return user
+
+    def _failed(self, text: str) -> RemotingError:
+        self.failures += 1
+        return refused(text)
+
+    def _mac(self, name: str) -> tuple[User | None, Any]:
+        """The user, and an HMAC with his secret, which is copied for each request: that costs half as much."""
+        store = self._store
+        if self._generation != store.generation:
+            self._macs.clear()
+            self._generation = store.generation
+        found = self._macs.get(name)
+        if found is None:
+            user = store.user(name)
+            if user is None:
+                return None, self._no_user
+            found = self._macs[name] = user, _mac_of(user.password)
+        return found
+
+
+class _FailureLimit:
+    """Wrong signatures of each address in its current minute, of the addresses that failed last."""
+
+    def __init__(self, clock: Clock, per_minute: int, most_addresses: int) -> None:
+        self.addresses: OrderedDict[str, tuple[float, int]] = OrderedDict()
+        self._clock = clock
+        self._per_minute = per_minute
+        self._most = most_addresses
+
+    def is_over(self, address: str) -> bool:
+        """Whether requests from there are not looked at."""
+        found = self.addresses.get(address)
+        if found is None:
+            return False
+        began, count = found
+        if self._clock.monotonic() - began >= 60:
+            del self.addresses[address]
+            return False
+        return count >= self._per_minute
+
+    def failed(self, address: str) -> None:
+        """A signature from there was wrong."""
+        began, count = self.addresses.pop(address, (self._clock.monotonic(), 0))
+        self.addresses[address] = began, count + 1
+        if len(self.addresses) > self._most:
+            self.addresses.popitem(last=False)
+
+
+def _mac_of(secret: str) -> Any:
+    return hmac.new(secret.encode("utf-8", "replace"), digestmod=hashlib.sha1)
