@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from trimq.broker.auth.config import AUTH_INERT, AuthConfig, note_strategies
 from trimq.broker.controller_mode_config import ControllerModeConfig
 from trimq.broker.replication_config import REPLICATION_SETTINGS, BrokerRole, ReplicationConfig, parse_networks
 from trimq.broker.store_config import (
@@ -24,7 +25,7 @@ from trimq.broker.store_config import (
 from trimq.broker.tiered_config import TieredStoreConfig
 from trimq.broker.unsupported_config import HARMLESS, INERT, UNSUPPORTED
 from trimq.protocol import topic_rules
-from trimq.remoting.config.configuration import Configuration, LogConfig, NettyServerConfig, Schema, option
+from trimq.remoting.config.configuration import Configuration, LogConfig, NettyServerConfig, Schema, option, options_of
 from trimq.remoting.config.environment import variable_of
 from trimq.remoting.config.sources import Flags, load
 from trimq.remoting.http.web_config import WebConfig
@@ -34,6 +35,7 @@ __all__ = [
     "DEFAULT_DELAY_LEVELS",
     "REPLICATION_SETTINGS",
     "SCHEMA",
+    "AuthConfig",
     "BrokerConfig",
     "BrokerRole",
     "ControllerModeConfig",
@@ -376,17 +378,21 @@ SCHEMA = Schema(
         ReplicationConfig,
         ControllerModeConfig,
         TieredStoreConfig,
+        AuthConfig,
         NettyServerConfig,
         TlsConfig,
         WebConfig,
         LogConfig,
     ),
-    inert=INERT,
+    inert=INERT | AUTH_INERT,
     unsupported=UNSUPPORTED,
     harmless=HARMLESS,
     more=(apply_tls_file,),
-    checks=(_role_problem, check_tls_files),
-    protected=frozenset({"configBlackList", "brokerConfigPath"}) | TLS_KEYS,
+    checks=(_role_problem, check_tls_files, note_strategies),
+    # Users and policies can be changed by requests; who checks them cannot.
+    protected=frozenset({"configBlackList", "brokerConfigPath"})
+    | TLS_KEYS
+    | {opt.key for opt in options_of(AuthConfig)},
 )
 
 

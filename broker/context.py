@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from trimq.broker.auth.open_access import Users
     from trimq.broker.identity import BrokerIdentity
     from trimq.broker.replicas.replicas_manager import ReplicasManager
     from trimq.broker.services.client_calls import ClientCalls
@@ -70,3 +71,5 @@ class BrokerContext:
     started_wall_ms: int
     replicas: "ReplicasManager | None" = None
     """In controller mode."""
+    users: "Users | None" = None
+    """While authentication is on."""

@@ -14,6 +14,7 @@ import structlog
 import trio
 
 from trimq.broker import addresses
+from trimq.broker.auth.open_access import inner_credentials, open_users
 from trimq.broker.config import BrokerConfig, ReplicationConfig
 from trimq.broker.context import BrokerContext
 from trimq.broker.health import (
@@ -264,6 +265,9 @@ class BrokerController:
         if self._section(ReplicationConfig).is_slave:
             self.replication.timers = SlaveTimers(store)
         await services.load(store, self.replication.timers)
+        users = await open_users(configuration, disk, clock)
+        if users is not None:
+            self.gate.register(users.access.feature)
         # Listen only after the state files were read: an unreadable file ends the start before a client can connect.
         ports.open()
         registration = await self._registration(services.topics, stack)
@@ -311,6 +315,7 @@ class BrokerController:
             store_host=packed,
             started_wall_ms=clock.wall_ms(),
             replicas=self.replicas,
+            users=users,
         )
 
     async def _registration(self, topics: TopicConfigManager, stack: AsyncExitStack) -> BrokerOuterAPI:
@@ -327,7 +332,11 @@ class BrokerController:
             self.name_servers.append(f"{address} (in this process)")
         client = await stack.enter_async_context(
             RemotingClient(
-                clock=self.clock, network=self.network, log=StructuredLog(), tls=client_of(self._section(TlsConfig))
+                clock=self.clock,
+                network=self.network,
+                log=StructuredLog(),
+                credentials=await inner_credentials(self.configuration),
+                tls=client_of(self._section(TlsConfig)),
             )
         )
         if self.namesrv is not None:

@@ -1,6 +1,7 @@
 """Builds the broker's processors and gives each the parts it needs. Part of the composition root."""
 
 from trimq.broker.context import BrokerContext
+from trimq.broker.processors.admin.auth_admin import AuthAdminProcessor
 from trimq.broker.processors.admin.broker_admin import BrokerAdminProcessor
 from trimq.broker.processors.admin.client_admin import ClientAdminProcessor
 from trimq.broker.processors.admin.config_admin import ConfigAdminProcessor
@@ -224,6 +225,7 @@ def _register_administration(table: HandlerTable, context: BrokerContext, reacto
             reactor=reactor,
         ),
         TimerAdminProcessor(timer=context.timer),
+        AuthAdminProcessor(configuration=context.configuration, users=context.users),
         ReplicationAdminProcessor(store=context.store, clock=context.clock),
         ReplicaAdminProcessor(
             store=context.store,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 import trio
 
+from trimq.broker.auth.open_access import inner_credentials
 from trimq.broker.config import BrokerConfig, BrokerRole, ControllerModeConfig, MessageStoreConfig, ReplicationConfig
 from trimq.broker.controller import BrokerController, open_web
 from trimq.broker.ports import ClientPorts
@@ -119,6 +120,7 @@ class ReplicatedBroker:
                         network=self.network,
                         log=StructuredLog(),
                         tls=client_of(self.configuration.section(TlsConfig)),
+                        credentials=await inner_credentials(self.configuration),
                     )
                 )
                 self.manager = self._make_manager(client)

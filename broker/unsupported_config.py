@@ -131,7 +131,6 @@ _TIMER_ROCKSDB = "there are no timers in RocksDB; timed messages wait in the tim
 _TRANSACTIONS_ROCKSDB = "there are no transactions in RocksDB; halves wait in the queue of the half topic"
 _ACTING_MASTER = "no slave becomes the acting master"
 _ROCKSDB = "RocksDB is not supported; queues are files"
-_ACL = "access control is not implemented yet"
 _METRICS = "metrics are exported for Prometheus, all or none: metricsExporterType=PROM"
 _CONTROLLER = "controllerAddr lists the controllers; a process runs one broker"
 _SCHEDULE = "the messages of a delay level are always delivered one after the other"
@@ -193,15 +192,6 @@ UNSUPPORTED: Final = _table(
         combineCQMaxExtraSearchCommitLogFiles bottomMostCompressionTypeForConsumeQueueStore
         rocksdbCompressionType rocksdbFlushWalFrequency rocksdbWalFileRollingThreshold configManagerVersion
         useSeparateStorePathForRocksdbCQ indexRocksDBEnable
-        """,
-    ),
-    (
-        _ACL,
-        """
-        aclEnable authConfigPath authenticationEnabled authenticationProvider authenticationMetadataProvider
-        authenticationStrategy authenticationWhitelist initAuthenticationUser
-        innerClientAuthenticationCredentials authorizationEnabled authorizationProvider
-        authorizationMetadataProvider authorizationStrategy authorizationWhitelist migrateAuthFromV1Enabled
         """,
     ),
     ("the mode is the value of tls.server.mode", "tlsMode"),
@@ -307,8 +297,7 @@ HARMLESS: Final = {
         (
             "false",
             """
-            aclEnable appendAckAsync appendCkAsync authenticationEnabled
-            authorizationEnabled checkCommitLogOffsetOnRecover clientPooledByteBufAllocatorEnable
+            appendAckAsync appendCkAsync checkCommitLogOffsetOnRecover clientPooledByteBufAllocatorEnable
             coldCtrStrategyEnable coldDataFlowControlEnable coldDataScanEnable combineCQEnableCheckSelf
             disableConsumeIfConsumerReadSlowly duplicationEnable enableAcceleratedRecovery
             enableBatchPush enableCalcFilterBitMap enableCleanExpiredOffset enableConsumeQueueExt
@@ -318,7 +307,7 @@ HARMLESS: Final = {
             enableRunningFlagsInFlush enableScheduleAsyncDeliver enableShutdownGracefully enableSkipLongAwaitingAck
             enableSlaveActingMaster enabledAppendPropCRC fetchControllerAddrByDnsLookup fetchNameSrvAddrByDnsLookup
             fetchNamesrvAddrByAddressServer forceVerifyPropCRC haFlowControlEnable indexRocksDBEnable
-            isBrokerContainer isInBrokerContainer lockInStrictMode metricsInDelta migrateAuthFromV1Enabled
+            isBrokerContainer isInBrokerContainer lockInStrictMode metricsInDelta
             offsetCheckInSlave popConsumerKVServiceEnable popConsumerKVServiceInit popConsumerKVServiceLog
             popResponseReturnActualRetryTopic printChannelGroups readUnCommitted rejectPullConsumerEnable
             rocksdbCQDoubleWriteEnable skipPreOnline skipWhenCKRePutReachMaxTimes syncFromLastFile

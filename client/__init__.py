@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from trimq.client.delivery import Batch, ConsumerMessage
     from trimq.client.errors import (
         ClosedError,
+        CredentialsError,
         NoBrokerError,
+        NoPermissionError,
         NoReplyError,
         NotDeliveredError,
         NotStoredError,
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from trimq.client.pull_consumer import PullConsumer
     from trimq.client.subscription import Sql
     from trimq.client.transaction import Transaction, TransactionProducer, TransactionState
+    from trimq.remoting.client.credentials import Credentials
     from trimq.remoting.tls.client_contexts import Tls
 
 __all__ = [
@@ -48,10 +51,13 @@ __all__ = [
     "ClosedError",
     "Consumer",
     "ConsumerMessage",
+    "Credentials",
+    "CredentialsError",
     "Interceptor",
     "Message",
     "MessageQueue",
     "NoBrokerError",
+    "NoPermissionError",
     "NoReplyError",
     "NotDeliveredError",
     "NotStoredError",
@@ -90,7 +96,9 @@ _WHERE = {
     "trimq.client.delivery": ("Batch", "ConsumerMessage"),
     "trimq.client.errors": (
         "ClosedError",
+        "CredentialsError",
         "NoBrokerError",
+        "NoPermissionError",
         "NoReplyError",
         "NotDeliveredError",
         "NotStoredError",
@@ -107,6 +115,7 @@ _WHERE = {
     "trimq.client.process_queue": ("Prefetch",),
     "trimq.client.subscription": ("Sql",),
     "trimq.client.transaction": ("Transaction", "TransactionProducer", "TransactionState"),
+    "trimq.remoting.client.credentials": ("Credentials",),
     "trimq.remoting.tls.client_contexts": ("Tls",),
 }
 _MODULE = {name: module for module, names in _WHERE.items() for name in names}

@@ -16,10 +16,10 @@ from trimq.client.message import Message, MessageQueue, SendOutcome, SendReceipt
 from trimq.client.routes import DEFAULT_QUEUES, TopicRoute
 from trimq.client.send_template import SendTemplate
 from trimq.client.sending import Prepared, receipts, send_command
+from trimq.client.signed_template import SignedSends
 from trimq.protocol.codes import ResponseCode
 from trimq.protocol.command import Encoding, RemotingCommand
 from trimq.protocol.errors import FrameError
-from trimq.protocol.frame import encode
 from trimq.remoting.client.remoting_client import CallbackCall, ClientConnection
 
 _RETRY_CODES: Final = frozenset(
@@ -72,7 +72,9 @@ class Attempts:
         self._fault_tolerance = LatencyFaultTolerance(time.monotonic)
         self.on_reply: Callable[[str, RemotingCommand], None] | None = None
         """Called with the broker's name and its reply to a send that is stored."""
-        self._template = lru_cache(maxsize=_TEMPLATES)(partial(SendTemplate, group))
+        signer = client.signer
+        template = partial(SendTemplate, group) if signer is None else partial(SignedSends, signer, group)
+        self._template: Callable[[int, MessageQueue], SendTemplate | SignedSends] = lru_cache(_TEMPLATES)(template)
 
     async def route(self, topic: str) -> TopicRoute:
         """The topic's route, with at least one queue to send to. Waits up to ``timeout`` for a broker to register.
@@ -223,7 +225,7 @@ class Attempts:
             return self._template(prepared.code, queue).frame(prepared, opaque)
         command = send_command(self._group, prepared, queue)
         command.opaque, command.encoding = opaque, encoding
-        return encode(command)
+        return self._client.encode(command)
 
     def _ended(
         self,

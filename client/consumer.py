@@ -57,7 +57,9 @@ class Consumer(GroupMember):
     lost when it closes. ``enable_msg_trace`` reports the processing of each message to the trace topic, or to
     ``customized_trace_topic``; ``trace_dispatcher`` counts the reports.
 
-    Raises UsageError for an invalid group, topic, subscription or model, and if no name server is given.
+    Raises UsageError for an invalid group, topic, subscription or model, and if no name server is given. Opening raises
+    CredentialsError if the brokers do not accept the user. What an accepted user is not permitted is tried again until
+    it is: see ``client.denied``.
 
     >>> async def example(namesrv: str) -> None:
     ...     async with Consumer("billing", {"Orders": "paid || refunded"}, namesrv=namesrv) as consumer:
@@ -139,6 +141,7 @@ class Consumer(GroupMember):
         for subscription in self.subscriptions.values():
             await check_in_broker(self.client, group=self.group, subscription=subscription)
         await self.client.heartbeat()
+        self.client.check_accepted()
         self.client.routes.on_change.append(self.rebalancer.route_changed)
         self._start_trace()
         await self.rebalancer.rebalance()

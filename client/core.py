@@ -20,16 +20,18 @@ from msgspec import Struct
 
 from trimq.client.errors import (
     ClosedError,
+    CredentialsError,
     NotStoredError,
     PerhapsStoredError,
     RocketMQError,
     UnreachableError,
     UsageError,
+    copied,
     error_for,
 )
 from trimq.client.lifecycle import Lifecycle
 from trimq.client.name_servers import NameServers, parse_addresses
-from trimq.client.outages import Outages
+from trimq.client.outages import Denied, Outages
 from trimq.client.routes import RouteCache, TopicRoute
 from trimq.protocol.body import (
     ClusterInfo,
@@ -49,6 +51,7 @@ from trimq.protocol.message_id import UniqueIdGenerator
 from trimq.remoting.client import remoting_client
 from trimq.remoting.client.call import Call
 from trimq.remoting.client.client_log import StandardLog
+from trimq.remoting.client.credentials import Credentials, Signer
 from trimq.remoting.client.remoting_client import ClientConnection, RemotingClient
 from trimq.remoting.errors import RemotingConnectError, RemotingTransportError
 from trimq.remoting.tls.client_contexts import ClientTls, Tls
@@ -69,6 +72,7 @@ class ClientOptions:
     ``request_timeout`` bounds a request that has no timeout of its own. ``heartbeat_interval`` and ``route_interval``
     are the times between heartbeats and between refreshes of all routes. ``header`` is the encoding of request headers;
     ``msgpack`` is used with a broker only after the broker has announced that it supports it, and JSON until then.
+    ``credentials`` sign every request, of whatever object uses these options; without them servers see no user.
     ``instance_name`` replaces ``pid#random`` in the client id, ``unit_name`` is appended to it. ``tls`` is how it
     connects with TLS, to name servers and brokers: True verifies them with the CA certificates of the system; False
     connects without.
@@ -83,6 +87,7 @@ class ClientOptions:
     header: Literal["json", "rocketmq", "msgpack"] = "json"
     instance_name: str | None = None
     unit_name: str | None = None
+    credentials: Credentials | None = None
     tls: Tls | bool = False
 
 
@@ -138,7 +143,10 @@ class Client(Lifecycle):
         first = Encoding.JSON if self._encoding is Encoding.MSGPACK else self._encoding
         tls = self.options.tls
         self._tls = ClientTls(Tls() if tls is True else tls) if tls else None
-        self._remoting = RemotingClient(encoding=first, tls=self._tls)
+        self._remoting = RemotingClient(encoding=first, credentials=self.options.credentials, tls=self._tls)
+        self.signer: Signer | None = self._remoting.signer
+        self.encode: Callable[[RemotingCommand], bytes] = self._remoting.encode
+        """Makes the frame of a request, signed if there are credentials."""
         self._remoting.on_connect.append(self._connected)
         self._remoting.on_close.append(self._disconnected)
         self._members: list[Member] = []
@@ -146,6 +154,7 @@ class Client(Lifecycle):
         self._losses: Counter[str] = Counter()  # addresses: how many of their connections have ended
         self._greeted: dict[str, int] = {}  # addresses, with the number of joins of which the broker knows
         self._lost: set[str] = set()
+        self._unaccepted: dict[str, CredentialsError] = {}  # addresses that refused the user of the last heartbeat
 
     async def _prepare(self) -> None:
         if self._tls is not None:
@@ -241,7 +250,8 @@ class Client(Lifecycle):
         """Sends a request without waiting. ``frame`` makes its bytes, given the opaque number and the encoding.
 
         ``call`` is finished by the reply, the timeout (seconds) or the end of the connection. The caller has to pass it
-        to ``connection.end`` afterwards, or to abandon it. Raises FrameError if the frame is too long.
+        to ``connection.end`` afterwards, or to abandon it. ``frame`` has to sign the request: it makes it with
+        ``encode``, or with ``signer``. Raises FrameError if the frame is too long.
         """
         self._remoting.begin_frame(connection, frame, connection.now() + timeout, call)
 
@@ -390,8 +400,11 @@ class Client(Lifecycle):
             reply = await self.request(address, RequestCode.HEART_BEAT, {}, body)
         except RocketMQError as error:
             self._greeted.pop(address, None)
+            if isinstance(error, CredentialsError):
+                self._unaccepted[address] = error
             self.outages.note("a heartbeat", error)
             return
+        self._unaccepted.pop(address, None)
         if self._losses[address] != losses:  # the reply came, but its connection has ended since
             self._lost.add(address)
             return
@@ -418,6 +431,23 @@ class Client(Lifecycle):
     def has_greeted(self, address: str) -> bool:
         """Whether the broker at this address knows all members by a heartbeat over a connection that is still open."""
         return self._greeted.get(address) == self._joins
+
+    def check_accepted(self) -> None:
+        """Raises CredentialsError if brokers refused this client's user at the last heartbeat, and none accepted it."""
+        if self._unaccepted and not self._greeted:
+            raise copied(next(iter(self._unaccepted.values())))
+
+    @property
+    def denied(self) -> list[Denied]:
+        """The operations in the background that servers did not permit within the last minute, with their errors.
+
+        Pulls, heartbeats and the like are tried again until they are permitted; meanwhile a warning is logged once a
+        minute. Empty if everything is permitted.
+
+        >>> def why(consumer: "Consumer") -> list[str]:
+        ...     return [f"{denied.event}: {denied.error}" for denied in consumer.client.denied]
+        """
+        return self.outages.denied
 
     # -- requests of brokers ---------------------------------------------------------------------------------------
 

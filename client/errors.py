@@ -4,7 +4,9 @@
 
     RocketMQError
     ├── UsageError            fix the call or the configuration; the same call fails again
-    │   └── TopicNotFoundError
+    │   ├── TopicNotFoundError
+    │   └── NoPermissionError the topic, or a policy for this user, does not permit it
+    │       └── CredentialsError the server does not know the user, or the secret key is wrong
     ├── NotStoredError        nothing was stored or changed: safe to retry, a little later
     │   ├── UnreachableError  no server could be reached
     │   │   └── NoBrokerError no broker is registered at the name servers: all are down, or not started yet
@@ -19,6 +21,7 @@ The error of a send describes all its attempts together: after one attempt that 
 refusal changes nothing, and the send fails with PerhapsStoredError. A server that is down is never a UsageError.
 """
 
+import re
 from typing import Final
 
 from trimq.protocol.codes import ResponseCode
@@ -79,6 +82,28 @@ class TopicNotFoundError(UsageError):
 
     >>> issubclass(TopicNotFoundError, UsageError)
     True
+    """
+
+
+class NoPermissionError(UsageError):
+    """The topic, group or broker does not permit the operation, or no policy grants it to this user.
+
+    The text names the user and the resource, as the server does, and what to do. Another broker of the same topic may
+    permit it: users, policies and permissions are those of each broker. So a producer tries another one, if there is
+    one.
+
+    >>> error = error_for(16, "User:me has no permission to access Topic:T from 10.0.0.1, no matched policies.", None)
+    >>> error.text.partition("policies. ")[2]
+    'Grant it with mqadmin createAcl; mqadmin explainAccess shows which policy decides.'
+    """
+
+
+class CredentialsError(NoPermissionError):
+    """The server does not accept who sent the request: no user is named, it is not known, or the secret key is wrong.
+
+    >>> error = error_for(16, "check signature failed.", "127.0.0.1:10911")
+    >>> isinstance(error, CredentialsError), error.text.startswith("check signature failed. The server does not know")
+    (True, True)
     """
 
 
@@ -149,7 +174,6 @@ _USAGE: Final = frozenset(
         ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
         ResponseCode.MESSAGE_ILLEGAL,
         ResponseCode.VERSION_NOT_SUPPORTED,
-        ResponseCode.NO_PERMISSION,
         ResponseCode.TOPIC_NOT_EXIST,
         ResponseCode.TOPIC_EXIST_ALREADY,
         ResponseCode.ILLEGAL_OPERATION,
@@ -202,6 +226,39 @@ they have stored; 10, 11 and 12 mean stored; after CONSUME_MSG_TIMEOUT (207) a c
 202 are ambiguous."""
 
 
+_WHO: Final = (
+    (
+        re.compile(r"username cannot be null|No accessKey is configured"),
+        (
+            "This server wants to know who asks: give credentials (SDK: ClientOptions(credentials=Credentials("
+            "access_key, secret_key)); mqadmin: conf/tools.yml or --credentials)."
+        ),
+    ),
+    (
+        re.compile(r"[Cc]heck signature failed|User:\S* is not found|No acl config for"),
+        (
+            "The server does not know the user of the credentials, or their secret key is not the user's password. "
+            "Users are those of each broker: mqadmin getUser shows whether this one has it."
+        ),
+    ),
+    (re.compile(r"User:\S* is disabled"), "Enable the user with mqadmin updateUser -s enable."),
+)
+"""Texts by which brokers refuse to accept a user (RocketMQ's ACL 2.0 and 1.0), and what to do."""
+_WHAT: Final = re.compile(r"has no permission to access|No default permission for")
+"""Texts by which they refuse what an accepted user wants."""
+_ADVICE: Final = "Grant it with mqadmin createAcl; mqadmin explainAccess shows which policy decides."
+
+
+def _refusal(text: str, address: str | None) -> NoPermissionError:
+    """The error for code 16."""
+    for pattern, advice in _WHO:
+        if pattern.search(text):
+            return CredentialsError(f"{text} {advice}", code=ResponseCode.NO_PERMISSION, address=address)
+    if _WHAT.search(text):
+        text = f"{text} {_ADVICE}"
+    return NoPermissionError(text, code=ResponseCode.NO_PERMISSION, address=address)
+
+
 def copied(error: RocketMQError) -> RocketMQError:
     """A copy of an error that several callers share: each raises its own instance, with the shared one as its cause."""
     own = type(error)(error.text, code=error.code, address=error.address)
@@ -217,6 +274,8 @@ def error_for(code: int, remark: str | None, address: str | None) -> RocketMQErr
     """
     text = remark or help_text(code) or f"the server answered with code {code}"
     kind: type[RocketMQError] = PerhapsStoredError
+    if code == ResponseCode.NO_PERMISSION:
+        return _refusal(text, address)
     if code == ResponseCode.TOPIC_NOT_EXIST:
         kind = TopicNotFoundError
     elif code in _USAGE:

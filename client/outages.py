@@ -8,12 +8,13 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
-from trimq.client.errors import PerhapsStoredError, RocketMQError, UnreachableError
+from trimq.client.errors import NoPermissionError, PerhapsStoredError, RocketMQError, UnreachableError
 from trimq.remoting.client.client_log import StandardLog
 
 K = TypeVar("K")
+V = TypeVar("V")
 
 _AGAIN: Final = 60.0
 """Seconds after which a continuing refusal is logged again."""
@@ -27,19 +28,33 @@ class _Trouble:
     count: int = 0
 
 
+class Denied(NamedTuple):
+    """An operation that a server did not permit: its description, the last error, and when (monotonic seconds)."""
+
+    event: str
+    error: NoPermissionError
+    at: float
+
+
 class Outages:
     """The current outages and refusals of one client's servers. ``clock`` returns monotonic seconds.
 
     An outage is a server that does not answer. Whatever requests fail, it is logged with one warning for the address
     when it starts, and one when the server answers again. A refusal is an error reply; it is logged at most once a
-    minute for each event, code and address.
+    minute for each event, code and address. A refusal for want of permission is always a warning.
     """
 
     def __init__(self, log: StandardLog, clock: Callable[[], float] = time.monotonic) -> None:
         self._log = log
         self._clock = clock
         self._refusals: dict[tuple[str, int | None, str | None], _Trouble] = {}
+        self._denied: dict[tuple[str, str | None], Denied] = {}
         self.open: dict[str, _Trouble] = {}
+
+    @property
+    def denied(self) -> list[Denied]:
+        """The operations that servers did not permit within the last minute. All of them are tried again more often."""
+        return [denied for denied in self._denied.values() if self._clock() - denied.at <= _AGAIN]
 
     def note(self, event: str, error: RocketMQError, *, level: int = logging.WARNING, **facts: object) -> None:
         """Notes a failure of an operation that will be retried.
@@ -72,6 +87,10 @@ class Outages:
         trouble.count += 1
 
     def _refusal(self, event: str, error: RocketMQError, level: int, facts: dict[str, object]) -> None:
+        if isinstance(error, NoPermissionError):
+            level = max(level, logging.WARNING)
+            self._denied.pop((event, error.address), None)
+            _remember(self._denied, (event, error.address), Denied(event, error, self._clock()))
         key = (event, error.code, error.address)
         trouble = self._refusals.get(key)
         if trouble is not None and self._clock() - trouble.began < _AGAIN:
@@ -84,7 +103,7 @@ class Outages:
         self._log.say(level, event, reason=str(error), **facts)
 
 
-def _remember(table: dict[K, _Trouble], key: K, trouble: _Trouble) -> _Trouble:
+def _remember(table: dict[K, V], key: K, trouble: V) -> V:
     """Adds an entry, and forgets the oldest one if there are too many."""
     if len(table) >= _MOST:
         del table[next(iter(table))]

@@ -9,7 +9,7 @@ from typing import Any, Final
 import anyio
 
 from trimq.client.core import Client
-from trimq.client.errors import RocketMQError, TopicNotFoundError
+from trimq.client.errors import CredentialsError, RocketMQError, TopicNotFoundError
 from trimq.client.interceptors import Interceptor, ReceiveContext, call_all
 from trimq.client.message import MessageQueue, ReceivedMessage
 from trimq.client.message_block import MessageBlock
@@ -122,6 +122,8 @@ class ProcessQueue:
         self._tried: TopicRoute | None = None
         """The route with which the last pull was tried."""
         self._paused = False
+        self.refused: CredentialsError | None = None
+        """Why the broker does not accept this client's user; None since the last pull that it served."""
         self._broker_id = 0
         self.scope: anyio.CancelScope | None = None
 
@@ -296,6 +298,7 @@ class ProcessQueue:
     def absorb(self, result: Pulled) -> None:
         """Takes the result of a pull. The next pull is sent before its messages are split, so that the broker works."""
         self._pause = 0.0
+        self.refused = None
         if self.client.outages.open and self._address is not None:
             self.client.outages.over(self._address)
         self.max_seen = result.max_offset
@@ -341,6 +344,9 @@ class ProcessQueue:
 
     async def _recover(self, error: RocketMQError) -> None:
         self.client.outages.note("a pull", error, level=INFO, group=self.group, queue=self.queue)
+        if isinstance(error, CredentialsError):
+            self.refused = error
+            self._on_ready(self)  # wakes a poll, which raises the error
         try:
             if error.code in NOT_KNOWN_YET:  # the broker has lost the subscription, as after a restart
                 await self.client.heartbeat(error.address)

@@ -8,7 +8,7 @@ import anyio.lowlevel
 
 from trimq.client import offsets
 from trimq.client.core import Client, ClientOptions, Push, wall_ms
-from trimq.client.errors import UsageError
+from trimq.client.errors import UsageError, copied
 from trimq.client.expression_check import check_in_broker
 from trimq.client.member import GroupMember
 from trimq.client.message import MessageQueue, ReceivedMessage
@@ -239,7 +239,8 @@ class PullConsumer(GroupMember):
         """Waits for messages of the assigned queues and returns those that are ready, up to ``max_messages``.
 
         Returns an empty list after ``timeout`` seconds; None waits without limit. Messages of one queue are in order. A
-        cancelled call loses no messages. Raises UsageError if no queue is assigned.
+        cancelled call loses no messages. Raises UsageError if no queue is assigned, and CredentialsError if there is no
+        message and a broker refuses this client's user; the pulls go on, so a later call may succeed.
 
         >>> async def drain(consumer: PullConsumer) -> list[ReceivedMessage]:
         ...     return await consumer.poll(1000, timeout=1)
@@ -252,6 +253,9 @@ class PullConsumer(GroupMember):
         found = self._take(max_messages)
         with anyio.move_on_after(timeout):
             while not found:
+                for process_queue in self._process_queues.values():
+                    if process_queue.refused is not None:
+                        raise copied(process_queue.refused)
                 await self._ready.wait()
                 found = self._take(max_messages)
         return found

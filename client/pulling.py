@@ -10,6 +10,7 @@ from trimq.client.core import Client, no_reply
 from trimq.client.errors import PerhapsStoredError, UnreachableError, error_for
 from trimq.client.message import MessageQueue, ReceivedMessage
 from trimq.client.message_block import MessageBlock
+from trimq.client.signed_template import SignedTemplate
 from trimq.client.subscription import Subscription
 from trimq.protocol import sysflag
 from trimq.protocol.codes import RequestCode, ResponseCode
@@ -180,7 +181,7 @@ class Pulls:
     scheduled in between: with small messages that would cost more than the messages.
     """
 
-    __slots__ = ("_address", "_call", "_client", "_connection", "_error", "_in_flight", "_over", "_puller")
+    __slots__ = ("_address", "_call", "_client", "_connection", "_error", "_in_flight", "_over", "_puller", "_signed")
 
     def __init__(self, client: Client, call: PullCall, puller: Puller) -> None:
         self._client = client
@@ -191,6 +192,8 @@ class Pulls:
         self._address = ""
         self._over = anyio.Event()
         self._error: Exception | None = None
+        signer = client.signer
+        self._signed = None if signer is None else SignedTemplate(signer, call.command(0), ("queueOffset",))
 
     async def run(self, address: str) -> None:
         """Pulls from ``address`` until ``stop``.
@@ -227,10 +230,12 @@ class Pulls:
 
     def _frame(self, opaque: int, encoding: Encoding) -> bytes:
         if encoding is Encoding.JSON:
+            if self._signed is not None:
+                return self._signed.frame((str(self._puller.position),), b"", opaque)
             return self._call.frame(self._puller.position, opaque)
         command = self._call.command(self._puller.position)
         command.opaque, command.encoding = opaque, encoding
-        return encode(command)
+        return self._client.encode(command)
 
     def forget(self) -> None:
         """Abandons the pull in flight: its reply will be ignored."""

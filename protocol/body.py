@@ -96,6 +96,27 @@ class SubscriptionData(Body):
     class_filter_mode: bool = False
 
 
+class TopicConfigList(Body):
+    """Body of UPDATE_AND_CREATE_TOPIC_LIST (18)."""
+
+    topic_config_list: list[TopicConfig] = field(default_factory=list)
+
+
+class SubscriptionGroupList(Body):
+    """Body of UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST (225)."""
+
+    group_config_list: list[SubscriptionGroupConfig] = field(default_factory=list)
+
+
+class CheckClientRequestBody(Body):
+    """Body of CHECK_CLIENT_CONFIG (46)."""
+
+    client_id: str = ""
+    group: str = ""
+    namespace: str | None = None
+    subscription_data: SubscriptionData | None = None
+
+
 class ConsumerData(Body):
     """A consumer group in a heartbeat."""
 

@@ -140,6 +140,16 @@ class RequestCode(IntEnum):
     CLEAN_BROKER_DATA = 1011
     CONTROLLER_GET_NEXT_BROKER_ID = 1012
     CONTROLLER_APPLY_BROKER_ID = 1013
+    AUTH_CREATE_USER = 3001
+    AUTH_UPDATE_USER = 3002
+    AUTH_DELETE_USER = 3003
+    AUTH_GET_USER = 3004
+    AUTH_LIST_USER = 3005
+    AUTH_CREATE_ACL = 3006
+    AUTH_UPDATE_ACL = 3007
+    AUTH_DELETE_ACL = 3008
+    AUTH_GET_ACL = 3009
+    AUTH_LIST_ACL = 3010
     SWITCH_TIMER_ENGINE = 5001
     POP_MESSAGE = 200050
     ACK_MESSAGE = 200051
@@ -160,16 +170,6 @@ class RequestCode(IntEnum):
     GET_LITE_GROUP_INFO = 200078
     TRIGGER_LITE_DISPATCH = 200079
     UPDATE_AND_CREATE_STATIC_TOPIC = 513
-    AUTH_CREATE_USER = 3001
-    AUTH_UPDATE_USER = 3002
-    AUTH_DELETE_USER = 3003
-    AUTH_GET_USER = 3004
-    AUTH_LIST_USER = 3005
-    AUTH_CREATE_ACL = 3006
-    AUTH_UPDATE_ACL = 3007
-    AUTH_DELETE_ACL = 3008
-    AUTH_GET_ACL = 3009
-    AUTH_LIST_ACL = 3010
     NOTIFY_MIN_BROKER_ID_CHANGE = 905
     RESET_MASTER_FLUSH_OFFSET = 908
     ADD_BROKER = 902
@@ -295,7 +295,7 @@ HELP: Final[dict[int, str]] = {
         "The client's version is not supported for this request."
     ),
     16: (
-        "The topic, group or broker does not permit this operation (permission bits, a reserved topic, or a feature that is switched off)."
+        "Not permitted: by the topic, group or broker (permission bits, a reserved topic, or a feature that is switched off), or to this user: the user or the signature is wrong, or no policy grants it; mqadmin explainAccess shows which entry decides."
     ),
     17: (
         "The topic does not exist here. Create it (mqadmin updateTopic), or set autoCreateTopicEnable=true; then check that clients ask the name server this broker registers with."
@@ -465,16 +465,6 @@ NOT_SUPPORTED: Final[dict[int, str]] = {
     200078: "lite topics",
     200079: "lite topics",
     513: "static topics",
-    3001: "users and access rules",
-    3002: "users and access rules",
-    3003: "users and access rules",
-    3004: "users and access rules",
-    3005: "users and access rules",
-    3006: "users and access rules",
-    3007: "users and access rules",
-    3008: "users and access rules",
-    3009: "users and access rules",
-    3010: "users and access rules",
     905: "slaves that act as master",
     908: "slaves that act as master",
     902: "broker containers",

@@ -23,10 +23,9 @@ from trimq.broker.services.topics import TopicConfigManager
 from trimq.protocol.body import (
     PERM_READ,
     PERM_WRITE,
-    Body,
+    CheckClientRequestBody,
     ConsumerData,
     HeartbeatData,
-    SubscriptionData,
     SubscriptionGroupConfig,
     decode_json,
     encode_json,
@@ -46,15 +45,6 @@ from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.handler_table import HandlerTable
 from trimq.remoting.server.handlers import Outcome
 from trimq.remoting.server.large_reply import in_slices
-
-
-class CheckClientRequestBody(Body):
-    """Body of CHECK_CLIENT_CONFIG (46)."""
-
-    client_id: str = ""
-    group: str = ""
-    namespace: str | None = None
-    subscription_data: SubscriptionData | None = None
 
 
 class _Left(Struct, eq=False):

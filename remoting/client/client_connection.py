@@ -45,10 +45,11 @@ _TICK: Final = 0.05
 class ClientConnection:
     """A connection to ``address`` ("host:port"). ``encoding`` is the encoding of headers sent from now on.
 
+    ``encode_request`` makes the frames of requests: it signs them if there are credentials. Replies are not signed.
     ``data`` is free for callers that store state per connection. ``close_reason`` is why it was closed.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a RemotingClient gives to its connections, by keyword
         self,
         address: str,
         sock: socket.socket | TlsSocket,
@@ -56,6 +57,7 @@ class ClientConnection:
         on_close: Callable[["ClientConnection"], None],
         *,
         encoding: Encoding,
+        encode_request: Callable[[RemotingCommand], bytes] = encode,
         clock: Clock,
         log: ClientLog,
         network: ClientNetwork,
@@ -69,6 +71,7 @@ class ClientConnection:
         self.began_at: float = clock.monotonic()
         self.active_at: float = self.began_at
         self._on_close = on_close
+        self._encode_request = encode_request
         self._clock = clock
         self._log = log
         self._socket = sock
@@ -134,12 +137,12 @@ class ClientConnection:
     def send(self, command: RemotingCommand) -> None:
         """Queue ``command``, which is numbered already, in the connection's encoding. Raises FrameError if too long."""
         command.encoding = self.encoding
-        self._put(encode(command))
+        self._put(self._encode_request(command))
 
     def begin(self, command: RemotingCommand, deadline: float, call: Call) -> None:
         """Queue a request for ``call``, which ends at ``deadline`` (by ``now``). Raises FrameError if too long."""
         command.encoding = self.encoding
-        self.begin_frame(command.opaque, encode(command), deadline, call)
+        self.begin_frame(command.opaque, self._encode_request(command), deadline, call)
 
     def begin_frame(self, opaque: int, frame: bytes, deadline: float, call: Call) -> None:
         """As ``begin``, for an encoded request: its opaque number and its frame."""

@@ -11,11 +11,13 @@ import anyio
 from anyio.abc import TaskGroup
 
 from trimq.protocol.command import ONEWAY_FLAG, Encoding, RemotingCommand
+from trimq.protocol.frame import encode
 from trimq.remoting.client.back_off import BackOff
 from trimq.remoting.client.call import Call, CallbackCall
 from trimq.remoting.client.client_connection import ClientConnection, RequestProcessor
 from trimq.remoting.client.client_log import ClientLog, StandardLog
 from trimq.remoting.client.client_socket import ClientNetwork, SocketNetwork
+from trimq.remoting.client.credentials import Credentials, Signer
 from trimq.remoting.client.handshake import secured
 from trimq.remoting.errors import RemotingConnectError, RemotingSendError, RemotingTimeoutError, RemotingTransportError
 from trimq.remoting.runtime.clock import Clock, SystemClock
@@ -50,8 +52,9 @@ class RemotingClient:
     requests that wait on it fail, and the next request connects again. An address that cannot be reached is tried again
     after a growing, random delay; requests wait for that as far as their own timeout allows.
 
-    ``encoding`` is the header encoding of new connections. A connection is closed after ``idle`` seconds without
-    traffic. With ``tls``, which clients may share, all connections are TLS connections, never plain ones. Faults
+    ``encoding`` is the header encoding of new connections. With ``credentials`` every request is signed, those to name
+    servers too; that does not change the command that is passed in. A connection is closed after ``idle`` seconds
+    without traffic. With ``tls``, which clients may share, all connections are TLS connections, never plain ones. Faults
     are logged to ``log``, by default the standard library's logger "trimq.client.remoting".
     ``on_connect`` is called with each new connection, ``on_close`` with each that has ended.
     """
@@ -60,6 +63,7 @@ class RemotingClient:
         self,
         *,
         encoding: Encoding = Encoding.JSON,
+        credentials: Credentials | None = None,
         connect_timeout: float = 3.0,
         idle: float = 120.0,
         clock: Clock | None = None,
@@ -68,6 +72,8 @@ class RemotingClient:
         tls: ClientTls | None = None,
     ) -> None:
         self._encoding = encoding
+        self.signer: Signer | None = None if credentials is None else Signer(credentials)
+        self.encode: Callable[[RemotingCommand], bytes] = encode if self.signer is None else self.signer.encode
         self._connect_timeout = connect_timeout
         self._idle = idle
         self._clock = clock or SystemClock()
@@ -151,7 +157,10 @@ class RemotingClient:
     def begin_frame(
         self, connection: ClientConnection, frame: Callable[[int, Encoding], bytes], deadline: float, call: Call
     ) -> None:
-        """As ``begin``, for callers that encode frames: ``frame`` gets the request's opaque number and the encoding."""
+        """As ``begin``, for callers that encode frames: ``frame`` gets the request's opaque number and the encoding.
+
+        They sign their frames themselves, with ``signer``, or by making them with ``encode``.
+        """
         self._opaque = opaque = self._opaque % 0x7FFFFFFF + 1
         connection.begin_frame(opaque, frame(opaque, connection.encoding), deadline, call)
 
@@ -296,6 +305,7 @@ class RemotingClient:
             self._processors,
             partial(self._ended, peer),
             encoding=self._encoding,
+            encode_request=self.encode,
             clock=self._clock,
             log=self._log,
             network=self._network,

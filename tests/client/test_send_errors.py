@@ -18,6 +18,7 @@ from trimq.client import (
     Consumer,
     Message,
     NoBrokerError,
+    NoPermissionError,
     NotStoredError,
     PerhapsStoredError,
     Producer,
@@ -47,13 +48,13 @@ CLUSTER = RequestCode.GET_BROKER_CLUSTER_INFO
 ADDRESS = "127.0.0.1:10911"
 
 STORED = "stored"
-USAGE, NO_TOPIC, NOT, UNREACHABLE, PERHAPS = (
-    UsageError, TopicNotFoundError, NotStoredError, UnreachableError, PerhapsStoredError,
+USAGE, DENIED, NO_TOPIC, NOT, UNREACHABLE, PERHAPS = (
+    UsageError, NoPermissionError, TopicNotFoundError, NotStoredError, UnreachableError, PerhapsStoredError,
 )  # fmt: skip
 
 CODES: dict[int, Any] = {
     0: STORED, 1: PERHAPS, 2: NOT, 3: USAGE, 4: PERHAPS, 10: STORED, 11: STORED, 12: STORED, 13: USAGE, 14: NOT, 15:
-    USAGE, 16: USAGE, 17: NO_TOPIC, 18: USAGE, 19: NOT, 20: NOT, 21: NOT, 22: USAGE, 23: USAGE, 24: NOT, 25: NOT,
+    USAGE, 16: DENIED, 17: NO_TOPIC, 18: USAGE, 19: NOT, 20: NOT, 21: NOT, 22: USAGE, 23: USAGE, 24: NOT, 25: NOT,
     26: USAGE, 27: NOT, 28: NOT, 29: USAGE, 200: PERHAPS, 201: PERHAPS, 202: PERHAPS, 203: USAGE, 204: USAGE, 205:
     USAGE, 206: USAGE, 207: PERHAPS, 208: USAGE, 209: NOT, 210: NOT, 211: NOT, 212: NOT, 213: USAGE, 215: NOT, 501:
     NOT, 604: USAGE, 1500: NOT, 3001: USAGE, 3002: USAGE, 9999: PERHAPS,
@@ -98,6 +99,8 @@ class Connection:
 
 class Scripted:
     """A client whose requests end with ``steps`` in turn: a response code, or a failure of FAILURES."""
+
+    signer = None
 
     def __init__(self, steps: Sequence[Any], routes: Sequence[TopicRoute | RocketMQError] = ()) -> None:
         self.steps = list(steps)

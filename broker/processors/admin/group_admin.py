@@ -3,8 +3,6 @@
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from msgspec import field
-
 from trimq.broker.identity import BrokerIdentity
 from trimq.broker.processors.common import invalid
 from trimq.broker.services.client_channel import ClientChannel
@@ -13,7 +11,7 @@ from trimq.broker.services.groups import FORBIDDEN_READ, SubscriptionGroupManage
 from trimq.broker.services.offsets import ConsumerOffsetManager
 from trimq.broker.services.producers import ProducerManager
 from trimq.broker.services.stats import BrokerStats
-from trimq.protocol.body import Body, SubscriptionGroupConfig, decode_json, encode_json
+from trimq.protocol.body import SubscriptionGroupConfig, SubscriptionGroupList, decode_json, encode_json
 from trimq.protocol.codes import LanguageCode, RequestCode, ResponseCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.errors import RemotingError
@@ -31,12 +29,6 @@ from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.handler_table import HandlerTable
 from trimq.remoting.server.handlers import Outcome
 from trimq.remoting.server.large_reply import in_slices
-
-
-class SubscriptionGroupList(Body):
-    """Body of UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST (225)."""
-
-    group_config_list: list[SubscriptionGroupConfig] = field(default_factory=list)
 
 
 class GroupAdminProcessor:

@@ -3,7 +3,7 @@
 A reply that promises a change is sent after the change is on disk and registered with the name servers.
 """
 
-from msgspec import field, structs
+from msgspec import structs
 
 from trimq.broker.config import BrokerConfig
 from trimq.broker.processors.common import invalid, no_such_topic
@@ -16,7 +16,14 @@ from trimq.broker.services.topic_attributes import alter, parse_changes
 from trimq.broker.services.topic_followers import KNOWN_TOPICS, TopicFollowers
 from trimq.broker.services.topics import TopicConfigManager
 from trimq.broker.store.message_store import MessageStore
-from trimq.protocol.body import DELETED_TOPICS, WITH_DELETED_TOPICS, Body, TopicConfig, decode_json, encode_json
+from trimq.protocol.body import (
+    DELETED_TOPICS,
+    WITH_DELETED_TOPICS,
+    TopicConfig,
+    TopicConfigList,
+    decode_json,
+    encode_json,
+)
 from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.errors import RemotingError
@@ -30,12 +37,6 @@ from trimq.remoting.server.handlers import Outcome
 from trimq.remoting.server.large_reply import in_slices
 
 _MAX_QUEUES = 65_536
-
-
-class TopicConfigList(Body):
-    """Body of UPDATE_AND_CREATE_TOPIC_LIST (18)."""
-
-    topic_config_list: list[TopicConfig] = field(default_factory=list)
 
 
 class TopicAdminProcessor:

@@ -1,0 +1,149 @@
+"""Access: the feature of the gate that lets a request through only if its user may do what it asks for.
+
+It sees every request with all header fields, so while it is registered no fast path serves, and codes without a handler
+are checked too. Each request stands for itself: its signature is checked, whatever the connection has sent before. The
+order is authentication, administration on plain connections, authorization; only then is a body read.
+
+Source: RocketMQ's AuthenticationPipeline and AuthorizationPipeline.
+"""
+
+from collections import Counter
+from typing import Final
+
+import structlog
+
+from trimq.broker.auth.config import AuthConfig
+from trimq.protocol.auth.model import Action, User
+from trimq.protocol.auth.permissions import ADMINISTRATION, needs
+from trimq.protocol.auth.rules import on_topic
+from trimq.protocol.auth.signature import ACCESS_KEY
+from trimq.protocol.codes import ResponseCode
+from trimq.protocol.command import RemotingCommand
+from trimq.protocol.errors import RemotingError
+from trimq.remoting.auth.auth_store import AuthStore
+from trimq.remoting.auth.authenticator import NO_USERNAME, Authenticator
+from trimq.remoting.auth.authorizer import Authorizer
+from trimq.remoting.runtime.log_budget import LogBudget
+from trimq.remoting.server.connection import Connection
+from trimq.remoting.server.gate import Feature
+
+_log = structlog.get_logger("broker.auth")
+
+PLAIN: Final = (
+    "requests of administrators are served on TLS connections only: connect with TLS, or set allowAdminOverPlain=true"
+)
+
+
+class Access:
+    """Checks requests. ``refused`` counts refusals by reason: authentication, plain, authorization."""
+
+    def __init__(
+        self,
+        *,
+        config: AuthConfig,
+        cluster: str,
+        store: AuthStore,
+        authenticator: Authenticator,
+        authorizer: Authorizer,
+        log_budget: LogBudget,
+    ) -> None:
+        """``cluster`` is the name of the own cluster, which policies of clusters are compared with."""
+        self.authorizes = config.authorization_enabled
+        self.refused: Counter[str] = Counter(authentication=0, plain=0, authorization=0)
+        self._cluster = cluster
+        self._store = store
+        self._authenticator = authenticator
+        self._authorizer = authorizer
+        self._log_budget = log_budget
+        self._unsigned = config.whitelisted
+        self._needless = config.needless
+        self._administration = frozenset() if config.allow_admin_over_plain else ADMINISTRATION
+        self.feature = Feature("access", self.check)
+
+    def check(self, connection: Connection, command: RemotingCommand) -> None:
+        """Let a request through, or raise RemotingError(NO_PERMISSION)."""
+        code = command.code
+        if code in self._unsigned:
+            return
+        try:
+            fields = _fields(command)
+            user = self._authenticator.verify(fields, command.body, command.version, connection.peer[0])
+        except RemotingError as error:
+            raise self._refused(connection, command, "authentication", error) from None
+        if code in self._administration and not is_encrypted(connection):
+            raise self._refused(connection, command, "plain", RemotingError(ResponseCode.NO_PERMISSION, PLAIN))
+        # A Super may do everything: codes without an entry, and requests whose resources cannot be read, too.
+        if not self.authorizes or user.is_super or code in self._needless:
+            return
+        try:
+            self._authorizer.check(user.username, needs(command, self._cluster), connection.peer[0])
+        except RemotingError as error:
+            raise self._refused(connection, command, "authorization", error) from None
+
+    def require_topic(
+        self, connection: Connection, command: RemotingCommand, topic: str, actions: tuple[Action, ...]
+    ) -> None:
+        """The same for a topic that is known only after something was read: the record that an offset leads to.
+
+        ``command`` has been let through, so its user is who he says. Raises RemotingError(NO_PERMISSION).
+        """
+        if not self.authorizes or command.code in self._needless or command.code in self._unsigned:
+            return
+        user = self.user(command)
+        if user is None:
+            deleted = RemotingError(ResponseCode.NO_PERMISSION, NO_USERNAME)
+            raise self._refused(connection, command, "authorization", deleted)
+        if user.is_super:
+            return
+        try:
+            self._authorizer.check(user.username, [on_topic(topic, actions)], connection.peer[0])
+        except RemotingError as error:
+            raise self._refused(connection, command, "authorization", error) from None
+
+    def user(self, command: RemotingCommand) -> User | None:
+        """The user who has signed a request that was let through; None if the user does not exist any more.
+
+        None also for the codes that need no signature: the name in such a request is a mere claim.
+        """
+        name = "" if command.code in self._unsigned else _named(command)
+        return self._store.user(name) if name else None
+
+    def _refused(
+        self, connection: Connection, command: RemotingCommand, reason: str, error: RemotingError
+    ) -> RemotingError:
+        """Count and log a refusal. The line has none of the header's other fields: a signature is among them."""
+        self.refused[reason] += 1
+        if self._log_budget.allows():
+            name = _named(command)
+            _log.info(
+                "access_refused",
+                user=name if self._store.user(name) else "unknown",  # what is no name may be a misplaced secret
+                code=command.code,
+                peer=connection.peer_text,
+                reason=reason,
+                text=error.remark[:1024],
+            )
+        return error
+
+
+def is_encrypted(connection: Connection) -> bool:
+    """Whether the connection is over TLS."""
+    return getattr(connection, "tls", None) is not None
+
+
+def _named(command: RemotingCommand) -> str:
+    """The name that a request gives itself; empty if there is none."""
+    try:
+        return command.ext_fields().get(ACCESS_KEY, "")
+    except RemotingError:
+        return ""
+
+
+def _fields(command: RemotingCommand) -> dict[str, str]:
+    try:
+        fields = command.ext_fields()
+    except RemotingError:
+        fields = {}
+    if not fields.get(ACCESS_KEY):
+        raise RemotingError(ResponseCode.NO_PERMISSION, NO_USERNAME)
+    return fields

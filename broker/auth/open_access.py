@@ -1,0 +1,143 @@
+"""Opens users and policies at a start: reads their file, makes the first administrator, or refuses the start."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+import trio
+
+from trimq.broker.auth.access import Access
+from trimq.broker.auth.config import AuthConfig
+from trimq.broker.config import BrokerConfig, MessageStoreConfig
+from trimq.broker.services.auth_file import DiskAuthFile
+from trimq.broker.start_error import StartError
+from trimq.broker.store.disk.disk import Disk
+from trimq.protocol.auth.model import User, UserChange
+from trimq.protocol.errors import RemotingError
+from trimq.remoting.auth.acl_v1_files import AclFilesError, files_of, read_files
+from trimq.remoting.auth.auth_store import AuthStore, AuthStoreError
+from trimq.remoting.auth.authenticator import Authenticator
+from trimq.remoting.auth.authorizer import Authorizer
+from trimq.remoting.auth.secrets import HOW_TO, KeyRing, Secrets, SecretsError, read_key_file
+from trimq.remoting.client.credentials import Credentials
+from trimq.remoting.config.configuration import Configuration
+from trimq.remoting.runtime.clock import Clock
+from trimq.remoting.runtime.log_budget import LogBudget
+
+_log = structlog.get_logger("broker.auth")
+
+NO_USER = (
+    "authenticationEnabled=true, and there is no user who could sign a request: set initAuthenticationUser"
+    ' ({"username":"...","password":"..."}) or initAuthenticationUserFile for one start'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Users:
+    """Users and policies of a broker that asks for them, and what checks requests."""
+
+    store: AuthStore
+    access: Access
+
+
+async def open_users(configuration: Configuration, disk: Disk, clock: Clock) -> Users | None:
+    """Read users and policies, and make those of the configuration; None if authentication is off.
+
+    Raises StartError, with a text that says what to do.
+    """
+    config = configuration.section(AuthConfig)
+    if not config.authentication_enabled:
+        if config.migrate_auth_from_v1_enabled:
+            _log.warning("auth_migration_off", text="migrateAuthFromV1Enabled needs authenticationEnabled=true")
+        return None
+    root = configuration.section(MessageStoreConfig).store_path_root_dir
+    directory = config.auth_config_path or f"{root}/config"
+    try:
+        secrets = Secrets(await _keys(config), allow_clear=config.allow_secrets_in_clear)
+        if not secrets.can_store:
+            raise StartError(f"authenticationEnabled=true, and passwords could not be stored: {HOW_TO}")
+        store = AuthStore(DiskAuthFile(disk, directory), secrets)
+        renewed = await store.load()
+    except (SecretsError, AuthStoreError) as error:
+        raise StartError(str(error)) from None
+    if renewed:
+        _log.info("auth_secrets_renewed", users=renewed)
+    try:
+        await _make_users(config, store)
+    except (RemotingError, ValueError) as error:
+        text = error.remark if isinstance(error, RemotingError) else str(error)
+        raise StartError(f"the users of the configuration cannot be made: {text}") from None
+    if not store.users:
+        raise StartError(NO_USER)
+    authenticator, authorizer = Authenticator(store, clock), Authorizer(store)
+    cluster = configuration.section(BrokerConfig).broker_cluster_name
+    access = Access(
+        config=config,
+        cluster=cluster,
+        store=store,
+        authenticator=authenticator,
+        authorizer=authorizer,
+        log_budget=LogBudget(clock),
+    )
+    return Users(store, access)
+
+
+async def _keys(config: AuthConfig) -> KeyRing | None:
+    if config.auth_key_file is None:
+        return None
+    return await trio.to_thread.run_sync(read_key_file, Path(config.auth_key_file))
+
+
+async def _make_users(config: AuthConfig, store: AuthStore) -> None:
+    """The first administrator, while there are no users; the accounts of RocketMQ 4; the user of the own requests."""
+    initial = await trio.to_thread.run_sync(config.initial_user)
+    if initial is not None and not store.users:
+        await _make(store, initial)
+    if config.migrate_auth_from_v1_enabled:
+        await _migrate(store)
+    inner = await trio.to_thread.run_sync(config.inner_user)
+    if inner is not None:
+        known = store.user(inner.username)
+        if known is None:
+            await _make(store, inner)
+        elif known.password != inner.password or not known.is_super:
+            _log.warning("auth_inner_user_differs", user=inner.username)
+
+
+async def _make(store: AuthStore, user: User) -> None:
+    await store.create_user(user.username, UserChange(password=user.password, user_type=user.user_type))
+    _log.info("auth_user_made", user=user.username, type=user.user_type.value)
+
+
+async def _migrate(store: AuthStore) -> None:
+    home = os.environ.get("ROCKETMQ_HOME", "").strip()
+    if not home:
+        raise StartError(
+            "migrateAuthFromV1Enabled=true needs the variable ROCKETMQ_HOME, in which conf/plain_acl.yml is"
+        )
+    try:
+        found = await trio.to_thread.run_sync(lambda: read_files(files_of(Path(home))))
+    except AclFilesError as error:
+        raise StartError(str(error)) from None
+    for text in found.dropped:
+        _log.warning("auth_migration_dropped", text=text)
+    for username, each in found.users.items():
+        if store.user(username) is None:
+            await _make(store, each.user)
+            if each.acl is not None:
+                await store.write_acl(each.acl)
+
+
+async def inner_credentials(configuration: Configuration) -> Credentials | None:
+    """What signs the broker's own requests; None: they are not signed. Raises StartError."""
+    try:
+        user = await trio.to_thread.run_sync(configuration.section(AuthConfig).inner_user)
+    except ValueError as error:
+        raise StartError(f"innerClientAuthenticationCredentialsFile: expected {error}") from None
+    return None if user is None else Credentials(user.username, user.password)
+
+
+def is_open(configuration: Configuration) -> bool:
+    """Whether requests need no signature."""
+    return not configuration.section(AuthConfig).authentication_enabled
