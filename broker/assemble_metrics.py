@@ -37,6 +37,7 @@ def broker_metrics(context: BrokerContext, reactor: ReactorStats, health: Health
                 transactions=context.transactions, checks=context.transaction_checks, clock=context.clock
             ),
             timer=context.timer,
+            users=context.users,
         ),
         series=SeriesMetrics(offsets=context.offsets, stats=context.stats, store=context.store),
         clients=ClientMetrics(producers=context.producers, consumers=context.consumers),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from trimq.broker.config import (
+    AuthConfig,
     BrokerConfig,
     ControllerModeConfig,
     FlushDiskType,
@@ -43,6 +44,8 @@ IMPORTANT: Final = (
     "deleteWhen",
     "diskMaxUsedSpaceRatio",
     "maxMessageSize",
+    "authenticationEnabled",
+    "authorizationEnabled",
     "healthPort",
     "metricsExporterType",
     "logFile",
@@ -173,6 +176,7 @@ def banner(
         f"  name server    {servers or 'none'}",
         f"  stores in      {store.store_path_root_dir}",
         f"  acknowledged   {durability(store)}",
+        f"  access         {controller.configuration.section(AuthConfig).summary}",
         *_role(controller),
         f"  runs           {NATIVE.status}",
     ]

@@ -15,9 +15,10 @@ import trio
 
 from trimq.broker import addresses
 from trimq.broker.auth.open_access import inner_credentials, open_users
-from trimq.broker.config import BrokerConfig, ReplicationConfig
+from trimq.broker.config import AuthConfig, BrokerConfig, ReplicationConfig
 from trimq.broker.context import BrokerContext
 from trimq.broker.health import (
+    access_notes,
     log_hold_notes,
     name_server_reasons,
     native_notes,
@@ -124,6 +125,7 @@ class BrokerController:
         self.name_servers: list[str] = []
         self.health = Health()
         self.health.notes.append(lambda: native_notes(NATIVE))
+        self.health.notes.append(lambda: access_notes(self._section(AuthConfig)))
         self.gate = Gate()
         self.web_endpoints: list[tuple[str, int]] = []
         self.stopped = trio.Event()

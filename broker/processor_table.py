@@ -1,5 +1,6 @@
 """Builds the broker's processors and gives each the parts it needs. Part of the composition root."""
 
+from trimq.broker.auth.permit import OPEN, Permit
 from trimq.broker.context import BrokerContext
 from trimq.broker.processors.admin.auth_admin import AuthAdminProcessor
 from trimq.broker.processors.admin.broker_admin import BrokerAdminProcessor
@@ -68,7 +69,7 @@ def register_processors(table: HandlerTable, context: BrokerContext, reactor: Re
             store_host=context.store_host,
         ),
         pulls,
-        QueryMessageProcessor(configuration=context.configuration, store=context.store),
+        QueryMessageProcessor(configuration=context.configuration, store=context.store, permit=_permit(context)),
         OffsetProcessor(
             topics=context.topics,
             groups=context.groups,
@@ -124,6 +125,7 @@ def end_processor(context: BrokerContext) -> EndTransactionProcessor:
         topics=context.topics,
         stats=context.stats,
         clock=context.clock,
+        permit=_permit(context),
     )
 
 
@@ -137,7 +139,12 @@ def send_back_processor(context: BrokerContext) -> SendBackProcessor:
         stats=context.stats,
         checks=_send_checks(context),
         store_host=context.store_host,
+        permit=_permit(context),
     )
+
+
+def _permit(context: BrokerContext) -> Permit:
+    return OPEN if context.users is None else context.users.access
 
 
 def _send_checks(context: BrokerContext) -> SendChecks:
@@ -208,6 +215,7 @@ def _register_administration(table: HandlerTable, context: BrokerContext, reacto
             groups=context.groups,
             consumers=context.consumers,
             store=context.store,
+            permit=_permit(context),
         ),
         ConfigAdminProcessor(
             configuration=context.configuration,

@@ -119,8 +119,8 @@ class ReplicatedBroker:
                         clock=self.clock,
                         network=self.network,
                         log=StructuredLog(),
-                        tls=client_of(self.configuration.section(TlsConfig)),
                         credentials=await inner_credentials(self.configuration),
+                        tls=client_of(self.configuration.section(TlsConfig)),
                     )
                 )
                 self.manager = self._make_manager(client)

@@ -73,8 +73,10 @@ class Attempts:
         self.on_reply: Callable[[str, RemotingCommand], None] | None = None
         """Called with the broker's name and its reply to a send that is stored."""
         signer = client.signer
-        template = partial(SendTemplate, group) if signer is None else partial(SignedSends, signer, group)
-        self._template: Callable[[int, MessageQueue], SendTemplate | SignedSends] = lru_cache(_TEMPLATES)(template)
+        template: Callable[[int, MessageQueue], SendTemplate | SignedSends] = (
+            partial(SendTemplate, group) if signer is None else partial(SignedSends, signer, group)
+        )
+        self._template = lru_cache(maxsize=_TEMPLATES)(template)
 
     async def route(self, topic: str) -> TopicRoute:
         """The topic's route, with at least one queue to send to. Waits up to ``timeout`` for a broker to register.

@@ -143,7 +143,7 @@ class Client(Lifecycle):
         first = Encoding.JSON if self._encoding is Encoding.MSGPACK else self._encoding
         tls = self.options.tls
         self._tls = ClientTls(Tls() if tls is True else tls) if tls else None
-        self._remoting = RemotingClient(encoding=first, credentials=self.options.credentials, tls=self._tls)
+        self._remoting = RemotingClient(encoding=first, tls=self._tls, credentials=self.options.credentials)
         self.signer: Signer | None = self._remoting.signer
         self.encode: Callable[[RemotingCommand], bytes] = self._remoting.encode
         """Makes the frame of a request, signed if there are credentials."""

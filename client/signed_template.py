@@ -57,7 +57,8 @@ class SignedTemplate:
     def frame(self, values: tuple[str, ...], body: bytes, opaque: int) -> bytes:
         """The request with the values of the variable fields. Raises FrameError if it is longer than a frame may be."""
         mac = self._mac.copy()
-        header, signed = [], []
+        header: list[bytes] = []
+        signed: list[bytes] = []
         # As many fragments as values are before one; the last one of the header is before the signature.
         for fragment, value, text in zip(self._header, values, self._signed, strict=False):
             header += (fragment, _text(value))

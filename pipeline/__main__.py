@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 import msgspec
 
+from trimq.client.mqadmin.tls_options import take_tls, tls_options
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -197,8 +199,10 @@ def archive(store: str, target: str, as_json: bool, format_option: tuple[str, ..
 @click.option("--order", default="commitLogOffset", show_default=True, help="An SQL expression for that order.")
 @click.option("--tasks", default=2, show_default=True, help="Number of tasks that send at the same time.")
 @_bucket
+@tls_options
 def replay(store: str, where: str, bucket: dict[str, str], **settings: Any) -> None:
     """Send rows of STORE into a topic again: at least once, rows with the same key in their order."""
+    settings["tls"] = take_tls(settings)
     with _session("replay") as spark:
         from trimq.pipeline.jobs import replay as job  # noqa: PLC0415 - needs PySpark
 

@@ -8,11 +8,12 @@ Source: RocketMQ's AuthenticationPipeline and AuthorizationPipeline.
 """
 
 from collections import Counter
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
 from trimq.broker.auth.config import AuthConfig
+from trimq.broker.auth.permit import topic_of
 from trimq.protocol.auth.model import Action, User
 from trimq.protocol.auth.permissions import ADMINISTRATION, needs
 from trimq.protocol.auth.rules import on_topic
@@ -20,6 +21,7 @@ from trimq.protocol.auth.signature import ACCESS_KEY
 from trimq.protocol.codes import ResponseCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.errors import RemotingError
+from trimq.protocol.record import RecordError
 from trimq.remoting.auth.auth_store import AuthStore
 from trimq.remoting.auth.authenticator import NO_USERNAME, Authenticator
 from trimq.remoting.auth.authorizer import Authorizer
@@ -99,6 +101,18 @@ class Access:
             self._authorizer.check(user.username, [on_topic(topic, actions)], connection.peer[0])
         except RemotingError as error:
             raise self._refused(connection, command, "authorization", error) from None
+
+    def require_record(
+        self, connection: Connection, command: RemotingCommand, record: Any, actions: tuple[Action, ...]
+    ) -> None:
+        """The same for the topic of a record. Raises RemotingError(NO_PERMISSION) also for one that is damaged."""
+        if not self.authorizes:
+            return
+        try:
+            topic = topic_of(record)
+        except RecordError:
+            topic = ""
+        self.require_topic(connection, command, topic, actions)
 
     def user(self, command: RemotingCommand) -> User | None:
         """The user who has signed a request that was let through; None if the user does not exist any more.

@@ -236,6 +236,26 @@ class AuthConfig:
         return None
 
     @property
+    def summary(self) -> str:
+        """Who may do what, as one sentence for people."""
+        if not self.authentication_enabled:
+            return "open: anybody who reaches the port is administrator (docs/security.md)"
+        rule = (
+            "policies decide what its user may do"
+            if self.authorization_enabled
+            else "each user may do everything (authorizationEnabled=false)"
+        )
+        exempt = [
+            f"{key}={value}"
+            for key, value in (
+                ("authenticationWhitelist", self.authentication_whitelist),
+                ("authorizationWhitelist", self.authorization_whitelist),
+            )
+            if value.strip()
+        ]
+        return f"every request has to be signed, and {rule}" + (f"; except {', '.join(exempt)}" if exempt else "")
+
+    @property
     def whitelisted(self) -> frozenset[int]:
         """The codes that need no signature."""
         return frozenset(map(int, _parts(self.authentication_whitelist)))

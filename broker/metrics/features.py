@@ -1,9 +1,11 @@
-"""Metrics of what only some programs use: expressions of consumers, request-reply, transactions, timed messages."""
+"""Metrics of what not every program uses: SQL expressions, request-reply, transactions, timed messages, users."""
 
 from collections.abc import Iterator
 
 from prometheus_client.core import Metric
 
+from trimq.broker.auth.open_access import Users
+from trimq.broker.metrics.access import access_families
 from trimq.broker.metrics.timers import timer_families
 from trimq.broker.metrics.transactions import TransactionMetrics
 from trimq.broker.services.client_calls import ClientCalls
@@ -22,16 +24,19 @@ class FeatureMetrics:
         client_calls: ClientCalls,
         transactions: TransactionMetrics,
         timer: TimerMessageService,
+        users: Users | None,
     ) -> None:
         self._filters = filters
         self._client_calls = client_calls
         self._transactions = transactions
         self._timer = timer
+        self._users = users
 
     def families(self, labels: dict[str, str]) -> Iterator[Metric]:
         """All of them. ``labels`` are those that RocketMQ puts on each of its metrics."""
         yield from self._transactions.families(labels)
         yield from timer_families(self._timer, labels)
+        yield from access_families(self._users)
         yield gauge(
             "trimq_consumer_filters", "SQL92 expressions of consumer groups that are online.", self._filters.alive
         )

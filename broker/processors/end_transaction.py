@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import structlog
 
+from trimq.broker.auth.permit import OPEN, Permit
 from trimq.broker.config import BrokerConfig
 from trimq.broker.processors.common import no_such_topic
 from trimq.broker.processors.send.send_codes import refusal_code
@@ -24,6 +25,7 @@ from trimq.broker.services.transaction.resumed import ResumedHalves
 from trimq.broker.services.transaction.service import TransactionalMessageService
 from trimq.broker.store.message_store import MessageStore
 from trimq.broker.store.types import PutMessageResult
+from trimq.protocol.auth.rules import PUB, UPDATE
 from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.errors import RemotingError
@@ -69,7 +71,9 @@ class EndTransactionProcessor:
         topics: TopicConfigManager,
         stats: BrokerStats,
         clock: Clock,
+        permit: Permit = OPEN,
     ) -> None:
+        self._permit = permit
         self._configuration = configuration
         self.transactions = transactions
         self._resumed = ResumedHalves(store, HeldHalves(store, transactions.halves))
@@ -129,6 +133,8 @@ class EndTransactionProcessor:
     def _end(
         self, connection: Connection, command: RemotingCommand, half: Half, header: EndTransactionRequestHeader
     ) -> Outcome:
+        # The gate has checked the topic in the header, which RocketMQ 4's producers do not send.
+        self._permit.require_topic(connection, command, half.topic, PUB)
         self._check_time(header, half)
         wanted = _ENDS[header.commit_or_rollback]
         state = self.transactions.halves.end_of(half.origin, half.offset)
@@ -191,7 +197,7 @@ class EndTransactionProcessor:
 
     # resuming
 
-    async def resume(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+    async def resume(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """RESUME_CHECK_HALF_MESSAGE (323): count the checks of a half from 0 again.
 
         The message is a pending half, or one in TRANS_CHECK_MAX_TIME_TOPIC, of which a new half is made: once.
@@ -203,6 +209,7 @@ class EndTransactionProcessor:
         except ValueError as error:
             raise _mismatch(str(error)) from None
         half, expired = await self._resumable(physical_offset)
+        self._permit.require_topic(connection, command, half.topic, UPDATE)
         if expired:
             result = await self._resume_expired(physical_offset)
         else:

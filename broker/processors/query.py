@@ -3,9 +3,11 @@
 import struct
 from typing import Any, Final
 
+from trimq.broker.auth.permit import OPEN, Permit
 from trimq.broker.config import MessageStoreConfig
 from trimq.broker.store.message_store import MessageStore
 from trimq.broker.store.types import QueryMessageResult
+from trimq.protocol.auth.rules import GET
 from trimq.protocol.codes import VERSION, RequestCode, ResponseCode
 from trimq.protocol.command import LANGUAGE, RemotingCommand
 from trimq.protocol.errors import RemotingError
@@ -39,9 +41,10 @@ _COPIED: Final = 32 * 1024
 class QueryMessageProcessor:
     """Replies with records as the commit log holds them."""
 
-    def __init__(self, *, configuration: Configuration, store: MessageStore) -> None:
+    def __init__(self, *, configuration: Configuration, store: MessageStore, permit: Permit = OPEN) -> None:
         self._configuration = configuration
         self._store = store
+        self._permit = permit
 
     def register(self, table: HandlerTable) -> None:
         """Register the handlers of this family."""
@@ -130,10 +133,10 @@ class QueryMessageProcessor:
         record = self._store.look_message(header.offset)
         if record is None:
             return self._view_cold(connection, command, header.offset)
-        return self._record_reply(command, record, header.offset)
+        return self._record_reply(connection, command, record, header.offset)
 
-    async def _view_cold(self, _connection: Connection, command: RemotingCommand, offset: int) -> Any:
-        return self._record_reply(command, await self._store.look_message_cold(offset), offset)
+    async def _view_cold(self, connection: Connection, command: RemotingCommand, offset: int) -> Any:
+        return self._record_reply(connection, command, await self._store.look_message_cold(offset), offset)
 
     async def _compare(self, _connection: Connection, command: RemotingCommand, offset: int, digest: str) -> Any:
         try:
@@ -143,9 +146,12 @@ class QueryMessageProcessor:
         text = "expired" if same is None else "true" if same else "false"
         return command.reply(header=ViewMessageResponseHeader(trimq_same=text))
 
-    def _record_reply(self, command: RemotingCommand, record: Any, offset: int) -> RemotingCommand:
+    def _record_reply(
+        self, connection: Connection, command: RemotingCommand, record: Any, offset: int
+    ) -> RemotingCommand:
         if record is None or not len(record):
             raise RemotingError(ResponseCode.SYSTEM_ERROR, self._store.why_missing(offset))
+        self._permit.require_record(connection, command, record, GET)  # the offset may lead to another topic
         return command.reply(body=bytes(record))
 
 

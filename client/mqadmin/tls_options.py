@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import click
 
 if TYPE_CHECKING:
-    from trimq.remoting.tls.client_contexts import Tls
+    from trimq.client import Tls
 
 _META: Final = "trimq.tls"
 _PASSWORD: Final = "TRIMQ_TLS_CLIENT_KEY_PASSWORD"  # noqa: S105 - the name of a variable
@@ -60,31 +60,42 @@ _OPTIONS: Final = (
 
 
 def tls_options(function: _Function) -> _Function:
-    """Adds the options; ``function`` passes their values to ``keep``."""
+    """Adds the options; ``function`` passes their values to ``keep`` or ``take_tls``."""
     for option in reversed(_OPTIONS):
         function = option(function)
     return function
 
 
-def keep(context: click.Context, options: dict[str, Any]) -> None:
-    """Remember the options' values for the command. Raises click.UsageError if they do not fit together."""
-    files = [options[name] for name in ("tls_ca", "tls_cert", "tls_key", "tls_key_password_file")]
-    if not (any(files) if options["tls"] is None else options["tls"]):
-        return
-    from trimq.remoting.tls.client_contexts import Tls  # noqa: PLC0415 - only with TLS
+def take_tls(options: dict[str, Any]) -> "Tls | bool":
+    """What the options say, which are removed from ``options``; False: without TLS.
+
+    Raises click.UsageError if they do not fit together.
+    """
+    wanted, verify, verify_host_name = (options.pop(name) for name in ("tls", "tls_verify", "tls_verify_host_name"))
+    ca, cert, key, password_file = (
+        options.pop(name) for name in ("tls_ca", "tls_cert", "tls_key", "tls_key_password_file")
+    )
+    if not (any((ca, cert, key, password_file)) if wanted is None else wanted):
+        return False
+    from trimq.client import Tls  # noqa: PLC0415 - only with TLS
 
     try:
-        context.meta[_META] = Tls(
-            ca_file=options["tls_ca"],
-            cert_file=options["tls_cert"],
-            key_file=options["tls_key"],
-            key_password=os.environ.get(_PASSWORD, "") if options["tls_cert"] else "",
-            key_password_file=options["tls_key_password_file"],
-            verify_server=options["tls_verify"],
-            verify_host_name=options["tls_verify_host_name"],
+        return Tls(
+            ca_file=ca,
+            cert_file=cert,
+            key_file=key,
+            key_password=os.environ.get(_PASSWORD, "") if cert else "",
+            key_password_file=password_file,
+            verify_server=verify,
+            verify_host_name=verify_host_name,
         )
     except ValueError as error:
         raise click.UsageError(f"TLS: {error}") from None
+
+
+def keep(context: click.Context, options: dict[str, Any]) -> None:
+    """Remember what the options say for the command. Raises click.UsageError if they do not fit together."""
+    context.meta[_META] = take_tls(options)
 
 
 def kept() -> "Tls | bool":

@@ -13,6 +13,7 @@ from msgspec import Struct
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
+from trimq.client import Tls
 from trimq.protocol.hashing import string_hash
 
 _BATCH: Final = 32
@@ -21,7 +22,7 @@ _BATCH: Final = 32
 class ReplayOptions(Struct, frozen=True):
     """``rate``: messages a second of all tasks together, 0 for no limit. ``key``: an SQL expression, "" for any order.
 
-    ``order``: an SQL expression by which the rows of one key are sorted.
+    ``order``: an SQL expression by which the rows of one key are sorted. ``tls``: as of trimq.client.ClientOptions.
     """
 
     namesrv: str
@@ -31,6 +32,7 @@ class ReplayOptions(Struct, frozen=True):
     order: str = "commitLogOffset"
     tasks: int = 2
     group: str = "trimq-replay"
+    tls: Tls | bool = False
 
 
 def replay(table: DataFrame, options: ReplayOptions) -> int:
@@ -72,12 +74,14 @@ class _Sender:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Send the rows of ``batches``; yields one row with their number."""
+        from trimq.client import ClientOptions  # noqa: PLC0415 - as below
         from trimq.client.sync import Producer  # noqa: PLC0415 - only executors that have rows need the SDK
 
         options = self._options
         pace = Pace(options.rate / options.tasks)
         sent = 0
-        with Producer(options.group, namesrv=options.namesrv) as producer:
+        settings = ClientOptions(tls=options.tls)
+        with Producer(options.group, namesrv=options.namesrv, options=settings) as producer:
             queues = sorted(producer.queues(options.topic))
             for batch in batches:
                 rows = batch.to_pylist()

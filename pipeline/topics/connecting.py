@@ -2,13 +2,17 @@
 
 import socket
 
+from trimq.client import Tls
+from trimq.client.blocking_tls import secured
 
-def connect(address: str, timeout: float) -> socket.socket:
+
+def connect(address: str, timeout: float, tls: Tls | bool = False) -> socket.socket:
     """Connect to ``host:port``, with TCP_NODELAY. ``timeout`` in seconds applies to the connect and to each wait.
 
-    Raises OSError.
+    With ``tls`` it is an ssl.SSLSocket, whose handshake is done. Raises OSError.
     """
     host, _, port = address.rpartition(":")
-    connection = socket.create_connection((host.strip("[]"), int(port)), timeout)
+    host = host.strip("[]")
+    connection = socket.create_connection((host, int(port)), timeout)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return connection
+    return secured(connection, host, tls) if tls else connection

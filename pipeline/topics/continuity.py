@@ -79,7 +79,7 @@ def times(settings: ReadSettings, wanted: Positions, patience: Patience) -> dict
         )
 
     try:
-        return session.ask(settings.namesrv, ask)
+        return session.ask(settings.servers, ask)
     except RocketMQError as error:
         if not (is_passing(error) or isinstance(error, TopicNotFoundError)):
             raise
@@ -112,7 +112,7 @@ def new_begins(settings: ReadSettings, bounds: Mapping[MessageQueue, Bounds], se
     dated = {queue: known.time_ms + 1 - CLOCKS_MS for queue, known in seen.items() if queue in bounds}
     if dated:
         patience = Patience(settings.poll_timeout)
-        for queue, offset in session.ask(settings.namesrv, lambda client: _at_times(client, dated, patience)).items():
+        for queue, offset in session.ask(settings.servers, lambda client: _at_times(client, dated, patience)).items():
             # The offset was looked up after the bounds; it may lie outside of them if messages came or expired since.
             begins[queue] = min(bounds[queue].end, max(bounds[queue].first, offset))
     for queue, begin in sorted(begins.items()):

@@ -36,13 +36,14 @@ from trimq.pipeline.topics import session
 from trimq.pipeline.topics.direct_sender import ConnectionEndedError, DirectSender
 from trimq.pipeline.topics.places import Patience, is_passing
 from trimq.pipeline.topics.rows_fast_path import Request, fits_fast_path, requests_of
-from trimq.pipeline.topics.settings import group_of, namesrv_of
+from trimq.pipeline.topics.servers import SERVER_OPTIONS, Servers
+from trimq.pipeline.topics.settings import group_of
 from trimq.pipeline.topics.sink_rows import Row, rows_of
 from trimq.protocol.hashing import string_hash
 from trimq.protocol.property_text import decode_properties
 from trimq.protocol.topic_rules import topic_problem
 
-WRITE_OPTIONS: Final = ("namesrv", "topic", "group", "idempotent", "writeId", "batchBytes", "pollTimeoutMs")
+WRITE_OPTIONS: Final = (*SERVER_OPTIONS, "topic", "group", "idempotent", "writeId", "batchBytes", "pollTimeoutMs")
 DEFAULT_GROUP: Final = "spark-rocketmq-sink"
 _IN_FLIGHT: Final = 3
 _SETTLE: Final = 0.5
@@ -56,7 +57,7 @@ _log = structlog.get_logger("pipeline")
 class WriteSettings:
     """The settings of a writer. ``topic`` applies to all rows; None if each row has its own."""
 
-    namesrv: str
+    servers: Servers
     topic: str | None
     group: str
     idempotent: bool
@@ -72,7 +73,7 @@ class WriteSettings:
         if problem is not None:
             raise OptionError("topic", topic, f"the name of a topic ({problem})")
         return WriteSettings(
-            namesrv=namesrv_of(options),
+            servers=Servers.of(options),
             topic=topic,
             group=group_of(options) or DEFAULT_GROUP,
             idempotent=options.flag("idempotent", default=False),
@@ -121,7 +122,7 @@ def deliver(batches: Iterable[pa.RecordBatch], settings: WriteSettings, identity
         ):
             return await _Delivery(producer, admin, settings, identity).run(batches)
 
-    return session.ask(settings.namesrv, run)
+    return session.ask(settings.servers, run)
 
 
 class _Delivery:
@@ -215,6 +216,8 @@ class _Delivery:
             await self._give_up_direct_sender(self._direct_sender, group)
 
     async def _open_direct_sender(self, topic: str) -> DirectSender | None:
+        if self._settings.servers.tls:  # it sends over plain sockets
+            return None
         try:
             queues = await self._producer.queues(topic)
             route = await self._producer.client.routes.get(topic)

@@ -22,6 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from trimq.client import Tls
 from trimq.pipeline.topics.connecting import connect
 from trimq.pipeline.topics.planning import Range
 from trimq.protocol import sysflag
@@ -81,11 +82,12 @@ class _UnexpectedReplyError(Exception):
 class DirectConnection:
     """Reads one range of a queue. When ``reply_batches`` ends, everything before ``at`` has been returned."""
 
-    def __init__(self, address: str, group: str, span: Range, timeout: float) -> None:
+    def __init__(self, address: str, group: str, span: Range, timeout: float, tls: Tls | bool = False) -> None:
         self.at = span.begin
         self._address = address
         self._span = span
         self._timeout = timeout
+        self._tls = tls
         self._opaque = 0
         self._asked: dict[int, _Part] = {}
         self._parts: deque[_Part] = deque()
@@ -123,7 +125,7 @@ class DirectConnection:
         """The messages in the order of their offsets, up to the end of the range or of the connection."""
         with (
             suppress(OSError, FrameError, RemotingError, _UnexpectedReplyError),
-            connect(self._address, self._timeout) as connection,
+            connect(self._address, self._timeout, self._tls) as connection,
         ):
             yield from self._pulled(connection)
         # After an error too: the pieces that are ready follow ``at`` without a gap.

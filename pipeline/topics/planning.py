@@ -70,7 +70,9 @@ async def _bounds(client: Client, settings: ReadSettings) -> dict[MessageQueue, 
     if missing:
         topics = ", ".join(missing)
         if not (await places.cluster(client)).broker_addr_table:
-            raise NoBrokerError(f"no broker is registered at {settings.namesrv}, so there is no route for {topics}")
+            raise NoBrokerError(
+                f"no broker is registered at {settings.servers.namesrv}, so there is no route for {topics}"
+            )
         raise OptionError("topics", ",".join(settings.topics), f"topics that exist; no broker has {topics}")
     return await places.bounds(client, settings, found.values())
 

@@ -81,13 +81,13 @@ class Progress:
             return self._bounds
         settings = self._settings
         if start.is_initial and not self._bounds:
-            self._bounds = session.ask(settings.namesrv, lambda client: planning.known_bounds(client, settings))
+            self._bounds = session.ask(settings.servers, lambda client: planning.known_bounds(client, settings))
         else:
             known = set(self._bounds) | set(start.ends)
             # A run of Trigger.AvailableNow queries its target only once, so it waits for brokers that are away for a
             # moment. Any other run finds their queues at its next batch.
             patience = Patience(settings.poll_timeout if self._pins and self._target is None else 0.0)
-            found = session.ask(settings.namesrv, lambda client: self._query_patiently(client, start, known, patience))
+            found = session.ask(settings.servers, lambda client: self._query_patiently(client, start, known, patience))
             self._bounds = {**self._bounds, **found}
         self._queried_at = self._now()
         return self._bounds
@@ -273,7 +273,7 @@ class Progress:
             return await planning.resolve(client, position, "startingOffsets", unknown)
 
         try:
-            found = session.ask(settings.namesrv, resolve)
+            found = session.ask(settings.servers, resolve)
         except RocketMQError as error:
             # The first batch must have the begins of all queues. Later, new queues can wait for the next batch.
             if start.is_initial or not is_passing(error):
@@ -343,7 +343,7 @@ class Progress:
         ]
         if not fresh:
             return
-        shown = session.ask(self._settings.namesrv, lambda client: _commit_each(client, group, fresh))
+        shown = session.ask(self._settings.servers, lambda client: _commit_each(client, group, fresh))
         for queue, offset in fresh:
             if queue in shown:
                 self._committed[queue] = offset

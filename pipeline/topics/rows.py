@@ -142,7 +142,7 @@ def _address(span: Range, settings: ReadSettings) -> str | None:
         except RocketMQError:
             return None
 
-    return ask(settings.namesrv, look)
+    return ask(settings.servers, look)
 
 
 def read_range(span: Range, settings: ReadSettings, *, commit: bool) -> Iterator[pa.RecordBatch]:
@@ -155,12 +155,13 @@ def read_range(span: Range, settings: ReadSettings, *, commit: bool) -> Iterator
     if span.size >= MIN_MESSAGES and not settings.is_filtered:
         address = _address(span, settings)
         if address is not None:
-            connection = DirectConnection(address, settings.group or DEFAULT_GROUP, span, REQUEST_TIMEOUT)
+            group, tls = settings.group or DEFAULT_GROUP, settings.servers.tls
+            connection = DirectConnection(address, group, span, REQUEST_TIMEOUT, tls)
             yield from _direct_batches(connection, span, settings)
             rest = span._replace(begin=connection.at)
 
     async def run() -> AsyncGenerator[pa.RecordBatch]:
-        async with open_client(settings.namesrv) as client:
+        async with open_client(settings.servers) as client:
             async with aclosing(_batches(client, rest, settings)) as batches:
                 async for batch in batches:
                     if batch.num_rows:

@@ -13,6 +13,7 @@ from typing import Final, TypeVar
 import anyio
 
 from trimq.client.core import Client, ClientOptions
+from trimq.pipeline.topics.servers import Servers
 
 T = TypeVar("T")
 
@@ -21,16 +22,16 @@ REQUEST_TIMEOUT: Final = 10.0
 _AHEAD: Final = 2
 
 
-def open_client(namesrv: str) -> Client:
+def open_client(servers: Servers) -> Client:
     """A client instance for a worker."""
-    return Client(namesrv, ClientOptions(request_timeout=REQUEST_TIMEOUT))
+    return Client(servers.namesrv, ClientOptions(request_timeout=REQUEST_TIMEOUT, tls=servers.tls))
 
 
-def ask(namesrv: str, question: Callable[[Client], Awaitable[T]]) -> T:
+def ask(servers: Servers, question: Callable[[Client], Awaitable[T]]) -> T:
     """Run ``question`` with an open client and return its result."""
 
     async def main() -> T:
-        async with open_client(namesrv) as client:
+        async with open_client(servers) as client:
             return await question(client)
 
     return anyio.run(main)

@@ -11,10 +11,10 @@ from typing import Any, Final, Literal
 
 from trimq.client.errors import UsageError
 from trimq.client.message import MessageQueue
-from trimq.client.name_servers import parse_addresses
 from trimq.client.subscription import ALL, Sql, parse_tags
 from trimq.pipeline.names import COLUMNS
 from trimq.pipeline.options import OptionError, Options
+from trimq.pipeline.topics.servers import SERVER_OPTIONS, Servers
 from trimq.protocol.topic_rules import group_problem, topic_problem
 
 EARLIEST: Final = -2
@@ -22,11 +22,10 @@ LATEST: Final = -1
 DEFAULT_GROUP: Final = "spark-rocketmq"
 """The group in requests if the options have none; nothing is committed for it."""
 
-_NAMESRV: Final = "addresses of name servers: host:port, several separated by semicolons"
 _OFFSETS: Final = 'earliest, latest, or JSON {"topic": {"broker": {"queue": offset}}} (-2 is earliest, -1 latest)'
 _QUEUES: Final = 'JSON {"topic": {"broker": [queue, ...]}}'
 READ_OPTIONS: Final = (
-    "namesrv",
+    *SERVER_OPTIONS,
     "topics",
     "topicsPattern",
     "queues",
@@ -68,7 +67,7 @@ class ReadSettings:
     Position(kind='earliest', time_ms=0, table={})
     """
 
-    namesrv: str
+    servers: Servers
     topics: tuple[str, ...]
     pattern: str | None
     queues: frozenset[MessageQueue] | None
@@ -116,7 +115,7 @@ class ReadSettings:
         if start.kind == end.kind == "time" and start.time_ms > end.time_ms:
             raise OptionError("startingTimestamp", start.time_ms, f"a time not after endingTimestamp = {end.time_ms}")
         return ReadSettings(
-            namesrv=namesrv_of(options),
+            servers=Servers.of(options),
             topics=topics,
             pattern=pattern,
             queues=_queues(options),
@@ -141,15 +140,6 @@ def no_path(options: Options, method: str) -> None:
     path = options.text("path")
     if path is not None and "/" not in path:
         raise OptionError("path", path, f"none: call {method}() without a path, topics are options")
-
-
-def namesrv_of(options: Options) -> str:
-    """The addresses of the name servers, validated. Raises OptionError."""
-    value = options.required("namesrv", _NAMESRV)
-    try:
-        return ";".join(parse_addresses(value))
-    except UsageError:
-        raise OptionError("namesrv", value, _NAMESRV) from None
 
 
 def group_of(options: Options) -> str | None:

@@ -81,7 +81,7 @@ class TopicReader(DataSourceReader):
         from trimq.pipeline.topics import planning, session  # noqa: PLC0415 - see above
 
         settings = self._settings
-        ranges = session.ask(settings.namesrv, lambda client: planning.batch_ranges(client, settings))
+        ranges = session.ask(settings.servers, lambda client: planning.batch_ranges(client, settings))
         return [RangePartition(span) for span in planning.split(ranges, settings.min_partitions)]
 
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":

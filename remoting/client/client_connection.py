@@ -20,6 +20,7 @@ from trimq.remoting.client.client_socket import ClientNetwork
 from trimq.remoting.errors import RemotingSendError
 from trimq.remoting.runtime.clock import Clock
 from trimq.remoting.tls.tls_socket import TlsSocket
+from trimq.remoting.tls.tls_texts import is_certificate_refused
 
 RequestProcessor: TypeAlias = Callable[
     ["ClientConnection", RemotingCommand], RemotingCommand | Awaitable[RemotingCommand | None] | None
@@ -46,7 +47,9 @@ class ClientConnection:
     """A connection to ``address`` ("host:port"). ``encoding`` is the encoding of headers sent from now on.
 
     ``encode_request`` makes the frames of requests: it signs them if there are credentials. Replies are not signed.
-    ``data`` is free for callers that store state per connection. ``close_reason`` is why it was closed.
+    ``data`` is free for callers that store state per connection. ``close_reason`` is why it was closed. ``refused`` is
+    whether the server did not accept this side's certificate: with TLS 1.3 it looks at that after the client's end of
+    the handshake, and decrypts no request before.
     """
 
     def __init__(  # noqa: PLR0913 - what a RemotingClient gives to its connections, by keyword
@@ -67,6 +70,7 @@ class ClientConnection:
         self.data: dict[str, Any] = {}
         self.closed: bool = False
         self.close_reason: str = ""
+        self.refused: bool = False
         self.received: int = 0
         self.began_at: float = clock.monotonic()
         self.active_at: float = self.began_at
@@ -289,6 +293,7 @@ class ClientConnection:
         except BlockingIOError:
             return False
         except OSError as error:
+            self.refused = not self.received and is_certificate_refused(error)
             self.close(f"the connection was lost: {_text(error)}")
             return False
         except FrameError as error:
@@ -347,5 +352,4 @@ class ClientConnection:
 
 
 def _text(error: Exception) -> str:
-    cause = error.__cause__ or error
-    return str(cause) or type(cause).__name__
+    return str(error) or type(error).__name__

@@ -54,8 +54,8 @@ class RemotingClient:
 
     ``encoding`` is the header encoding of new connections. With ``credentials`` every request is signed, those to name
     servers too; that does not change the command that is passed in. A connection is closed after ``idle`` seconds
-    without traffic. With ``tls``, which clients may share, all connections are TLS connections, never plain ones. Faults
-    are logged to ``log``, by default the standard library's logger "trimq.client.remoting".
+    without traffic. With ``tls``, which clients may share, all connections are TLS connections, never plain ones.
+    Faults are logged to ``log``, by default the standard library's logger "trimq.client.remoting".
     ``on_connect`` is called with each new connection, ``on_close`` with each that has ended.
     """
 
@@ -342,6 +342,8 @@ class RemotingClient:
 
 def no_reply(connection: ClientConnection, call: Call, code: int, timeout: float) -> RemotingTransportError:
     """The error for a call that ended without a reply."""
+    if connection.refused:
+        return RemotingConnectError(connection.address, ConnectionError(connection.close_reason))
     if connection.closed:
         return RemotingSendError(connection.address, connection.close_reason, written=call.written)
     return RemotingTimeoutError(connection.address, code, timeout, written=call.written)

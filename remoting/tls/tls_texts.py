@@ -28,3 +28,22 @@ def text_of(error: ssl.SSLError) -> str:
     if error.reason in _REASONS:
         return _REASONS[error.reason]
     return (error.reason or str(error) or type(error).__name__).lower().replace("_", " ")
+
+
+_ENDS_OF_REFUSALS: Final = (
+    "CERTIFICATE_REQUIRED",
+    "BAD_CERTIFICATE",
+    "UNSUPPORTED_CERTIFICATE",
+    "CERTIFICATE_REVOKED",
+    "CERTIFICATE_EXPIRED",
+    "CERTIFICATE_UNKNOWN",
+    "UNKNOWN_CA",
+    "ACCESS_DENIED",
+)
+
+
+def is_certificate_refused(error: OSError) -> bool:
+    """Whether a connection failed with an alert that says that this side's certificate is missing or not accepted."""
+    cause = error.__cause__
+    reason = cause.reason if isinstance(cause, ssl.SSLError) else None
+    return reason is not None and "_ALERT_" in reason and reason.endswith(_ENDS_OF_REFUSALS)

@@ -76,14 +76,15 @@ def test_the_switch_of_the_native_extension_is_on_or_off(value: str, good: bool)
 def test_strange_variables_leave_a_word() -> None:
     environment = {
         "TRIMQ_LISTENPORT": "1",
-        "TRIMQ_ACL_ENABLE": "true",
+        "TRIMQ_ENABLE_LMQ": "true",
         "TRIMQ_HOME": "/x",
         "TRIMQ_NATIVE": "off",
         "TRIMQ_TRANSFER_MSG_BY_HEAP": "true",
     }
     configuration = load_broker(environment=environment)
     assert configuration.warnings == [
-        "TRIMQ_ACL_ENABLE: aclEnable is not supported: access control is not implemented yet",
+        "TRIMQ_ENABLE_LMQ: enableLmq is not supported: inner batches, light queues and multi-dispatch are not "
+        "implemented yet",
         "unknown variable TRIMQ_LISTENPORT (did you mean TRIMQ_LISTEN_PORT?); ignored",
     ]
     assert len(configuration.notes) == 1

@@ -176,6 +176,7 @@ async def test_no_name_server(tmp_path: Path) -> None:
 
 
 RUNS = NATIVE.status if NATIVE.is_on else f"python ({NATIVE.reason})"
+OPEN = "open: anybody who reaches the port is administrator (docs/security.md)"
 
 
 async def test_a_native_extension_that_fails_is_noted_and_the_broker_stays_ready(
@@ -188,20 +189,21 @@ async def test_a_native_extension_that_fails_is_noted_and_the_broker_stays_ready
             answer = await get(broker.web_endpoints[0], "/readyz")
             return {note["code"]: note["text"] for note in json.loads(answer.body)["notes"]}
 
-        assert await notes() == {"runs": RUNS}
+        assert await notes() == {"runs": RUNS, "access": OPEN}
         (connection,) = broker.reactor.connections.values()
         with capture_logs() as logs:
             fail_native("frames: index 7 of 3")
         assert logs == [{"event": "native_extension_off", "log_level": "error", "reason": NATIVE.reason}]
         assert not connection.table.grouped  # its routes have been rebuilt
         found = await notes()
-        assert list(found) == ["runs", "native_failed"]
+        assert list(found) == ["runs", "native_failed", "access"]
         assert found["runs"] == "python (a fault: frames: index 7 of 3)"
         assert "Python serves until the next restart" in found["native_failed"]
         assert (await client.send("T")).code == 0
         environment = {"TRIMQ_HEALTH_PORT": str(broker.web_endpoints[0][1])}
         said = await trio.to_thread.run_sync(lambda: health("broker", "health", **environment))
-        assert said == (0, f"ready\nruns: {found['runs']}\nnative_failed: {found['native_failed']}\n")
+        assert said[0] == 0
+        assert said[1] == f"ready\nruns: {found['runs']}\nnative_failed: {found['native_failed']}\naccess: {OPEN}\n"
 
 
 async def test_notes_are_reported_with_the_reasons(tmp_path: Path) -> None:
@@ -211,9 +213,10 @@ async def test_notes_are_reported_with_the_reasons(tmp_path: Path) -> None:
         environment = {"TRIMQ_HEALTH_PORT": str(broker.web_endpoints[0][1])}
         code, text = await trio.to_thread.run_sync(lambda: health("broker", "health", **environment))
     assert code == 1
-    first, second = text.splitlines()
+    first, second, third = text.splitlines()
     assert first.startswith("not ready: no_name_server: ")
     assert second == f"runs: {RUNS}"
+    assert third == f"access: {OPEN}"
 
 
 def health(program: str, *arguments: str, **environment: str) -> tuple[int, str]:
@@ -238,7 +241,7 @@ def test_the_command_asks_the_broker_of_its_configuration(tmp_path: Path) -> Non
         assert f"http://127.0.0.1:{port}/readyz" in banner(process)
         while (found := health("broker", "health", "-c", config))[0]:
             assert "no_name_server" in found[1]  # it has just started
-        assert found == (0, f"ready\nruns: {RUNS}\n")
+        assert found == (0, f"ready\nruns: {RUNS}\naccess: {OPEN}\n")
         assert health("broker", "-c", config, "health") == found
         assert health("broker", "health", TRIMQ_HEALTH_PORT=str(port)) == found
     finally:

@@ -166,6 +166,7 @@ async def _consume(broker: VerifyingBroker, given: ClientOptions) -> None:
 
 async def _poll(broker: VerifyingBroker, given: ClientOptions) -> None:
     async with PullConsumer("c", namesrv=broker.address, options=given) as consumer:
+        await consumer.queues("T")
         await consumer.assign({QUEUE: 0})
         await consumer.client.heartbeat()
         assert await consumer.poll()
@@ -210,9 +211,9 @@ def serve(broker: VerifyingBroker) -> None:
         return command.reply(header=pull_header(2), body=records(0, 2))
 
     def members(command: RemotingCommand) -> RemotingCommand:
-        heard = [entry.body for _, entry in broker.seen if entry.code == RequestCode.HEART_BEAT]
-        ids = sorted({match.decode() for body in heard for match in re.findall(rb'"clientID":"([^"]+)"', bytes(body))})
-        return command.reply(body=encode_json({"consumerIdList": ids}))
+        beats = [entry.body for _, entry in broker.seen if entry.code == RequestCode.HEART_BEAT]
+        (client_id,) = re.findall(rb'"clientID":"([^"]+)"', bytes(beats[-1]))
+        return command.reply(body=encode_json({"consumerIdList": [client_id.decode()]}))
 
     broker.answers |= {
         SEND: stored,

@@ -11,7 +11,7 @@ import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import msgpack
+import msgpack  # type: ignore[import-untyped]
 from anyio.abc import SocketStream
 
 from tests.client.scripted import Answer, ScriptedBroker, listening

@@ -11,7 +11,7 @@ import structlog
 import trio
 import trio.testing
 
-from tests.remoting.harness import ECHO, Peer, Server, echo_table, request, until, within_seconds
+from tests.remoting.harness import Peer, Server, echo_table, request, until, within_seconds
 from tests.tls_certificates import Certificates, certificates
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.frame import encode
@@ -262,35 +262,63 @@ async def test_a_handshake_has_limited_time_from_its_first_byte(certificates: Ce
             assert await silent.is_closed_by_server()
 
 
-async def test_one_step_is_taken_per_round(certificates: Certificates, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request that arrives with a hundred hellos is answered before the second of their steps."""
-    order: list[str] = []
-    step = TlsSocket.do_handshake
+async def test_one_step_is_taken_per_round_after_its_replies(certificates: Certificates) -> None:
+    reactor = Reactor(tls=tls_of(certificates))
+    pairs = [trio.socket.socketpair() for _ in range(11)]
+    try:
+        for ours, theirs in pairs:
+            reactor.adopt(ours._sock, echo_table())  # type: ignore[attr-defined]
+            await theirs.send(encode(request()) if theirs is pairs[-1][1] else HELLO)
+        await reactor._round(reactor._selector.poll(0))
+        assert (await pairs[-1][1].recv(4))[:3] == bytes(3)  # the reply
+        for left in range(9, -1, -1):
+            assert len(reactor._steps) == left
+            await reactor._round(())
+        assert not reactor._steps
+    finally:
+        for conn in list(reactor.connections.values()):
+            conn.close("the test is over")
+        for _, theirs in pairs:
+            theirs.close()
+        reactor._acceptor.close()
+        reactor._selector.close()
 
-    def noted_step(self: TlsSocket) -> bool:
-        order.append("step")
-        return step(self)
 
-    monkeypatch.setattr(TlsSocket, "do_handshake", noted_step)
+async def test_requests_are_answered_among_many_handshakes(certificates: Certificates) -> None:
+    async with (
+        within_seconds(tls=tls_of(certificates)) as server,
+        server.peer() as plain,
+        many(server, 100) as streams,
+    ):
+        for stream in streams:
+            await stream.send_all(bytes(505))  # completes the message: the next step of each fails
+            assert (await plain.ask(request())).code == 0
+        await until(server, "s.handshakes_failed == 100")
 
-    def noted(_connection: Connection, command: RemotingCommand) -> Outcome:
-        order.append("request")
-        return command.reply()
 
-    table = HandlerTable()
-    table.register(ECHO, noted)
-    async with within_seconds(table, tls=tls_of(certificates)) as server, server.peer() as plain:
-        await plain.ask(request())
-        order.clear()
-        async with many(server, 100, b"") as streams:
-            assert isinstance(plain.stream, trio.SocketStream)
-            for stream in (*streams, plain.stream):  # with no checkpoint in between: the server does not run meanwhile
-                data = encode(request()) if stream is plain.stream else HELLO
-                assert stream.socket._sock.send(data)  # type: ignore[attr-defined]
-            await plain.receive()
-            assert order.index("request") <= 2
-            while len(order) < 101:
-                await trio.lowlevel.checkpoint()
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_a_request_that_arrives_with_the_end_of_the_handshake(
+    certificates: Certificates, version: ssl.TLSVersion
+) -> None:
+    """In TLS 1.3 a client may send both at once; with 1.2 the server answers before."""
+    context = certificates.client_context()
+    context.maximum_version = version
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = context.wrap_bio(incoming, outgoing, server_hostname="localhost")
+    async with (
+        within_seconds(tls=tls_of(certificates)) as server,
+        await trio.open_tcp_stream(*server.address) as stream,
+    ):
+        while True:
+            try:
+                client.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                await stream.send_all(outgoing.read())
+                incoming.write(await stream.receive_some())
+        client.write(encode(request()))
+        await stream.send_all(outgoing.read())
+        await until(server, "s.frames == 1 and s.bytes_out")
 
 
 async def test_a_connection_closed_while_its_step_waits(certificates: Certificates) -> None:

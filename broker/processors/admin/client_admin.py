@@ -10,12 +10,14 @@ from typing import Final
 import msgspec
 import trio
 
+from trimq.broker.auth.permit import OPEN, Permit
 from trimq.broker.identity import BrokerIdentity
 from trimq.broker.services.client_channel import ClientChannel
 from trimq.broker.services.consumers import ConsumerManager
 from trimq.broker.services.groups import SubscriptionGroupManager
 from trimq.broker.services.topics import TopicConfigManager
 from trimq.broker.store.message_store import MessageStore
+from trimq.protocol.auth.rules import SUB
 from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.errors import FrameError, RemotingError
@@ -54,12 +56,14 @@ class ClientAdminProcessor:
         groups: SubscriptionGroupManager,
         consumers: ConsumerManager,
         store: MessageStore,
+        permit: Permit = OPEN,
     ) -> None:
         self._identity = identity
         self._topics = topics
         self._groups = groups
         self._consumers = consumers
         self._store = store
+        self._permit = permit
 
     def register(self, table: HandlerTable) -> None:
         """Register the handlers of this family."""
@@ -121,7 +125,7 @@ class ClientAdminProcessor:
         header = command.header(GetConsumerRunningInfoRequestHeader)
         return await self._forward(command, header.consumer_group, header.client_id, command.ext_fields(), b"")
 
-    async def consume_directly(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+    async def consume_directly(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """CONSUME_MESSAGE_DIRECTLY (309): a client consumes one stored message now; its result is relayed."""
         header = command.header(ConsumeMessageDirectlyRequestHeader)
         ext = command.ext_fields()
@@ -141,6 +145,7 @@ class ClientAdminProcessor:
             record = await self._store.look_message_cold(offset)
         if record is None or not len(record):
             raise RemotingError(ResponseCode.SYSTEM_ERROR, self._store.why_missing(offset))
+        self._permit.require_record(connection, command, record, SUB)  # the offset may lead to another topic
         return await self._forward(command, header.consumer_group, header.client_id or "", ext, bytes(record))
 
     async def _forward(

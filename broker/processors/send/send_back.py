@@ -7,6 +7,7 @@ tries are used up. Source: RocketMQ's AbstractSendMessageProcessor.consumerSendM
 import random
 from typing import Any
 
+from trimq.broker.auth.permit import OPEN, Permit
 from trimq.broker.config import BrokerConfig
 from trimq.broker.processors.send.message_properties import tag_hash
 from trimq.broker.processors.send.send_checks import UNIT_RETRY, V3_4_9, SendChecks
@@ -17,6 +18,7 @@ from trimq.broker.services.topics import TopicConfigManager
 from trimq.broker.store.log.puts import MessageInner
 from trimq.broker.store.message_store import MessageStore
 from trimq.broker.store.types import PutMessageResult
+from trimq.protocol.auth.rules import SUB
 from trimq.protocol.body import PERM_READ, PERM_WRITE, SubscriptionGroupConfig, TopicConfig
 from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.command import RemotingCommand
@@ -56,8 +58,10 @@ class SendBackProcessor:
         stats: BrokerStats,
         checks: SendChecks,
         store_host: bytes,
+        permit: Permit = OPEN,
     ) -> None:
         """``store_host`` is the packed address that clients connect to, as in SendMessageProcessor."""
+        self._permit = permit
         self._configuration = configuration
         self._topics = topics
         self._groups = groups
@@ -92,7 +96,8 @@ class SendBackProcessor:
         record = self._store.look_message(header.offset)
         if record is None:
             return self._send_back_cold(connection, command, header, group, before)
-        return self._again(connection, command, header, group, self._decode(record, header.offset), before)
+        message = self._message(connection, command, record, header.offset)
+        return self._again(connection, command, header, group, message, before)
 
     async def _send_back_cold(
         self,
@@ -103,14 +108,19 @@ class SendBackProcessor:
         before: Any,
     ) -> Any:
         record = await self._store.look_message_cold(header.offset)
-        return self._again(connection, command, header, group, self._decode(record, header.offset), before)
+        message = self._message(connection, command, record, header.offset)
+        return self._again(connection, command, header, group, message, before)
 
-    def _decode(self, record: Any, offset: int) -> StoredMessage:
+    def _message(self, connection: Connection, command: RemotingCommand, record: Any, offset: int) -> StoredMessage:
         if record is not None and len(record):
             try:
-                return decode_message(record)
+                message = decode_message(record)
             except RecordError:
                 pass
+            else:
+                # The offset may lead to another topic: its message must not get into the group's retry topic.
+                self._permit.require_record(connection, command, record, SUB)
+                return message
         raise RemotingError(ResponseCode.SYSTEM_ERROR, self._store.why_missing(offset))
 
     def _again(

@@ -1,0 +1,243 @@
+"""TlsContexts: each file of a server is replaced by itself, and what cannot be used changes nothing."""
+
+import os
+import shutil
+import ssl
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from tests.tls_certificates import Authority, Certificates, KeyPair
+from trimq.remoting.runtime.clock import ManualClock
+from trimq.remoting.tls import key_files
+from trimq.remoting.tls.config import TlsConfig, TlsMode
+from trimq.remoting.tls.contexts import TlsContexts, client_of
+from trimq.remoting.tls.key_files import KeyFileError
+
+
+class Log:
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, dict[str, Any]]] = []
+
+    def info(self, event: str, **facts: object) -> None:
+        self.lines.append((event, facts))
+
+    warning = info
+
+
+class Files:
+    """The files of a server, which a test replaces."""
+
+    def __init__(self, folder: Path, certificates: Certificates) -> None:
+        self.cert, self.key, self.trust = folder / "cert", folder / "key", folder / "trust"
+        self.put(self.cert, certificates.server.cert)
+        self.put(self.key, certificates.server.key)
+        self.put(self.trust, certificates.ca)
+        self.log = Log()
+        self.config = TlsConfig(
+            server_cert=str(self.cert),
+            server_key=str(self.key),
+            need_client_auth="require",
+            auth_client=True,
+            server_trust=str(self.trust),
+        )
+        self.contexts = TlsContexts(self.config, self.log)
+
+    @staticmethod
+    def put(path: Path, source: Path) -> None:
+        shutil.copy(source, path)
+
+
+def chained(path: Path, *sources: Path) -> Path:
+    path.write_bytes(b"".join(source.read_bytes() for source in sources))
+    return path
+
+
+@pytest.fixture
+def files(tmp_path: Path, certificates: Certificates) -> Files:
+    return Files(tmp_path, certificates)
+
+
+def names_of(context: ssl.SSLContext | None, certificates: Certificates, *, client: KeyPair, trust: Path) -> str:
+    """The issuer of the certificate that a server with ``context`` shows, or why there is no handshake."""
+    assert context is not None
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    asking = ssl.create_default_context(cafile=str(trust))
+    asking.maximum_version = ssl.TLSVersion.TLSv1_2  # the client knows at the end that it was accepted
+    asking.load_cert_chain(client.cert, client.key)
+    ends = asking.wrap_bio(back, there, server_hostname="localhost"), context.wrap_bio(there, back, server_side=True)
+    for _ in range(6):
+        for end in ends:
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                pass
+            except ssl.SSLError as error:
+                return str(error.reason)
+    found = ends[0].getpeercert()
+    assert found is not None
+    issuer: Any = found["issuer"]
+    return str(issuer[0][0][1])
+
+
+async def test_nothing_changes_while_the_files_are_the_same(files: Files) -> None:
+    context = files.contexts.server
+    os.utime(files.cert)
+    assert not await files.contexts.reload()
+    assert files.contexts.server is context
+    assert files.log.lines == []
+
+
+async def test_a_certificate_without_its_key_changes_nothing_until_the_key_is_there(
+    files: Files, certificates: Certificates
+) -> None:
+    before = files.contexts.server
+    heard: list[str] = []
+    files.contexts.listeners.append(lambda: heard.append(files.contexts.subject))
+    files.put(files.cert, certificates.elsewhere.cert)
+    assert not await files.contexts.reload()
+    assert files.log.lines == []  # the key may follow
+    assert not await files.contexts.reload()
+    assert not await files.contexts.reload()
+    reason = f"tls.server.keyPath: {files.key}: expected the key of the certificate in {files.cert}"
+    assert files.log.lines == [("tls_reload_failed", {"reason": reason})]  # once
+    assert files.contexts.server is before
+    files.put(files.key, certificates.elsewhere.key)
+    assert await files.contexts.reload()
+    assert files.contexts.server is not before
+    assert files.contexts.subject == "CN=broker.example.org"
+    assert heard == ["CN=broker.example.org"]
+    assert files.log.lines[1][0] == "tls_certificate_reloaded"
+    assert not await files.contexts.reload()
+
+
+async def test_the_same_problem_is_logged_again_after_it_was_over(files: Files, certificates: Certificates) -> None:
+    for _ in range(2):
+        files.put(files.key, certificates.client.key)
+        for _ in range(3):
+            await files.contexts.reload()
+        files.put(files.key, certificates.server.key)
+        await files.contexts.reload()
+    assert [event for event, _ in files.log.lines] == ["tls_reload_failed"] * 2
+
+
+async def test_trusted_certificates_are_replaced_at_once_even_while_the_pair_does_not_match(
+    files: Files, certificates: Certificates
+) -> None:
+    def outcome(client: KeyPair) -> str:
+        return names_of(files.contexts.server, certificates, client=client, trust=certificates.ca)
+
+    assert outcome(certificates.client) == "test-ca"
+    assert outcome(certificates.foreign_client) == "CERTIFICATE_VERIFY_FAILED"
+    files.put(files.key, certificates.foreign.key)
+    files.put(files.trust, certificates.other.cert)
+    assert await files.contexts.reload()
+    assert outcome(certificates.client) == "CERTIFICATE_VERIFY_FAILED"
+    assert outcome(certificates.foreign_client) == "test-ca"
+    files.put(files.cert, certificates.foreign.cert)
+    assert await files.contexts.reload()
+    served = names_of(
+        files.contexts.server, certificates, client=certificates.foreign_client, trust=certificates.other.cert
+    )
+    assert served == "other-ca"
+
+
+@pytest.mark.parametrize("name", ["cert", "key", "trust"])
+async def test_a_deleted_or_broken_file_changes_nothing(files: Files, name: str) -> None:
+    context = files.contexts.server
+    path: Path = getattr(files, name)
+    path.unlink()  # noqa: ASYNC240 - a test
+    assert not await files.contexts.reload()
+    files.put(path, Path("/dev/null"))
+    assert not await files.contexts.reload()
+    assert files.contexts.server is context
+
+
+async def test_files_are_read_in_a_thread(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[threading.Thread] = []
+    read = key_files.read_file
+
+    def watched(*arguments: Any) -> bytes:
+        threads.append(threading.current_thread())
+        data: bytes = read(*arguments)
+        return data
+
+    monkeypatch.setattr(key_files, "read_file", watched)
+    await files.contexts.reload()
+    assert len(threads) == 3
+    assert threading.current_thread() not in threads
+
+
+async def test_run_looks_at_each_interval(files: Files, certificates: Certificates) -> None:
+    clock = ManualClock()
+    changed = trio.Event()
+    files.contexts.listeners.append(changed.set)
+    async with trio.open_nursery() as tasks:
+        tasks.start_soon(files.contexts.run, clock)
+        await trio.testing.wait_all_tasks_blocked()
+        files.put(files.cert, certificates.elsewhere.cert)
+        files.put(files.key, certificates.elsewhere.key)
+        clock.advance(0.999)
+        await trio.testing.wait_all_tasks_blocked()
+        assert not changed.is_set()
+        clock.advance(0.002)
+        await changed.wait()
+        tasks.cancel_scope.cancel()
+    assert files.contexts.subject == "CN=broker.example.org"
+
+
+async def test_without_a_certificate_there_is_nothing_to_follow() -> None:
+    for config in (TlsConfig(), TlsConfig(mode=TlsMode.DISABLED, server_cert="a", server_key="b")):
+        contexts = TlsContexts(config, Log())
+        assert contexts.server is None
+        assert (contexts.subject, contexts.expires_at) == ("", None)
+        await contexts.run(ManualClock())
+        assert not await contexts.reload()
+
+
+async def test_end_and_subject_of_the_certificate(tmp_path: Path, certificates: Certificates) -> None:
+    contexts = TlsContexts(
+        TlsConfig(server_cert=str(certificates.expired.cert), server_key=str(certificates.expired.key)), Log()
+    )
+    assert contexts.expires_at == ssl.cert_time_to_seconds("Feb  1 00:00:00 2020 GMT")
+    assert contexts.subject == "CN=localhost"
+    named = Authority(tmp_path, "chain").sign("named", names="DNS:x", days=10)
+    chain = chained(tmp_path / "chain.pem", named.cert, certificates.ca)
+    contexts = TlsContexts(TlsConfig(server_cert=str(chain), server_key=str(named.key)), Log())
+    assert contexts.subject == "CN=named"  # the first of the chain
+
+
+async def test_a_file_that_changed_since_the_check_stops_the_start(files: Files) -> None:
+    files.key.unlink()
+    with pytest.raises(KeyFileError, match="No such file"):
+        TlsContexts(files.config, files.log)
+
+
+async def test_what_a_program_connects_with(certificates: Certificates) -> None:
+    assert client_of(TlsConfig()) is None
+    config = TlsConfig(
+        enable=True,
+        client_trust=str(certificates.ca),
+        client_cert=str(certificates.client.cert),
+        client_key=str(certificates.client.key),
+        protocols="TLSv1.3",
+    )
+    tls = client_of(config)
+    assert tls is not None
+    context = await tls.context()
+    assert context.check_hostname
+    assert context.verify_mode is ssl.CERT_REQUIRED
+    assert context.minimum_version is ssl.TLSVersion.TLSv1_3
+    assert context.options & ssl.OP_NO_RENEGOTIATION
+    lax = client_of(replace(config, verify_host_name=False))
+    assert lax is not None
+    assert not (await lax.context()).check_hostname
+    none = client_of(replace(config, auth_server=False))
+    assert none is not None
+    assert (await none.context()).verify_mode is ssl.CERT_NONE
+    assert not (await none.context()).check_hostname
