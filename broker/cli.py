@@ -19,6 +19,7 @@ from trimq.broker.config import (
 )
 from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.program import fail, loaded, open_log, report_readiness
+from trimq.remoting.tls.config import TlsConfig, port_text
 
 if TYPE_CHECKING:
     from trimq.broker.controller import BrokerController
@@ -173,6 +174,7 @@ def banner(
         f"TriMQ broker {broker.broker_name} of {broker.broker_cluster_name} is up after {seconds:.2f} s",
         f"  listens on     {listening}",
         f"  clients use    {controller.address}{why}",
+        f"  accepts        {port_text(controller.configuration.section(TlsConfig))}",
         f"  name server    {servers or 'none'}",
         f"  stores in      {store.store_path_root_dir}",
         f"  acknowledged   {durability(store)}",

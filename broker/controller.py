@@ -60,14 +60,16 @@ from trimq.remoting.client.remoting_client import RemotingClient
 from trimq.remoting.config.command_line import stop_on_signal
 from trimq.remoting.config.configuration import Configuration, NettyServerConfig
 from trimq.remoting.http.health import Health
+from trimq.remoting.http.tls_health import certificate_notes
 from trimq.remoting.http.web_config import WebConfig
 from trimq.remoting.network import Network, SystemNetwork
 from trimq.remoting.runtime.clock import Clock, SystemClock
 from trimq.remoting.runtime.log_setup import StructuredLog
 from trimq.remoting.server.gate import Gate
-from trimq.remoting.server.reactor import Reactor, ReactorLimits
+from trimq.remoting.server.reactor import Reactor, ReactorLimits, ServerTls
 from trimq.remoting.tls.config import TlsConfig
-from trimq.remoting.tls.contexts import client_of
+from trimq.remoting.tls.contexts import TlsContexts, client_of
+from trimq.remoting.tls.key_files import KeyFileError
 
 if TYPE_CHECKING:
     from trimq.broker.replicas.replica import Replica
@@ -133,6 +135,7 @@ class BrokerController:
         self.replication = Replication(configuration, self.network, replica)
         self.context: BrokerContext
         self.reactor: Reactor
+        self._tls: TlsContexts
         self._replica = replica
         self._settle = settle
         self._changes_role = False
@@ -277,7 +280,10 @@ class BrokerController:
         if store.syncs_each_put:
             # Each round costs one sync, so fewer and larger rounds are better: do not poll for the next requests.
             limits = replace(limits, spin_many=0.0)
-        self.reactor = Reactor(limits, clock, self.network.selector())
+        self._tls = self._contexts()
+        self.reactor = Reactor(
+            limits, clock, self.network.selector(), ServerTls.of(self._tls, self._section(TlsConfig))
+        )
         consumers = ConsumerManager(configuration, clock)
         producers = ProducerManager(configuration, clock)
         return BrokerContext(
@@ -319,6 +325,17 @@ class BrokerController:
             replicas=self.replicas,
             users=users,
         )
+
+    def _contexts(self) -> TlsContexts:
+        """The TLS of the ports, whose certificate health looks at. Raises StartError."""
+        config = self._section(TlsConfig)
+        try:
+            contexts = TlsContexts(config, _log)
+        except KeyFileError as error:
+            raise StartError(f"tls.server.{error.part}: {error}") from error
+        days = config.tls_certificate_warning_days
+        self.health.notes.append(lambda: certificate_notes(contexts, self.clock, days))
+        return contexts
 
     async def _registration(self, topics: TopicConfigManager, stack: AsyncExitStack) -> BrokerOuterAPI:
         """The registration with the configured name servers, and with the embedded one if it is enabled."""
@@ -385,6 +402,7 @@ class BrokerController:
         ):
             await nursery.start(service.run)
         nursery.start_soon(self._housekeep, context)
+        nursery.start_soon(self._tls.run, self.clock)
         await self.replication.start(context, nursery)
         # System and adopted topics are on disk before a client can use them.
         await context.topics.persisted()

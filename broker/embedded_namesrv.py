@@ -7,12 +7,14 @@ from trimq.namesrv.config import load_namesrv
 from trimq.remoting.config.configuration import ConfigError, Configuration, NettyServerConfig
 from trimq.remoting.network import Network
 from trimq.remoting.runtime.clock import Clock
+from trimq.remoting.tls.config import settings_of
 
 
 def bind_namesrv(configuration: Configuration, clock: Clock, network: Network) -> tuple[namesrv.NamesrvController, int]:
     """A name server whose files are beside the broker's, and its port. It serves once it runs. Raises StartError."""
     broker, server = configuration.section(BrokerConfig), configuration.section(NettyServerConfig)
     directory = configuration.section(MessageStoreConfig).config_path
+    flags = settings_of(configuration)
     settings = {
         "listenPort": str(broker.embedded_namesrv_port),
         "namedListenPorts": broker.embedded_namesrv_named_listen_ports,
@@ -22,7 +24,7 @@ def bind_namesrv(configuration: Configuration, clock: Clock, network: Network) -
     }
     try:
         found = namesrv.NamesrvController(
-            load_namesrv(flags={key: (value, "embedded") for key, value in settings.items()}), clock, network
+            load_namesrv(flags=flags | {key: (value, "embedded") for key, value in settings.items()}), clock, network
         )
         port: int = found.bind().getsockname()[1]
     except (namesrv.StartError, ConfigError) as error:

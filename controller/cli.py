@@ -6,6 +6,7 @@ from typing import Final
 from trimq.controller.config import ControllerConfig, ControllerStore, load_controller
 from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.program import serve, server_commands
+from trimq.remoting.tls.config import TlsConfig, port_text
 
 _PROGRAM: Final = "mqcontroller"
 
@@ -40,6 +41,7 @@ def banner(configuration: Configuration, host: str, port: int, seconds: float) -
     return [
         f"TriMQ controller is up after {seconds:.2f} s",
         f"  listens on     {where}",
+        f"  accepts        {port_text(configuration.section(TlsConfig))}",
         f"  for brokers    enableControllerMode=true and controllerAddr=HOST:{port} in their configuration files",
         f"  decides in     {store}",
     ]

@@ -24,13 +24,15 @@ from trimq.remoting.client.remoting_client import RemotingClient
 from trimq.remoting.config.configuration import Configuration, NettyServerConfig
 from trimq.remoting.errors import RemotingTransportError
 from trimq.remoting.http.health import Health, Reason
+from trimq.remoting.http.tls_health import certificate_notes
 from trimq.remoting.http.web_config import WebConfig
 from trimq.remoting.network import Network, SystemNetwork
 from trimq.remoting.runtime.clock import Clock, SystemClock
 from trimq.remoting.runtime.log_setup import StructuredLog
-from trimq.remoting.server.reactor import HandlerTable, Reactor, ReactorLimits
+from trimq.remoting.server.reactor import HandlerTable, Reactor, ReactorLimits, ServerTls
 from trimq.remoting.tls.config import TlsConfig
-from trimq.remoting.tls.contexts import client_of
+from trimq.remoting.tls.contexts import TlsContexts, client_of
+from trimq.remoting.tls.key_files import KeyFileError
 
 _log = structlog.get_logger("controller")
 
@@ -76,6 +78,7 @@ class ControllerManager:
         self.web_endpoints: list[tuple[str, int]] = []
         self.replicas: ReplicasInfoManager
         self.lost: LostMasters
+        self._tls: TlsContexts
         self._sock: socket.socket | None = None
         self._web_sockets: list[socket.socket] = []
         self._failure = "the store was not read yet"
@@ -105,6 +108,7 @@ class ControllerManager:
 
     def _bind(self) -> socket.socket:
         config = self._configuration.section(NettyServerConfig)
+        self._read_certificate()
         try:
             self._sock = self._network.bind(config.bind_address, self._config().listen_port, config)
             web_config = self._configuration.section(WebConfig)
@@ -126,6 +130,15 @@ class ControllerManager:
             except KvError as error:
                 raise StartError(f"{error}: set controllerStorePath") from error
         return self._sock
+
+    def _read_certificate(self) -> None:
+        config = self._configuration.section(TlsConfig)
+        try:
+            contexts = self._tls = TlsContexts(config, _log)
+        except KeyFileError as error:
+            raise StartError(f"tls.server.{error.part}: {error}") from error
+        days = config.tls_certificate_warning_days
+        self.health.notes.append(lambda: certificate_notes(contexts, self._clock, days))
 
     def _store(self) -> Kv:
         if self._kv is not None:
@@ -156,7 +169,8 @@ class ControllerManager:
                         tls=client_of(self._configuration.section(TlsConfig)),
                     )
                 )
-                reactor = Reactor(ReactorLimits.of(config), self._clock, self._network.selector())
+                tls = ServerTls.of(self._tls, self._configuration.section(TlsConfig))
+                reactor = Reactor(ReactorLimits.of(config), self._clock, self._network.selector(), tls)
                 table = HandlerTable()
                 lost = self.lost = LostMasters(
                     self.replicas, self._network, self._clock, self._replace, partial(_answers, client)
@@ -173,6 +187,7 @@ class ControllerManager:
                     nursery.start_soon(self._watch, kv)
                     nursery.start_soon(self._elect_for_the_dead)
                     nursery.start_soon(self._scan)
+                    nursery.start_soon(self._tls.run, self._clock)
                     nursery.start_soon(lost.run)
                     nursery.start_soon(self._notify, client)
                     await nursery.start(reactor.run)

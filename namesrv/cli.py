@@ -6,6 +6,7 @@ from typing import Final
 from trimq.namesrv.config import NamesrvConfig, load_namesrv
 from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.program import serve, server_commands
+from trimq.remoting.tls.config import TlsConfig, port_text
 
 _PROGRAM: Final = "mqnamesrv"
 
@@ -41,6 +42,7 @@ def banner(configuration: Configuration, host: str, port: int, seconds: float) -
     return [
         f"TriMQ name server is up after {seconds:.2f} s",
         f"  listens on     {where}",
+        f"  accepts        {port_text(configuration.section(TlsConfig))}",
         f"  for brokers    mqbroker -n HOST:{port}, or namesrvAddr=HOST:{port} in their configuration file",
         f"  remembers      keys and values in {kv_path}",
         "                 routes in memory: after a restart brokers register again within 30 s",

@@ -16,10 +16,14 @@ from trimq.namesrv.start_error import StartError
 from trimq.remoting.config.configuration import Configuration, NettyServerConfig
 from trimq.remoting.config.properties import ConfigError
 from trimq.remoting.http.health import Health
+from trimq.remoting.http.tls_health import certificate_notes
 from trimq.remoting.http.web_config import WebConfig
 from trimq.remoting.network import Network, SystemNetwork
 from trimq.remoting.runtime.clock import Clock, SystemClock
-from trimq.remoting.server.reactor import Connection, HandlerTable, Reactor, ReactorLimits
+from trimq.remoting.server.reactor import Connection, HandlerTable, Reactor, ReactorLimits, ServerTls
+from trimq.remoting.tls.config import TlsConfig, settings_of
+from trimq.remoting.tls.contexts import TlsContexts
+from trimq.remoting.tls.key_files import KeyFileError
 
 if TYPE_CHECKING:
     from trimq.controller.server import ControllerManager
@@ -45,6 +49,7 @@ class NamesrvController:
         self._network: Network = network or SystemNetwork()
         self._stop = trio.Event()
         self.stopped = trio.Event()
+        self._tls: TlsContexts
         self._sock: socket.socket | None = None
         self._named_sockets: dict[str, socket.socket] = {}
         self._web_sockets: list[socket.socket] = []
@@ -82,6 +87,7 @@ class NamesrvController:
     def _bind(self) -> socket.socket:
         config = self._configuration.section(NettyServerConfig)
         self.kv_config.load()
+        self._read_certificate()
         self._sock = self._listen(config.bind_address, self._config().listen_port, config)
         for name, port in named_ports(self._config().named_listen_ports).items():
             self._named_sockets[name] = sock = self._listen(config.bind_address, int(port), config)
@@ -89,6 +95,15 @@ class NamesrvController:
         self._bind_web()
         self._bind_embedded(config.bind_address)
         return self._sock
+
+    def _read_certificate(self) -> None:
+        config = self._configuration.section(TlsConfig)
+        try:
+            contexts = self._tls = TlsContexts(config, _log)
+        except KeyFileError as error:
+            raise StartError(f"tls.server.{error.part}: {error}") from error
+        days = config.tls_certificate_warning_days
+        self.health.notes.append(lambda: certificate_notes(contexts, self._clock, days))
 
     def _listen(self, address: str, port: int, config: NettyServerConfig) -> socket.socket:
         sock = self._network.bind(address, port, config)
@@ -100,7 +115,8 @@ class NamesrvController:
             from trimq.namesrv.embedded_controller import bind_controller  # noqa: PLC0415 - only if it is configured
 
             file = self._config().controller_config_file
-            self.embedded = bind_controller(file, bind_address, self._clock, self._network)
+            tls = settings_of(self._configuration)
+            self.embedded = bind_controller(file, bind_address, tls, self._clock, self._network)
 
     async def _run_embedded(self, nursery: trio.Nursery) -> None:
         if (embedded := self.embedded) is None:
@@ -142,7 +158,8 @@ class NamesrvController:
         config = self._configuration.section(NettyServerConfig)
         sock = self._sock or self.bind()
         address = self.address = sock.getsockname()[:2]
-        reactor = Reactor(ReactorLimits.of(config), self._clock, self._network.selector())
+        tls = ServerTls.of(self._tls, self._configuration.section(TlsConfig))
+        reactor = Reactor(ReactorLimits.of(config), self._clock, self._network.selector(), tls)
         reactor.add_listener(sock, self._handlers())
         for name, named in self._named_sockets.items():
             reactor.add_listener(named, self._handlers(name))
@@ -153,6 +170,7 @@ class NamesrvController:
                 await nursery.start(reactor.run)
                 await self._run_embedded(nursery)
                 nursery.start_soon(self._scan_not_active_brokers)
+                nursery.start_soon(self._tls.run, self._clock)
                 self.health.started()
                 _log.info("namesrv_started", address=f"{address[0]}:{address[1]}")
                 task_status.started(address)

@@ -4,16 +4,19 @@ from trimq.controller import server
 from trimq.controller.config import load_controller
 from trimq.namesrv.start_error import StartError
 from trimq.remoting.config.configuration import ConfigError
+from trimq.remoting.config.sources import Flags
 from trimq.remoting.network import Network
 from trimq.remoting.runtime.clock import Clock
 
 
-def bind_controller(file: str, bind_address: str, clock: Clock, network: Network) -> server.ControllerManager:
-    """A controller with the configuration of ``file``, or its defaults at ``bind_address`` if that is empty.
+def bind_controller(
+    file: str, bind_address: str, tls: Flags, clock: Clock, network: Network
+) -> server.ControllerManager:
+    """A controller with the configuration of ``file``; if that is empty, its defaults at ``bind_address`` and ``tls``.
 
     It serves once it runs. Environment variables do not count: they are the name server's. Raises StartError.
     """
-    flags = {} if file else {"bindAddress": (bind_address, "the name server")}
+    flags = {} if file else {**tls, "bindAddress": (bind_address, "the name server")}
     try:
         found = server.ControllerManager(load_controller(file or None, flags), clock, network)
         found.bind()

@@ -167,6 +167,7 @@ def reactor_families(stats: ReactorStats) -> Iterator[Metric]:
     yield counter(
         "trimq_connections_idle_closed_total", "Connections closed because they were idle.", stats.idle_closed
     )
+    yield from _tls_families(stats)
     yield gauge("trimq_unfinished_frame_bytes", "Memory of incompletely received frames.", stats.unfinished)
     yield counter(
         "trimq_connections_unfinished_closed_total",
@@ -182,3 +183,33 @@ def reactor_families(stats: ReactorStats) -> Iterator[Metric]:
     yield counter("trimq_received_bytes_total", "Bytes received from clients.", stats.bytes_in)
     yield counter("trimq_sent_bytes_total", "Bytes sent to clients.", stats.bytes_out)
     yield counter("trimq_reactor_rounds_total", "Rounds of the reactor.", stats.rounds)
+
+
+def _tls_families(stats: ReactorStats) -> Iterator[Metric]:
+    yield gauge("trimq_tls_connections", "Open connections with TLS.", stats.tls_connections)
+    yield counter("trimq_tls_handshakes_total", "TLS handshakes that were completed.", stats.handshakes)
+    yield counter(
+        "trimq_tls_handshakes_failed_total",
+        "TLS handshakes that failed, or whose client has disconnected.",
+        stats.handshakes_failed,
+    )
+    yield counter(
+        "trimq_tls_handshakes_refused_total",
+        "Connections closed because too many handshakes were unfinished.",
+        stats.handshakes_refused,
+    )
+    yield counter(
+        "trimq_tls_handshakes_timed_out_total", "TLS handshakes that took too long.", stats.handshakes_timed_out
+    )
+    yield counter(
+        "trimq_plain_connections_refused_total",
+        "Connections closed because they began without TLS where it is required.",
+        stats.plain_refused,
+    )
+    expires_at = stats.certificate_expires_at()
+    if expires_at is not None:
+        yield gauge(
+            "trimq_tls_certificate_expiry_timestamp_seconds",
+            "When the certificate of the ports ends, since 1970.",
+            expires_at,
+        )

@@ -36,6 +36,11 @@ class ServerContexts(Protocol):
         """The context for new connections; None without a certificate."""
         ...
 
+    @property
+    def expires_at(self) -> float | None:
+        """When the certificate ends, in Unix seconds; None without one."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class ServerTls:
@@ -126,6 +131,7 @@ class Handshakes:
         conn.tls = TlsSocket(raw.raw, context, server_side=True, first=first)
         conn.sock = self._unfinished[conn] = _Handshake(conn.tls, self._time.now, partial(self.queue.append, conn))
         self.queue.append(conn)
+        conn.active_at = self._time.now
 
     def step(self) -> None:
         """Take the next step of one handshake."""

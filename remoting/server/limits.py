@@ -1,6 +1,7 @@
 """Limits of a server's reactor, and its counters."""
 
 import resource
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -107,6 +108,8 @@ class ReactorStats:
     connections: int = 0
     tls_connections: int = 0
     """Those whose handshake was completed."""
+    certificate_expires_at: Callable[[], float | None] = lambda: None
+    """When the certificate of the ports ends, in Unix seconds; None without one."""
     inflight: int = 0
     held: int = 0
     paused: int = 0

@@ -98,6 +98,8 @@ class Reactor:
             if tls is not None and tls.is_on
             else None
         )
+        if tls is not None:
+            stats.certificate_expires_at = lambda: tls.contexts.expires_at
         self._steps: deque[Connection] = self._handshakes.queue if self._handshakes is not None else deque()
         self.outcomes = Outcomes(
             self.limits,

@@ -213,6 +213,28 @@ class TlsConfig:
         return None
 
 
+def port_text(config: TlsConfig) -> str:
+    """What the ports accept, for the banner."""
+    if config.mode is TlsMode.DISABLED:
+        return "plain connections only (tls.server.mode=disabled)"
+    if not config.server_cert:
+        return "plain connections only: there is no certificate (tls.server.certPath)"
+    if config.mode is TlsMode.PERMISSIVE:
+        return "TLS, and plain connections (tls.server.mode=permissive)"
+    clients = " with a client's certificate" if config.client_auth is ClientAuth.REQUIRE else ""
+    return f"TLS{clients} only (tls.server.mode=enforcing)"
+
+
+def settings_of(configuration: Configuration) -> dict[str, tuple[str, str]]:
+    """The TLS settings of a program, key -> (value, source), for another server in its process."""
+    config = configuration.section(TlsConfig)
+    return {
+        opt.key: (opt.text(getattr(config, opt.name)), configuration.source(opt.key))
+        for opt in options_of(TlsConfig)
+        if configuration.source(opt.key) != "default"
+    }
+
+
 def _pair_problem(side: str, cert: str, key: str, password: str, password_file: str) -> tuple[str, str] | None:
     if cert and not key:
         return f"{side}keyPath", f"the key of {side}certPath"

@@ -3,7 +3,7 @@
 import socket
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 
 import pytest
@@ -262,6 +262,35 @@ async def test_a_handshake_has_limited_time_from_its_first_byte(certificates: Ce
             assert await silent.is_closed_by_server()
 
 
+async def test_the_bytes_of_a_handshake_keep_a_connection(certificates: Certificates) -> None:
+    clock = ManualClock()
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = certificates.client_context().wrap_bio(incoming, outgoing, server_hostname="localhost")
+    limits = ReactorLimits(idle=5)
+    async with (
+        within_seconds(limits=limits, clock=clock, tls=tls_of(certificates)) as server,
+        await trio.open_tcp_stream(*server.address) as stream,
+    ):
+        await until(server, "s.connections")
+        for _ in range(3):
+            for _ in range(4):
+                clock.advance(1)
+                await trio.testing.wait_all_tasks_blocked()
+            with suppress(ssl.SSLWantReadError):
+                client.do_handshake()
+            await stream.send_all(outgoing.read())
+            incoming.write(await stream.receive_some())
+            await trio.testing.wait_all_tasks_blocked()
+            if server.reactor.stats.handshakes:
+                break
+        for _ in range(4):
+            clock.advance(1)
+            await trio.testing.wait_all_tasks_blocked()
+        assert (server.reactor.stats.handshakes, server.reactor.stats.idle_closed) == (1, 0)
+        clock.advance(2)
+        await until(server, "s.idle_closed")
+
+
 async def test_one_step_is_taken_per_round_after_its_replies(certificates: Certificates) -> None:
     reactor = Reactor(tls=tls_of(certificates))
     pairs = [trio.socket.socketpair() for _ in range(11)]
@@ -291,7 +320,7 @@ async def test_requests_are_answered_among_many_handshakes(certificates: Certifi
         many(server, 100) as streams,
     ):
         for stream in streams:
-            await stream.send_all(bytes(505))  # completes the message: the next step of each fails
+            await stream.send_all(bytes(510))  # completes the message: the next step of each fails
             assert (await plain.ask(request())).code == 0
         await until(server, "s.handshakes_failed == 100")
 
