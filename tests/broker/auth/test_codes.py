@@ -81,8 +81,7 @@ def passes(access: Access, command: RemotingCommand) -> bool:
     try:
         access.check(CONNECTION, command)
     except RemotingError as error:
-        assert error.code == ResponseCode.NO_PERMISSION
-        return False
+        return error.code != ResponseCode.NO_PERMISSION
     return True
 
 

@@ -1,0 +1,89 @@
+"""Requests that name a record by its offset get no record of a topic that their user may not use."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.broker.auth.signed import User, closed_broker
+from tests.broker.wire_client import send_ext
+from trimq.protocol.codes import ResponseCode
+from trimq.protocol.message_id import encode_offset_id
+
+ALL_OF_MINE = ("Topic:Mine All", "Group:G All", "Topic:%RETRY%G All")
+
+
+async def sent(root: User, topic: str, **properties: str) -> tuple[int, str]:
+    """Send a message; returns where its record is, and its offset message id."""
+    reply = await root.ask(310, send_ext(topic, properties), b"secret of " + topic.encode())
+    assert reply.code == 0, reply.remark
+    message_id = reply.ext_fields()["msgId"]
+    return int(message_id[-16:], 16), message_id
+
+
+async def request(root: User, code: int, topic: str) -> dict[str, Any]:
+    """A request that names the user's own topic, and a record of ``topic``."""
+    offset, message_id = await sent(root, topic)
+    return {
+        33: {"topic": "Mine", "offset": offset},
+        36: {"originTopic": "Mine", "group": "G", "offset": offset, "delayLevel": 0},
+        309: {"topic": "Mine", "consumerGroup": "G", "clientId": "c", "msgId": message_id},
+    }[code]
+
+
+@pytest.mark.parametrize("code", [33, 36, 309])
+async def test_a_record_of_another_topic(tmp_path: Path, code: int) -> None:
+    async with closed_broker(tmp_path) as (_, root):
+        app = await root.make("app", *ALL_OF_MINE)
+        for name in ("Mine", "Theirs"):
+            await sent(root, name)
+        wrong = await app.ask(code, await request(root, code, "Theirs"))
+        assert (wrong.code, len(wrong.body)) == (ResponseCode.NO_PERMISSION, 0)
+        assert wrong.remark == "User:app has no permission to access Topic:Theirs from 127.0.0.1, no matched policies."
+        right = await app.ask(code, await request(root, code, "Mine"))
+        assert right.code != ResponseCode.NO_PERMISSION
+        assert (await root.ask(code, await request(root, code, "Theirs"))).code != ResponseCode.NO_PERMISSION
+        if code == 36:
+            assert right.code == 0
+
+
+async def half(root: User, topic: str) -> dict[str, Any]:
+    """A half message for ``topic``, and the request that ends it without naming the topic, as RocketMQ 4's do."""
+    properties = {"TRAN_MSG": "true", "PGROUP": "P", "UNIQ_KEY": "A" * 32}
+    ext = send_ext(topic, properties) | {"f": 4}
+    reply = await root.ask(310, ext, b"half")
+    assert reply.code == 0, reply.remark
+    fields = reply.ext_fields()
+    offset = int(fields["msgId"][-16:], 16)
+    return {
+        "producerGroup": "P",
+        "tranStateTableOffset": fields["queueOffset"],
+        "commitLogOffset": offset,
+        "commitOrRollback": 8,
+        "msgId": "A" * 32,
+    }
+
+
+async def test_the_end_of_a_transaction_of_another_topic(tmp_path: Path) -> None:
+    async with closed_broker(tmp_path) as (_, root):
+        app = await root.make("app", "Topic:Mine Pub|Update")
+        for topic in ("Mine", "Theirs"):
+            await sent(root, topic)
+        theirs, mine = await half(root, "Theirs"), await half(root, "Mine")
+        for extra in ({}, {"topic": "Mine"}):
+            reply = await app.ask(37, theirs | extra)
+            assert reply.code == ResponseCode.NO_PERMISSION
+            assert "Topic:Theirs" in (reply.remark or "")
+        assert (await app.ask(37, mine)).code == 0
+        assert (await root.ask(37, theirs)).code == 0
+
+
+async def test_the_checks_of_a_half_of_another_topic(tmp_path: Path) -> None:
+    async with closed_broker(tmp_path) as (broker, root):
+        app = await root.make("app", "Topic:Mine Pub|Update")
+        for topic, code in (("Theirs", 16), ("Mine", 0)):
+            await sent(root, topic)
+            where = await half(root, topic)
+            message_id = encode_offset_id(broker.context.store_host, int(where["commitLogOffset"]))
+            reply = await app.ask(323, {"topic": "Mine", "msgId": message_id})
+            assert reply.code == code, reply.remark
