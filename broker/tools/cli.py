@@ -13,6 +13,7 @@ import msgspec
 
 from trimq.broker.tools import command_parts as parts
 from trimq.broker.tools import offline_store
+from trimq.broker.tools.auth_commands import authkey, authrotate
 from trimq.broker.tools.dump import Filter, figures, lines
 from trimq.broker.tools.offline_store import NotUsableError, OfflineStore
 from trimq.broker.tools.tiered_commands import tiered
@@ -35,6 +36,8 @@ def main() -> None:
 
 
 main.add_command(tiered)
+main.add_command(authkey)
+main.add_command(authrotate)
 
 
 @main.command()

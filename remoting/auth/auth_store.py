@@ -117,14 +117,14 @@ class AuthStore:
         return self._acls.get(username)
 
     def list_acls(self, subject_text: str = "", resource_text: str = "") -> list[Acl]:
-        """Policies by subject: those with this text in the subject, of them the entries with this one in the resource."""
+        """Policies whose subject has the first text in it; of them, the entries whose resource has the second one."""
         found = [self._acls[name] for name in sorted(self._acls) if subject_text in subject_of(name)]
         return [kept for acl in found if (kept := acl.about(resource_text) if resource_text else acl) is not None]
 
     # -- the file
 
     async def load(self) -> int:
-        """Read the file. Returns how many passwords were encrypted anew: those that were not with the first key.
+        """Read the file. Returns how many passwords were encrypted anew, with the first key.
 
         Raises AuthStoreError, and has changed nothing then: neither this object nor the file.
         """
@@ -164,17 +164,15 @@ class AuthStore:
         users: dict[str, User] = {}
         records: dict[str, dict[str, Any]] = {}
         secrets = self._secrets
+        # With a key, a file without its seal may come from an attacker.
         if secrets.keys is not None and not tables.encrypted and not secrets.may_be_clear:
-            # With a key, a file without its seal may come from an attacker.
             raise AuthStoreError(
                 f"{self._file.path} cannot be used: its secrets are in clear, and there is an authKeyFile: "
                 "allowSecretsInClear=true for one start encrypts them"
             )
         try:
             for record in tables.users:
-                if ("clear" in record["secret"]) is tables.encrypted:
-                    raise KeyError  # records of a sealed file in one that is not
-                user = self._user_of(record)
+                user = self._user_of(record, tables.encrypted)
                 users[user.username], records[user.username] = user, record
             acls = {acl.username: acl for acl in map(_acl_of, tables.acls)}
         except SecretsError as error:
@@ -183,10 +181,11 @@ class AuthStore:
             raise AuthStoreError(f"{self._file.path} cannot be used: a record in it is damaged") from None
         return users, acls, records
 
-    def _user_of(self, record: dict[str, Any]) -> User:
+    def _user_of(self, record: dict[str, Any], encrypted: bool) -> User:
         username = checked_username(record["username"])
         user_type, status = UserType.of(record["userType"]), UserStatus.of(record["userStatus"])
-        if user_type is None or status is None:
+        # The last: a record of a sealed file in one without a seal.
+        if user_type is None or status is None or ("clear" in record["secret"]) is encrypted:
             raise KeyError
         return User(username, checked_secret(self._secrets.password(username, record["secret"])), user_type, status)
 
@@ -240,7 +239,8 @@ class AuthStore:
             raise refused(str(error)) from None
         except OSError as error:
             raise RemotingError(
-                ResponseCode.SYSTEM_ERROR, f"{self._file.path} cannot be written, nothing was changed: {_reason(error)}"
+                ResponseCode.SYSTEM_ERROR,
+                f"{self._file.path} cannot be written, the change has no effect: {_reason(error)}",
             ) from error
         self._take(users, acls, user_records, acl_records)
 

@@ -109,7 +109,10 @@ class _FailureLimit:
         if self._clock.monotonic() - began >= 60:
             del self.addresses[address]
             return False
-        return count >= self._per_minute
+        if count < self._per_minute:
+            return False
+        self.addresses.move_to_end(address)  # others, of which each fails once, do not drive it out
+        return True
 
     def failed(self, address: str) -> None:
         """A signature from there was wrong."""

@@ -141,7 +141,10 @@ def make_key_file(path: Path) -> str:
     key = os.urandom(KEY_BYTES)
     text = f"# TriMQ: encrypts the passwords of users. Keep it secret, and keep a copy.\n{_text(key)}\n"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise SecretsError(f"{path} cannot be written: {error.strerror}") from None
+    try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         with os.fdopen(descriptor, "w") as file:
             file.write(text)

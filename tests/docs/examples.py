@@ -59,6 +59,7 @@ RUN_BY: dict[str, dict[str, str]] = {
     "docs/add-a-request-code.md": {"def min_offset": "tests/docs/test_examples.py::test_the_handler_is_the_brokers"},
     "docs/add-a-check.md": {"from trimq": "tests/docs/test_examples.py::test_the_check_is_a_feature"},
     "docs/architecture.md": {"disk/": NOT_RUN + "a list of folders", "producer ──": NOT_RUN + "a drawing"},
+    "docs/formats/auth.md": {"": FORMATS},
     "docs/formats/bucket.md": {"header (64) |": NOT_RUN + "a layout; its fields are in the examples", "": FORMATS},
     "docs/formats/checkpoint.md": {"": FORMATS},
     "docs/formats/config.md": {"": FORMATS},

@@ -7,7 +7,16 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "fault-model.md").read_text(encoding="utf-8")
-ZONES = ["Commit log", "Consume queue", "Index", "Timer", "Checkpoint", "State files", "Lock and abort"]
+ZONES = [
+    "Commit log",
+    "Consume queue",
+    "Index",
+    "Timer",
+    "Checkpoint",
+    "State files",
+    "Users and policies",
+    "Lock and abort",
+]
 FAULTS = [
     "process kill",
     "power cut",

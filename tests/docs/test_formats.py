@@ -6,8 +6,11 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.broker.services.fakes import configuration
 from tests.store.simdisk import SimDisk
+from trimq.broker.services.auth_file import DiskAuthFile
 from trimq.broker.services.consumer_filters import ConsumerFilterManager
 from trimq.broker.services.message_request_mode import MessageRequestModeManager
 from trimq.broker.services.state_file import replace_file
@@ -33,6 +36,7 @@ from trimq.protocol import (
     queue_unit,
     timer_layout,
 )
+from trimq.protocol.auth.model import Acl, Action, Decision, Policy, PolicyEntry, PolicyType, Resource, UserChange
 from trimq.protocol.body import SetMessageRequestModeRequestBody
 from trimq.protocol.command import Encoding, RemotingCommand
 from trimq.protocol.frame import encode
@@ -53,6 +57,8 @@ from trimq.protocol.recall_handle import encode_handle
 from trimq.protocol.record import encode_record, pack_host
 from trimq.protocol.topic_rules import TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
 from trimq.protocol.transaction import decode_half, make_half, op_body, op_offsets
+from trimq.remoting.auth.auth_store import AuthStore
+from trimq.remoting.auth.secrets import KeyRing, Secrets
 from trimq.remoting.runtime.clock import ManualClock
 
 FORMATS = Path(__file__).resolve().parents[2] / "docs" / "formats"
@@ -219,6 +225,20 @@ def test_failed_sync(tmp_path: Path) -> None:
     marker.add(Flag.WRITE_LOGICS_QUEUE_ERROR, 4096, "first")
     marker.add(Flag.NOT_WRITEABLE, 8192, "Input/output error")
     assert (tmp_path / "failed_sync").read_text() == EXAMPLES["failed-sync"].strip()
+
+
+async def test_users_and_policies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trimq.remoting.auth.secrets.os.urandom", lambda count: bytes(range(count)))
+    entry = PolicyEntry(Resource.parse("Topic:Orders"), (Action.PUB,), Decision.ALLOW, ("10.0.0.0/8",))
+    for secrets, name in [
+        (Secrets(KeyRing([bytes(range(32))])), "auth-encrypted"),
+        (Secrets(allow_clear=True), "auth-clear"),
+    ]:
+        file = DiskAuthFile(RealDisk(), f"{tmp_path}/{name}")
+        store = AuthStore(file, secrets)
+        await store.create_user("shop", UserChange("shop-secret"))
+        await store.write_acl(Acl("User:shop", (Policy(PolicyType.CUSTOM, (entry,)),)))
+        assert await file.read() == EXAMPLES[name].encode()
 
 
 def test_every_example_is_checked() -> None:

@@ -136,6 +136,25 @@ def test_only_the_extra_for_buckets_has_its_library() -> None:
     assert re.search(r"^obstore==", locked, re.MULTILINE)
 
 
+def test_only_the_extra_for_secrets_has_its_library() -> None:
+    assert [extra for extra, needs in EXTRAS.items() if "cryptography" in map(name_of, needs)] == ["security"]
+    assert "trimq[broker]" in EXTRAS["security"]
+    locked = (ROOT / "requirements" / "dev.txt").read_text(encoding="utf-8")
+    assert re.search(r"^cryptography==", locked, re.MULTILINE)
+
+
+def test_secrets_load_their_library_only_with_a_key_file() -> None:
+    code = """
+import sys
+from trimq.remoting.auth import auth_store, authenticator, authorizer, secrets
+secrets.Secrets(allow_clear=True).record("me", "x")
+print(*sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert "trimq.remoting.auth.secrets" in done.stdout.split()
+    assert not {name.partition(".")[0] for name in done.stdout.split()} & {"cryptography", "cffi"}
+
+
 def test_producer_consumer_and_message_load_no_server_and_no_tool() -> None:
     """Slow imports stay out: trio where asyncio runs, numpy, command lines."""
     code = "from trimq import Consumer, Message, Producer; import sys; print(*sys.modules)"

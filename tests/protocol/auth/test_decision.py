@@ -93,6 +93,12 @@ def test_all_resources_of_a_type_need_an_entry_for_all_of_them() -> None:
         assert decide(acl(entry(text, "List")), every, [Action.LIST], HERE).allowed is allowed
 
 
+def test_topics_with_a_prefix_are_not_one_topic() -> None:
+    prefix = Resource.parse("Topic:a*")
+    for text, covers in [("Topic:a", False), ("Topic:*", True), ("*", True), ("Group:*", False)]:
+        assert Resource.parse(text).covers(prefix) is covers
+
+
 def test_a_topic_that_is_named_like_a_pattern_is_one_topic() -> None:
     assert not decide(acl(entry("Topic:a*", "Pub", "Deny")), Resource.topic("*"), [Action.PUB], HERE).entry
     assert decide(acl(entry("Topic:*", "Pub")), Resource.topic("*"), [Action.PUB], HERE).allowed

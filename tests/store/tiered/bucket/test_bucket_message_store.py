@@ -14,13 +14,19 @@ from tests.store.simdisk import SimDisk
 from tests.store.stores import TOPIC, fill, put, settings, until_dispatched
 from tests.store.tiered.bucket.stores import Objects, opened, tier, uploaded
 from tests.store.tiered.test_tiered_message_store import all_offsets, drop_local, get
+from trimq.broker.services.auth_file import DiskAuthFile
 from trimq.broker.store.message_store import MessageStore, StoreLoadError
 from trimq.broker.store.tiered.bucket import object_contents
 from trimq.broker.store.tiered.bucket.bucket_message_store import BucketMessageStore
+from trimq.broker.store.tiered.bucket.manifest import Manifest
+from trimq.broker.store.tiered.bucket.restore import read_state
 from trimq.broker.store.types import GetMessageStatus
 from trimq.broker.tiered_config import TieredStorageLevel
+from trimq.protocol.auth.model import UserChange, UserType
 from trimq.protocol.message import decode_messages
 from trimq.protocol.topic_rules import SCHEDULE_TOPIC
+from trimq.remoting.auth.auth_store import AuthStore
+from trimq.remoting.auth.secrets import KeyRing, Secrets
 from trimq.remoting.runtime.clock import ManualClock
 
 
@@ -151,6 +157,59 @@ async def test_an_empty_disk_gets_the_history(autojump_clock: trio.testing.MockC
         await uploaded(store)
         assert [offset for offset, _ in await all_offsets(store, 9, 11, queue_id=1)] == [9, 10]
         assert store.min_offset(TOPIC, 1) == 0
+
+
+async def test_a_restored_broker_has_its_users(autojump_clock: trio.testing.MockClock) -> None:
+    """With the key file, which is not in the bucket. What the bucket has is encrypted."""
+    secrets = Secrets(KeyRing([b"k" * 32]))
+    disk, objects = SimDisk(), Objects()
+    async with opened(disk, objects) as store:
+        auth = AuthStore(DiskAuthFile(disk, f"{store.root}/config"), secrets)
+        await auth.create_user("root", UserChange("canary-91c2", UserType.SUPER))
+        await fill(store, 3)
+        await uploaded(store)
+        state = await state_in(store)
+    assert b'"root"' in state["auth.json"]
+    assert b"canary-91c2" not in state["auth.json"]
+    new = PrivateDisk()
+    async with opened(new, objects) as store:
+        restored = AuthStore(DiskAuthFile(new, f"{store.root}/config"), secrets)
+        await restored.load()
+        assert restored.list_users() == auth.list_users()
+    assert [path for path, private in new.made.items() if private] == [f"{store.root}/config/auth.json.tmp"]
+
+
+async def test_passwords_in_clear_do_not_leave_the_machine(autojump_clock: trio.testing.MockClock) -> None:
+    disk, objects = SimDisk(), Objects()
+    async with opened(disk, objects) as store:
+        auth = AuthStore(DiskAuthFile(disk, f"{store.root}/config"), Secrets(allow_clear=True))
+        await auth.create_user("root", UserChange("canary-91c2", UserType.SUPER))
+        write(disk, f"{store.root}/config/topics.json", b"{}")
+        await fill(store, 3)
+        await uploaded(store)
+        assert list(await state_in(store)) == ["topics.json"]
+    new = SimDisk()
+    async with opened(new, objects) as store:
+        assert new.list(f"{store.root}/config") == ["tierRestored.json", "topics.json"]
+
+
+async def state_in(store: BucketMessageStore) -> dict[str, bytes]:
+    """The state files in the bucket, as a restore gets them."""
+    manifest = Manifest(store.bucket, "C1", "broker-a")
+    await manifest.load()
+    return await read_state(store.bucket, manifest)
+
+
+class PrivateDisk(SimDisk):
+    """Notes which files only their owner may read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: dict[str, bool] = {}
+
+    def create(self, path: str, size: int, *, private: bool = False) -> int:
+        self.made[path] = private
+        return super().create(path, size, private=private)
 
 
 def write(disk: SimDisk, path: str, data: bytes) -> None:

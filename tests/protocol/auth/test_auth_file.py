@@ -1,0 +1,114 @@
+"""The layout of the file with users and policies."""
+
+import hashlib
+import hmac
+import json
+import random
+
+import pytest
+
+from trimq.protocol.auth import auth_file
+from trimq.protocol.auth.auth_file import AuthFileError, decode, encode, is_encrypted
+from trimq.protocol.hashing import checksum
+
+USERS = [b'{"username":"a"}', b'{"username":"b"}']
+ACLS = [b'{"subject":"User:a"}']
+
+
+class Keys:
+    """Keys by name, the last of which seals."""
+
+    def __init__(self, *ids: str) -> None:
+        self._ids = ids
+        self.first_id = ids[-1]
+
+    def seal(self, key_id: str, data: bytes) -> str | None:
+        return hmac.new(key_id.encode(), data, hashlib.sha256).hexdigest() if key_id in self._ids else None
+
+
+def test_a_file_is_read_as_it_was_written() -> None:
+    for users, acls in [(USERS, ACLS), ([], [])]:
+        expected = list(map(json.loads, users)), list(map(json.loads, acls))
+        assert decode(encode(7, users, acls, None), None) == (7, False, *expected, None)
+        sealed = encode(8, users, acls, Keys("k1"))
+        assert decode(sealed, Keys("k1", "k2")) == (8, True, *expected, "k1")
+        assert is_encrypted(sealed)
+        assert not is_encrypted(encode(7, users, acls, None))
+
+
+def test_the_text_is_the_documented_one() -> None:
+    front = b'{"format":1,"secrets":"clear","version":1,\n"users":[\n{"username":"a"}\n],\n"acls":[\n\n]'
+    assert encode(1, USERS[:1], [], None) == front + b',\n"seal":{"crc":%d}}\n' % checksum(front)
+
+
+@pytest.mark.parametrize("keys", [None, Keys("k1")])
+def test_every_changed_byte_is_found(keys: Keys | None) -> None:
+    data = encode(7, USERS, ACLS, keys)
+    chosen = random.Random(1)
+    for at in range(len(data.rstrip())):
+        damaged = bytearray(data)
+        damaged[at] ^= chosen.choice([1, 2, 4, 8, 16, 32, 64, 128])
+        try:
+            found = decode(bytes(damaged), keys)
+        except AuthFileError:
+            continue
+        assert found[:4] == decode(data, keys)[:4], at  # a space between two tokens of the seal
+    for length in range(len(data.rstrip())):
+        with pytest.raises(AuthFileError):
+            decode(data[:length], keys)
+
+
+def test_a_seal_cannot_be_made_without_the_key() -> None:
+    sealed = encode(7, USERS, ACLS, Keys("k1"))
+    changed = sealed.replace(b'"username":"a"', b'"username":"c"')
+    with pytest.raises(AuthFileError, match="its seal is wrong"):
+        decode(changed, Keys("k1"))
+    front = changed.rpartition(b',\n"seal":')[0]
+    with pytest.raises(AuthFileError, match="it has no seal"):
+        decode(front + b',\n"seal":{"crc":%d}}\n' % checksum(front), Keys("k1"))
+
+
+@pytest.mark.parametrize(
+    ("data", "keys", "text"),
+    [
+        (b"", None, "it is damaged: not the JSON of users and policies"),
+        (b"\0" * 100, None, "it is damaged: not the JSON of users and policies"),
+        (b"[]", None, "it is damaged: not the JSON of users and policies"),
+        (b'{"format":2}', None, "it has format 2; this version of TriMQ reads format 1"),
+        (b'{"format":1}', None, "it is damaged: it has no seal"),
+        (b'{"format":1,\n"seal":{}}', None, "it is damaged: it has no seal"),
+        (b'{"format":1,"secrets":"clear","version":1,\n"seal":5}', None, "it is damaged: it has no seal"),
+        (
+            b'{"format":1,"secrets":"clear","version":1,\n"seal":{"crc":5}}',
+            None,
+            "it is damaged: its checksum is another",
+        ),
+        (b'{"format":1,"secrets":"encrypted","version":1,\n"seal":{"crc":5}}', None, "it is damaged: it has no seal"),
+        (
+            encode(1, USERS, [], Keys("k1")),
+            None,
+            "its secrets are encrypted with key 'k1': set authKeyFile to the file that has this key",
+        ),
+        (
+            encode(1, USERS, [], Keys("k1")),
+            Keys("k2"),
+            "its secrets are encrypted with key 'k1', which is not in authKeyFile: add that key there",
+        ),
+        (b" " * (auth_file.MOST_AUTH_BYTES + 5000), None, "it has 16782216 bytes; 16777216 are allowed"),
+    ],
+)
+def test_files_that_are_refused(data: bytes, keys: Keys | None, text: str) -> None:
+    with pytest.raises(AuthFileError) as caught:
+        decode(data, keys)
+    assert str(caught.value) == text
+
+
+def test_other_tables_are_refused() -> None:
+    front = b'{"format":1,"secrets":"clear","version":true,\n"users":[],"acls":[]'
+    with pytest.raises(AuthFileError, match="it has no tables"):
+        decode(front + b',\n"seal":{"crc":%d}}' % checksum(front), None)
+
+
+def test_a_file_that_would_be_too_large_is_not_made() -> None:
+    with pytest.raises(AuthFileError, match="are allowed"):
+        encode(1, [b'"%s"' % (b"x" * 1024)] * (16 * 1024), [], None)

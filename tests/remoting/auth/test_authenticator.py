@@ -1,0 +1,141 @@
+"""Who a request is from."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.remoting.auth.stores import CANARY, filled
+from trimq.protocol.auth.model import UserChange, UserStatus
+from trimq.protocol.auth.signature import sign
+from trimq.protocol.errors import RemotingError
+from trimq.remoting.auth import authenticator as module
+from trimq.remoting.auth.authenticator import Authenticator
+from trimq.remoting.runtime.clock import ManualClock
+
+HERE, THERE = "10.0.0.1", "10.0.0.2"
+
+
+def signed(username: str = "me", secret: str = CANARY, body: bytes = b"", **fields: str) -> dict[str, str]:
+    fields = {"AccessKey": username} | fields
+    return fields | {"Signature": sign(secret, fields, body, 505)}
+
+
+def refused(who: Authenticator, fields: dict[str, str], body: bytes = b"", address: str = HERE) -> str:
+    with pytest.raises(RemotingError) as caught:
+        who.verify(fields, body, 505, address)
+    assert caught.value.code == 16
+    assert CANARY not in repr(caught.value)
+    assert fields.get("Signature", "?") not in repr(caught.value)
+    return caught.value.remark
+
+
+async def test_a_signed_request_is_its_users() -> None:
+    store, _ = await filled()
+    who = Authenticator(store, ManualClock())
+    assert who.verify(signed(topic="T", body=b"hello"), b"hello", 505, HERE) is store.user("me")
+    assert who.verify(signed("root", "root-" + CANARY), b"", 505, HERE) is store.user("root")
+    assert who.verify(signed(topic="T", body=b"hello"), memoryview(b"hello"), 505, HERE) is store.user("me")
+    assert (who.failures, who.limited) == (0, 0)
+
+
+async def test_the_texts_of_refusals() -> None:
+    store, _ = await filled()
+    who = Authenticator(store, ManualClock())
+    assert refused(who, {}) == "username cannot be null."
+    assert refused(who, {"AccessKey": ""}) == "username cannot be null."
+    wrong = "check signature failed."
+    assert refused(who, {"AccessKey": "me"}) == wrong
+    assert refused(who, signed(secret="other")) == wrong
+    assert refused(who, signed(topic="T") | {"topic": "U"}) == wrong
+    assert refused(who, signed(), b"another body") == wrong
+    assert refused(who, signed("root")) == wrong
+    # A name that no user has cannot be distinguished from one with another secret.
+    assert refused(who, signed("unknown")) == wrong
+    await store.update_user("me", UserChange(user_status=UserStatus.DISABLE))
+    assert refused(who, signed()) == "User:me is disabled."
+    assert refused(who, signed(secret="other")) == wrong
+    assert who.failures == 10
+
+
+async def test_an_unknown_user_costs_a_signature_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, _ = await filled()
+    who = Authenticator(store, ManualClock())
+    compared: list[int] = []
+
+    def same(_: str | None, digest: bytes) -> bool:
+        compared.append(len(digest))
+        return True
+
+    monkeypatch.setattr(module, "is_same", same)
+    # Even if its signature were the one computed with the secret that no user has.
+    assert refused(who, signed("unknown")) == "check signature failed."
+    assert compared == [20]
+
+
+async def test_a_change_counts_for_the_next_request() -> None:
+    store, _ = await filled()
+    who = Authenticator(store, ManualClock())
+    who.verify(signed(), b"", 505, HERE)
+    await store.update_user("me", UserChange("new"))
+    assert refused(who, signed()) == "check signature failed."
+    assert who.verify(signed(secret="new"), b"", 505, HERE).password == "new"
+    await store.delete_user("me")
+    assert refused(who, signed(secret="new")) == "check signature failed."
+
+
+async def test_a_kept_secret_is_not_used_up() -> None:
+    store, _ = await filled()
+    who = Authenticator(store, ManualClock())
+    for number in range(3):
+        who.verify(signed(n=str(number)), b"", 505, HERE)
+    assert len(who._macs) == 1
+
+
+async def test_after_many_wrong_signatures_an_address_is_not_looked_at() -> None:
+    store, _ = await filled()
+    clock = ManualClock()
+    who = Authenticator(store, clock, failures_per_minute=3)
+    for _ in range(3):
+        assert refused(who, signed(secret="other")) == "check signature failed."
+        clock.advance(1)
+    limited = (
+        "too many requests with a wrong signature came from 10.0.0.1: all from there are refused for up to a minute."
+    )
+    assert refused(who, signed()) == limited
+    assert (who.failures, who.limited) == (4, 1)
+    who.verify(signed(), b"", 505, THERE)
+    clock.advance(56)
+    assert refused(who, signed()) == limited
+    clock.advance(1)
+    who.verify(signed(), b"", 505, HERE)
+    assert not who._limit.addresses
+
+
+async def test_requests_without_a_signature_limit_no_address() -> None:
+    store, _ = await filled()
+    who = Authenticator(store, ManualClock(), failures_per_minute=3)
+    for _ in range(10):
+        refused(who, {})
+    who.verify(signed(), b"", 505, HERE)
+
+
+async def test_the_table_of_addresses_is_bounded() -> None:
+    store, _ = await filled()
+    who = Authenticator(store, ManualClock(), failures_per_minute=2, most_addresses=10)
+    for number in range(1000):
+        refused(who, signed(secret="other"), address=HERE)
+        refused(who, signed(secret="other"), address=f"10.1.{number // 256}.{number % 256}")
+    assert len(who._limit.addresses) == 10
+    # The one that fails again and again is not driven out by others.
+    assert who.limited == 998
+
+
+@settings(max_examples=50)
+@given(st.dictionaries(st.text(), st.text(), max_size=5), st.binary(max_size=50))
+async def test_any_fields_are_refused_or_signed(fields: dict[str, str], body: bytes) -> None:
+    store, _ = await filled()
+    who = Authenticator(store, ManualClock())
+    named = {"AccessKey": "me"} | fields
+    refused(who, named | {"AccessKey": "me", "Signature": fields.get("Signature", "x")}, body)
+    named = fields | {"AccessKey": "me"}
+    assert who.verify(named | {"Signature": sign(CANARY, named, body, 505)}, body, 505, HERE).username == "me"
