@@ -4,7 +4,11 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGES = {"operate": ROOT / "docs" / "operate.md", "readme": ROOT / "README.md"}
+PAGES = {
+    "operate": ROOT / "docs" / "operate.md",
+    "readme": ROOT / "README.md",
+    "security": ROOT / "docs" / "security.md",
+}
 _BLOCK = re.compile(r"^```sh *(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -34,5 +38,7 @@ RUN_IN: dict[str, str] = {
     "operate replicated": "tests/docker/test_replicated.py",
     "operate ha": "tests/docker/test_ha.py",
     "operate tiered_docker": "tests/docker/test_tiered.py",
+    "security certificates": "tests/docs/test_security.py",
+    "security mqadmin": "tests/docs/test_security.py",
 }
 """Block to the tests that run it."""

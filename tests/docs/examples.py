@@ -40,6 +40,7 @@ STREAM = "tests/spark/test_topic_docs.py::test_a_streaming_count_in_five_command
 BUCKET_TABLE = "tests/spark/test_job_docs.py::test_the_bucket_of_the_page"
 JOBS = "tests/spark/test_job_docs.py::test_the_commands_of_the_page"
 TARGETS = "tests/docs/test_examples.py::test_the_commands_for_tests_exist"
+SECURITY = "tests/docs/test_security.py::test_the_page_from_certificates_to_clients"
 NOT_RUN = "not run: "
 """Prefix of the reason why no test runs an example."""
 
@@ -73,6 +74,7 @@ RUN_BY: dict[str, dict[str, str]] = {
     "docs/formats/transaction.md": {"": FORMATS},
     "docs/operate.md": {"# name server": "tests/broker/test_listeners.py::test_the_manuals_listeners", "": OPERATE},
     "docs/pipeline.md": {"": STREAM},
+    "docs/security.md": {"": SECURITY},
     "docs/pipeline-jobs.md": {
         'spark.read.format("rocketmq-store").option("cluster"': BUCKET_TABLE,
         "spark.read": "tests/spark/test_job_docs.py::test_the_table_of_the_page",
