@@ -142,7 +142,7 @@ class Access:
 
 def is_encrypted(connection: Connection) -> bool:
     """Whether the connection is over TLS."""
-    return getattr(connection, "tls", None) is not None
+    return connection.tls is not None
 
 
 def _named(command: RemotingCommand) -> str:

@@ -136,8 +136,3 @@ async def inner_credentials(configuration: Configuration) -> Credentials | None:
     except ValueError as error:
         raise StartError(f"innerClientAuthenticationCredentialsFile: expected {error}") from None
     return None if user is None else Credentials(user.username, user.password)
-
-
-def is_open(configuration: Configuration) -> bool:
-    """Whether requests need no signature."""
-    return not configuration.section(AuthConfig).authentication_enabled

@@ -3,13 +3,19 @@
 import json
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.broker.auth.requests import Case
 from tests.broker.auth.signed import ROOT, User, acl, closed_broker
+from tests.broker.auth.test_codes import command_of, made
 from tests.broker.wire_client import WireClient, send_ext
-from trimq.broker.testing import running_broker
+from trimq.broker.auth.open_access import Users
+from trimq.broker.processors.admin.auth_admin import AuthAdminProcessor
+from trimq.broker.testing import configuration, running_broker
+from trimq.protocol.auth.model import UserChange, UserType
 from trimq.protocol.command import RemotingCommand
 
 CREATE, UPDATE, DELETE, GET, LIST = range(3001, 3006)
@@ -152,3 +158,25 @@ async def test_without_authentication_they_are_refused(tmp_path: Path, code: int
     async with running_broker(tmp_path) as broker, WireClient.connect(broker.endpoint) as client:
         reply = await client.ask(code, {"username": "x"}, b"{}")
         assert said(reply) == (16, "users and policies are served while authenticationEnabled=true only")
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "tls", "shown"),
+    [
+        ("superOverTls", UserType.SUPER, True, True),
+        ("superOverTls", UserType.SUPER, False, False),
+        ("superOverTls", UserType.NORMAL, True, False),
+        ("never", UserType.SUPER, True, False),
+    ],
+)
+async def test_a_super_on_tls_gets_passwords_if_that_is_configured(
+    tmp_path: Path, how: str, kind: UserType, tls: bool, shown: bool
+) -> None:
+    access, store = await made()
+    await store.update_user("app", UserChange(user_type=kind))
+    processor = AuthAdminProcessor(
+        configuration=configuration(tmp_path, {"authReturnPasswords": how}), users=Users(store, access)
+    )
+    connection: Any = SimpleNamespace(peer=("127.0.0.1", 1), tls=object() if tls else None)
+    command = command_of(GET, Case({"username": "root"}, b"", ()))
+    assert ("password" in body(processor.get_user(connection, command))) is shown
