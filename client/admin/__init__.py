@@ -10,6 +10,7 @@ from trimq.client.admin.timers import TimerAdmin
 from trimq.client.admin.topics import TopicAdmin
 from trimq.client.admin.traces import TraceAdmin
 from trimq.client.admin.transactions import TransactionAdmin
+from trimq.client.admin.users import UserAdmin
 from trimq.client.core import Client, ClientOptions
 
 __all__ = ["Admin"]
@@ -24,8 +25,9 @@ class Admin(
     TimerAdmin,
     NameServerAdmin,
     ControllerAdmin,
+    UserAdmin,
 ):
-    """Queries and changes topics, groups, offsets, messages, clients, brokers, name servers and controllers.
+    """Queries and changes topics, groups, offsets, messages, clients, users, brokers, name servers and controllers.
 
     An ``address`` argument is a broker's ``ip:port``; ``addresses`` finds the addresses by broker name or cluster.
     Calls that need only a broker's address work without a name server. ``options`` defaults to a ``request_timeout`` of

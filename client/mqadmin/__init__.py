@@ -12,7 +12,7 @@ try:
 except ImportError:
     raise ImportError("mqadmin needs more than the SDK: pip install 'trimq[broker]'") from None
 
-from trimq.client.mqadmin import tls_options
+from trimq.client.mqadmin import credentials_options, tls_options
 
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "addWritePerm": ("namesrv", "Restore a broker's write permission in all routes."),
@@ -28,11 +28,19 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "consumerConnection": ("clients", "List the members of a consumer group and their subscriptions."),
     "consumerProgress": ("groups", "Show a group's progress; without -g, that of all groups."),
     "consumerStatus": ("clients", "Show the state that consumers report."),
+    "copyAcl": ("acls", "Copy policies to another broker."),
+    "copyUser": ("users", "Copy users to another broker."),
+    "createAcl": ("acls", "Allow or deny a user actions on resources."),
+    "createUser": ("users", "Create a user."),
+    "deleteAcl": ("acls", "Delete a user's policies, or the entry for a resource."),
     "deleteExpiredCommitLog": ("brokers", "Delete expired commit log files now."),
     "deleteKvConfig": ("namesrv", "Delete a key at the name servers."),
     "deleteSubGroup": ("groups", "Delete a consumer group."),
     "deleteTopic": ("topics", "Delete a topic and its messages."),
+    "deleteUser": ("users", "Delete a user and its policies."),
     "electMaster": ("controllers", "Make a broker the master, by the controllers."),
+    "explainAccess": ("access", "Show which policy entry decides about an access, and why."),
+    "getAcl": ("acls", "Show a user's policies."),
     "getBrokerConfig": ("brokers", "Show a broker's configuration."),
     "getBrokerEpoch": ("controllers", "Show the epochs of brokers' logs: which master has written what."),
     "getConsumerConfig": ("groups", "Show a consumer group's settings."),
@@ -40,8 +48,12 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "getControllerMetaData": ("controllers", "Show the controllers, and which of them leads."),
     "getNamesrvConfig": ("namesrv", "Show the name servers' configuration."),
     "getSyncStateSet": ("controllers", "Show the master, and which brokers have every acknowledged message."),
+    "getUser": ("users", "Show a user."),
     "halfMessages": ("transactions", "List half messages of transactions that have not been ended."),
     "haStatus": ("brokers", "Show a broker's replication state."),
+    "listAcl": ("acls", "List policies."),
+    "listUser": ("users", "List users."),
+    "migrateAuth": ("access", "Make users and policies of RocketMQ 4's access control files."),
     "pendingTimers": ("timers", "List a topic's timed messages that are not delivered yet."),
     "printMsg": ("reading", "Print the messages of a topic."),
     "printMsgByQueue": ("reading", "Print the messages of one queue."),
@@ -65,6 +77,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "topicList": ("topics", "List all topics."),
     "topicRoute": ("topics", "Show a topic's route."),
     "topicStatus": ("topics", "Show the first and next offset of a topic's queues."),
+    "updateAcl": ("acls", "Change what a user is allowed or denied."),
     "updateBrokerConfig": ("brokers", "Change a broker's configuration at run time."),
     "updateControllerConfig": ("controllers", "Change the configuration of controllers at run time."),
     "updateKvConfig": ("namesrv", "Store a value for a key at the name servers."),
@@ -73,6 +86,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "updateSubGroup": ("groups", "Create or change a consumer group."),
     "updateTopic": ("topics", "Create or change a topic."),
     "updateTopicPerm": ("topics", "Change a topic's permission."),
+    "updateUser": ("users", "Change a user's password, type, or whether it is enabled."),
     "wipeWritePerm": ("namesrv", "Remove a broker's write permission from all routes."),
 }
 """The module and the short help of each command, by name."""
@@ -103,10 +117,12 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="trimq")
 @tls_options.tls_options
+@credentials_options.credentials_options
 @click.pass_context
 def main(ctx: click.Context, /, **options: Any) -> None:
     """Administration of RocketMQ and TriMQ clusters."""
     tls_options.keep(ctx, options)
+    credentials_options.keep(ctx, options)
 
 
 @main.command("help", hidden=True)

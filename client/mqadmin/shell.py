@@ -15,6 +15,7 @@ from trimq.client.admin import Admin
 from trimq.client.admin.base import REQUEST_TIMEOUT
 from trimq.client.core import ClientOptions
 from trimq.client.errors import RocketMQError, UnreachableError, UsageError
+from trimq.client.mqadmin import credentials_options
 from trimq.client.mqadmin.tls_options import kept
 
 EXIT_REFUSED: Final = 1
@@ -100,7 +101,9 @@ class Commands:
             def run(namesrv: str | None, *, as_json: bool, **options: Any) -> None:
                 _quiet()
                 out = Output(as_json=as_json)
-                settings = ClientOptions(request_timeout=REQUEST_TIMEOUT, tls=kept())
+                settings = ClientOptions(
+                    request_timeout=REQUEST_TIMEOUT, tls=kept(), credentials=credentials_options.kept()
+                )
 
                 async def body() -> None:
                     async with Admin(namesrv, options=settings) as admin:

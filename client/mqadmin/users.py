@@ -1,0 +1,213 @@
+"""mqadmin: commands for users."""
+
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from trimq.client.admin import Admin
+from trimq.client.admin.users import usable
+from trimq.client.errors import UsageError
+from trimq.client.mqadmin.shell import Commands, Output, one_of
+from trimq.protocol.auth.model import User, UserChange, UserStatus, UserType, checked_secret
+
+commands: Commands = Commands()
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_COLUMNS = ("UserName", "Password", "UserType", "UserStatus")
+
+
+def on_brokers(function: F) -> F:
+    """The options -b and -c: a broker, or all of a cluster."""
+    cluster = click.option("-c", "--clusterName", "cluster", help="A cluster's name: each of its brokers.")
+    return click.option("-b", "--brokerAddr", "broker", help="A broker's address.")(cluster(function))
+
+
+async def to_change(admin: Admin, broker: str | None, cluster: str | None) -> list[str]:
+    """The brokers that a change goes to: of a cluster its masters and slaves, each of which has its own users."""
+    one_of(broker, cluster)
+    return await admin.addresses(broker=broker, cluster=cluster, masters_only=False)
+
+
+async def to_ask(admin: Admin, broker: str | None, cluster: str | None) -> list[str]:
+    """The brokers to ask in turn: of a cluster its masters."""
+    one_of(broker, cluster)
+    return await admin.addresses(broker=broker, cluster=cluster)
+
+
+def done(out: Output, brokers: list[str]) -> None:
+    """Prints the brokers that a change went to, in JSON; a line for each was printed otherwise."""
+    if out.as_json:
+        out.lines(brokers)
+
+
+def words(text: str | None) -> list[str]:
+    """The words between the commas of an option."""
+    return [word for part in (text or "").split(",") if (word := part.strip())]
+
+
+def _secret(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
+    """The password that an option means: with ``-`` the first line of the standard input."""
+    if value == "-":
+        value = sys.stdin.readline().rstrip("\r\n")
+        if not value:
+            raise click.UsageError("-p -: the standard input has no password in its first line")
+    return value
+
+
+def _asked_secret(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
+    """As ``_secret``; without the option a person is asked for it, without showing it."""
+    if value is None and sys.stdin.isatty():
+        entered: str = click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
+        return entered
+    if value is None:
+        raise click.UsageError("give -p: a password, or - to read it from the standard input")
+    return _secret(context, option, value)
+
+
+def _change(password: str | None, user_type: str | None, user_status: str | None) -> UserChange:
+    return UserChange(
+        password=None if password is None else usable(lambda: checked_secret(password)),
+        user_type=None if user_type is None else UserType.of(user_type),
+        user_status=None if user_status is None else UserStatus.of(user_status),
+    )
+
+
+_username = click.option("-u", "--username", "username", required=True, help="The user's name.")
+_type = click.option(
+    "-t", "--userType", "user_type", type=click.Choice([kind.value for kind in UserType], case_sensitive=False)
+)
+_PASSWORD_HELP = "The password. Other users of this machine see it: - reads it from the standard input."  # noqa: S105
+
+
+@commands.add("createUser")
+@on_brokers
+@_username
+@click.option("-p", "--password", "password", callback=_asked_secret, help=f"{_PASSWORD_HELP} Default: you are asked.")
+@_type
+async def create_user(
+    admin: Admin,
+    out: Output,
+    *,
+    broker: str | None,
+    cluster: str | None,
+    username: str,
+    password: str,
+    user_type: str | None,
+) -> None:
+    """Create a user, on a broker or on each of a cluster. A Super may do everything, others what policies allow."""
+    change = _change(password, user_type, None)
+    changed = await to_change(admin, broker, cluster)
+    for address in changed:
+        await admin.create_user(address, username, change)
+        out.say(f"create user to {address} success.")
+    done(out, changed)
+
+
+@commands.add("updateUser")
+@on_brokers
+@_username
+@click.option("-p", "--password", "password", callback=_secret, help=_PASSWORD_HELP)
+@_type
+@click.option(
+    "-s",
+    "--userStatus",
+    "user_status",
+    type=click.Choice([status.value for status in UserStatus], case_sensitive=False),
+    help="Requests of a disabled user are refused.",
+)
+async def update_user(
+    admin: Admin,
+    out: Output,
+    *,
+    broker: str | None,
+    cluster: str | None,
+    username: str,
+    password: str | None,
+    user_type: str | None,
+    user_status: str | None,
+) -> None:
+    """Change a user's password, type or status: those that are given."""
+    change = _change(password, user_type, user_status)
+    if change == UserChange():
+        raise click.UsageError("give at least one of -p, -t and -s")
+    changed = await to_change(admin, broker, cluster)
+    for address in changed:
+        await admin.update_user(address, username, change)
+        out.say(f"update user to {address} success.")
+    done(out, changed)
+
+
+@commands.add("deleteUser")
+@on_brokers
+@_username
+async def delete_user(admin: Admin, out: Output, *, broker: str | None, cluster: str | None, username: str) -> None:
+    """Delete a user and its policies. There is no error if there is no such user."""
+    changed = await to_change(admin, broker, cluster)
+    for address in changed:
+        await admin.delete_user(address, username)
+        out.say(f"delete user to {address} success.")
+    done(out, changed)
+
+
+@commands.add("getUser")
+@on_brokers
+@_username
+async def get_user(admin: Admin, out: Output, *, broker: str | None, cluster: str | None, username: str) -> None:
+    """Show a user: of a cluster as the first master has it that knows it. A password that comes is not shown."""
+    found: User | None = None
+    for address in await to_ask(admin, broker, cluster):
+        found = found or await admin.user(address, username)
+    _print(out, [found] if found is not None else [])
+
+
+@commands.add("listUser")
+@on_brokers
+@click.option("-f", "--filter", "part", help="Only users with this in their names.")
+async def list_user(admin: Admin, out: Output, *, broker: str | None, cluster: str | None, part: str | None) -> None:
+    """List users: of a cluster those of the first master that has any. A password that comes is not shown."""
+    found: list[User] = []
+    for address in await to_ask(admin, broker, cluster):
+        found = found or await admin.users(address, part)
+    _print(out, found)
+
+
+def _print(out: Output, users: list[User]) -> None:
+    out.table(
+        _COLUMNS,
+        (
+            [user.username, "***" if user.password else "", user.user_type.value, user.user_status.value]
+            for user in users
+        ),
+    )
+
+
+@commands.add("copyUser")
+@click.option("-f", "--fromBroker", "source", required=True, help="The address of the broker to copy from.")
+@click.option("-t", "--toBroker", "target", required=True, help="The address of the broker to copy to.")
+@click.option("-u", "--usernames", "names", help="Only these users, separated by commas.")
+async def copy_user(admin: Admin, out: Output, *, source: str, target: str, names: str | None) -> None:
+    """Copy users with their passwords to another broker: those that it does not have, and what is different in others.
+
+    The broker to copy from must return passwords: authReturnPasswords=superOverTls, asked by a Super over TLS.
+    """
+    if names:
+        found = [user for name in words(names) if (user := await admin.user(source, name)) is not None]
+    else:
+        found = await admin.users(source)
+    # Before the first is written: half a copy would be the drift that this command is for.
+    without = [user.username for user in found if not user.password]
+    if without:
+        raise UsageError(
+            f"{source} returns no password of {', '.join(without)}, so nothing is copied: set "
+            "authReturnPasswords=superOverTls there and ask with --tls, as a Super; or make the users with createUser -p"
+        )
+    for user in found:
+        change = UserChange(user.password, user.user_type, user.user_status)
+        if await admin.user(target, user.username) is None:
+            await admin.create_user(target, user.username, change)
+        else:
+            await admin.update_user(target, user.username, change)
+        out.say(f"copy user of {user.username} from {source} to {target} success.")
