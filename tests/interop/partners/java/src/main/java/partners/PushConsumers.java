@@ -90,6 +90,7 @@ final class PushConsumers {
             consumer.setInstanceName(args.text("instance", args.text("name")));
             consumer.setPollNameServerInterval(args.number("poll", 1_000));
             consumer.setPersistConsumerOffsetInterval(args.number("persist", 1_000));
+            consumer.setHeartbeatBrokerInterval(args.number("heartbeat", 30_000));
             consumer.setVipChannelEnabled(args.flag("vip"));
             consumer.setConsumeFromWhere(ConsumeFromWhere.valueOf(args.text("from", "CONSUME_FROM_FIRST_OFFSET")));
             if (args.has("timestamp")) {
