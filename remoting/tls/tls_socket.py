@@ -260,8 +260,6 @@ class TlsSocket:
                     break
         except ssl.SSLWantReadError:
             pass
-        except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
-            self._ended = True
         except ssl.SSLError as error:
             self._send_alert()
             raise ConnectionAbortedError(f"the TLS connection failed: {text_of(error)}") from error
