@@ -271,7 +271,7 @@ class Client(Lifecycle):
         """
         reply = await self.invoke(address, RemotingCommand.request(code, header, body), timeout)
         if reply.code not in accept:
-            raise error_for(reply.code, reply.remark, address)
+            raise error_for(reply.code, reply.remark, address, code)
         return reply
 
     async def oneway(self, address: str, code: int, header: Struct | dict[str, str] | None, body: bytes = b"") -> None:
