@@ -63,6 +63,14 @@ class ByteSocket(Protocol):
         """The address of the other end."""
         ...
 
+    def getsockname(self) -> Any:
+        """The address of this end."""
+        ...
+
+    def getsockopt(self, level: int, name: int, /) -> int:
+        """An option of the socket."""
+        ...
+
     def setsockopt(self, level: int, name: int, value: int, /) -> None:
         """Set an option of the socket."""
         ...
