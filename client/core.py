@@ -433,7 +433,11 @@ class Client(Lifecycle):
         return self._greeted.get(address) == self._joins
 
     def check_accepted(self) -> None:
-        """Raises CredentialsError if brokers refused this client's user at the last heartbeat, and none accepted it."""
+        """Raises CredentialsError if brokers refused this client's user at the last heartbeat, and none accepted it.
+
+        >>> def fail_early(consumer: "Consumer") -> None:
+        ...     consumer.client.check_accepted()
+        """
         if self._unaccepted and not self._greeted:
             raise copied(next(iter(self._unaccepted.values())))
 

@@ -461,7 +461,7 @@ def test_changes_go_to_masters_and_slaves_and_lists_come_from_masters() -> None:
     async def main_() -> None:
         async with scripted_broker() as master, scripted_broker() as slave:
             data = BrokerData(cluster="c", broker_name="a", broker_addrs={"0": master.address, "1": slave.address})
-            info = encode_json(ClusterInfo(broker_addr_table={"a": data}, cluster_addr_table={"c": {"a"}}))
+            info = encode_json(ClusterInfo(broker_addr_table={"a": data}, cluster_addr_table={"c": ["a"]}))
             master.answers[RequestCode.GET_BROKER_CLUSTER_INFO] = lambda command: command.reply(body=info)
             for words in (
                 ["createUser", "-u", "u", "-p", SECRET],
@@ -471,7 +471,7 @@ def test_changes_go_to_masters_and_slaves_and_lists_come_from_masters() -> None:
                 ["getAcl", "-s", "User:u"],
             ):
                 every = [*words, "-c", "c", "-n", master.address]
-                result = await anyio.to_thread.run_sync(lambda every=every: RUNNER.invoke(main, every))
+                result = await anyio.to_thread.run_sync(RUNNER.invoke, main, every)
                 assert result.exit_code == 0, result.output
             for broker, codes in ((master, {3001, 3003, 3005, 3006, 3009}), (slave, {3001, 3003, 3006})):
                 assert {code for code in broker.counts if code >= 3001} == codes
