@@ -7,8 +7,10 @@ docs/security.md.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -168,3 +170,15 @@ def test_users_may_do_what_their_policies_say(judged: tuple[Peer, Verdicts]) -> 
     else:
         assert codes - seen.refused == set()
         assert seen.refused_in_spite == set()
+
+
+def test_the_guide_lists_the_differences() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "security.md").read_text(encoding="utf-8")
+    looser = re.search(r"without a policy; here they need what the\s+table says: ([\d,\s]+)\.", guide)
+    stricter = re.search(
+        r"These it refuses to a user who may do here what the request asks for: (.*?)\.\n", guide, re.DOTALL
+    )
+    assert looser
+    assert stricter
+    assert {int(code) for code in looser[1].split(",")} == OPEN_IN_APACHE
+    assert {int(code) for code in re.findall(r"\d+", stricter[1])} == STRICTER_IN_APACHE
