@@ -185,7 +185,7 @@ async def test_msgpack_headers_go_to_a_broker_that_said_it_takes_them(offered: b
 
 
 async def test_a_group_that_may_not_ask_for_offsets_begins_at_the_first_message() -> None:
-    """A user with Sub but not Get: it pulls at 0, as Java's consumers do, and the broker says where the queue begins."""
+    """A user with Sub but not Get: it pulls at 0, as Java's consumers do, and learns where the queue begins."""
     async with scripted_broker() as broker:
         broker.answers |= {
             RequestCode.QUERY_CONSUMER_OFFSET: refused(ResponseCode.QUERY_NOT_FOUND),
