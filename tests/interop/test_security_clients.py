@@ -21,7 +21,14 @@ from tests.interop.harness.drivers import (
     messages,
     unique,
 )
-from tests.interop.harness.security import Security, allow, create_user, java_client_options, secured
+from tests.interop.harness.security import (
+    Security,
+    allow,
+    create_user,
+    files_with_secrets,
+    java_client_options,
+    secured,
+)
 from tests.interop.harness.servers import Cluster, running_cluster
 from tests.interop.harness.waiting import wait_until
 from tests.tls_certificates import Certificates, certificates
@@ -326,3 +333,20 @@ def test_a_permissive_server_serves_clients_without_tls(
     cluster = started.cluster("permissive")
     topic, group = cluster.create_topic(unique("Plain")), unique("G")
     assert sorted(exchange(driver, cluster, ({}, {}), topic, group)) == [f"m{n}" for n in range(8)]
+
+
+@pytest.mark.parametrize("name", ["users", "enforcing"])
+def test_servers_write_no_password(started: Started, name: str) -> None:
+    """Neither logs nor store have one, after good and bad requests; Apache's store has all of them."""
+    cluster = started.cluster(name)
+    topic = cluster.create_topic(unique("Canary"))
+    users = pair_of_users(cluster, topic, unique("G"))
+    context = cluster.broker.security.access.context
+    for access_key, secret_key in ((users[0]["access_key"], users[0]["secret_key"]), (unique("stranger"), "wrong")):
+        reply = send(cluster, topic, probe.Access(context, probe.Credentials(access_key, secret_key)))
+        assert reply.code == (0 if secret_key != "wrong" else NO_PERMISSION)
+        assert "canary-of-a-user" not in reply.remark
+    found = [
+        path for server in (*cluster.name_servers, *cluster.brokers) for path in files_with_secrets(server.directory)
+    ]
+    assert bool(found) == (cluster.broker.peer == "apache"), found

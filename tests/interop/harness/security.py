@@ -6,6 +6,7 @@ Apache's servers take the keys of TLS as system properties of their JVM, TriMQ's
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,8 +36,11 @@ ACCESS_CONTROL = {
     "innerClientAuthenticationCredentials": json.dumps({"accessKey": INNER.access_key, "secretKey": INNER.secret_key}),
 }
 
-#: The keys of TriMQ's broker without which it is stricter than Apache's.
-OURS = {"allowSecretsInClear": "true", "allowAdminOverPlain": "true"}
+#: The key of TriMQ's broker without which plain connections are not good enough for administrators, as for Apache's.
+OURS = {"allowAdminOverPlain": "true"}
+
+#: The beginning of each password here. TriMQ's servers write no password anywhere.
+CANARY = b"canary-of-"
 
 
 @dataclass(frozen=True)
@@ -51,11 +55,17 @@ class Security:
         """The keys of a configuration file for TLS."""
         return self.tls if peer == "trimq" else {}
 
-    def broker_settings(self, peer: str) -> Mapping[str, str]:
-        """The keys of a broker's configuration file for access control."""
+    def broker_settings(self, peer: str, directory: Path) -> Mapping[str, str]:
+        """The keys of a broker's configuration file for access control. TriMQ's has a key file in ``directory``."""
         if not self.access_control:
             return {}
-        return {**ACCESS_CONTROL, **(OURS if peer == "trimq" else {})}
+        if peer == "apache":
+            return ACCESS_CONTROL
+        key_file = directory / "auth.keys"
+        if not key_file.exists():
+            key_file.touch(mode=0o600)
+            key_file.write_text(f"{secrets.token_hex(32)}\n", encoding="ascii")
+        return {**ACCESS_CONTROL, **OURS, "authKeyFile": str(key_file)}
 
 
 #: No TLS and no access control, as by default.
@@ -121,3 +131,9 @@ def allow(broker: str, user: str, resource: str, actions: Sequence[str], decisio
     entry = {"resource": resource, "actions": list(actions), "decision": decision}
     body = {"subject": f"User:{user}", "policies": [{"policyType": "Custom", "entries": [entry]}]}
     probe.ask(broker, CREATE_ACL, {"subject": f"User:{user}"}, json.dumps(body).encode())
+
+
+def files_with_secrets(directory: Path) -> list[Path]:
+    """The files below a server's directory that contain a password, without the configuration that the tests wrote."""
+    files = (path for path in directory.rglob("*") if path.is_file() and path.suffix != ".conf")
+    return [path for path in files if CANARY in path.read_bytes()]

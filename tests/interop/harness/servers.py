@@ -167,7 +167,7 @@ class Broker:
                 "namesrvAddr": ";".join(server.address for server in self.name_servers),
                 "storePathRootDir": str(self.store),
                 **self.security.settings(self.peer),
-                **self.security.broker_settings(self.peer),
+                **self.security.broker_settings(self.peer, self.directory),
                 **self.properties,
             },
         )
