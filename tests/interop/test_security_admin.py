@@ -137,6 +137,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.timeout(400, func_only=True)  # 90 commands, each with a client of its own that starts and ends
 def test_users_and_policies_as_with_the_original(chosen: Side, original: Side) -> None:
     """Each command prints the same: what it did, the tables with users and policies, and the refusals."""
     commands = [*USERS, *POLICIES]
