@@ -19,6 +19,7 @@ from trimq.remoting.auth.acl_v1_files import AclFilesError, files_of, read_files
 from trimq.remoting.auth.auth_store import AuthStore, AuthStoreError
 from trimq.remoting.auth.authenticator import Authenticator
 from trimq.remoting.auth.authorizer import Authorizer
+from trimq.remoting.auth.replay_guard import ReplayGuard
 from trimq.remoting.auth.secrets import HOW_TO, KeyRing, Secrets, SecretsError, read_key_file
 from trimq.remoting.client.credentials import Credentials
 from trimq.remoting.config.configuration import Configuration
@@ -39,6 +40,7 @@ class Users:
 
     store: AuthStore
     access: Access
+    replay_guard: ReplayGuard
 
 
 async def open_users(configuration: Configuration, disk: Disk, clock: Clock) -> Users | None:
@@ -70,7 +72,8 @@ async def open_users(configuration: Configuration, disk: Disk, clock: Clock) -> 
         raise StartError(f"the users of the configuration cannot be made: {text}") from None
     if not store.users:
         raise StartError(NO_USER)
-    authenticator, authorizer = Authenticator(store, clock), Authorizer(store)
+    guard = ReplayGuard(clock, window_seconds=config.auth_replay_window_seconds, required=config.replay_protected)
+    authenticator, authorizer = Authenticator(store, clock, replay_guard=guard), Authorizer(store)
     cluster = configuration.section(BrokerConfig).broker_cluster_name
     access = Access(
         config=config,
@@ -80,7 +83,7 @@ async def open_users(configuration: Configuration, disk: Disk, clock: Clock) -> 
         authorizer=authorizer,
         log_budget=LogBudget(clock),
     )
-    return Users(store, access)
+    return Users(store, access, guard)
 
 
 async def _keys(config: AuthConfig) -> KeyRing | None:
