@@ -56,6 +56,7 @@ class Access:
         self._cluster = cluster
         self._store = store
         self._authenticator = authenticator
+        self.replay_guard = authenticator.replay_guard
         self._authorizer = authorizer
         self._log_budget = log_budget
         self._unsigned = config.whitelisted

@@ -40,7 +40,6 @@ class Users:
 
     store: AuthStore
     access: Access
-    replay_guard: ReplayGuard
 
 
 async def open_users(configuration: Configuration, disk: Disk, clock: Clock) -> Users | None:
@@ -83,7 +82,7 @@ async def open_users(configuration: Configuration, disk: Disk, clock: Clock) -> 
         authorizer=authorizer,
         log_budget=LogBudget(clock),
     )
-    return Users(store, access, guard)
+    return Users(store, access)
 
 
 async def _keys(config: AuthConfig) -> KeyRing | None:

@@ -28,6 +28,6 @@ def access_families(users: Users | None) -> Iterator[Metric]:
     yield gauge(
         "trimq_access_senders",
         "Clients whose requests are remembered, so that none is served twice.",
-        users.replay_guard.senders if users is not None else 0,
+        users.access.replay_guard.senders if users is not None else 0,
     )
     yield gauge("trimq_access_users", "Users of the broker.", len(users.store.users) if users is not None else 0)

@@ -20,10 +20,12 @@ from trimq.remoting.runtime.clock import Clock
 
 WINDOW_SECONDS: Final = 300
 MOST_SENDERS: Final = 65_536
-"""About 600 bytes each: 40 MB if there are so many, which takes as many clients within some minutes."""
+"""About 450 bytes each: 30 MB if there are so many, which takes as many clients within some minutes."""
 REMEMBERED: Final = 1024
 """Numbers before a sender's highest one. A sender's requests may overtake each other by as many."""
 _SEEN: Final = (1 << REMEMBERED) - 1
+_AT_ONCE: Final = 8
+"""Senders that are forgotten when a new one comes."""
 
 ALL: Final = "all"
 SUPER_USERS: Final = "superUsers"
@@ -150,12 +152,12 @@ class ReplayGuard:
         self.senders += 1
 
     def _collect(self) -> None:
-        """Forget up to two senders whose requests are all too old, of the user whose turn it is."""
+        """Forget some senders whose requests are all too old, those of one user after the other."""
         if not self._users:
             return
         username, entry = next(iter(self._users.items()))
         oldest = self._clock.wall_ms() - self._window
-        for _ in range(2):
+        for _ in range(_AT_ONCE):
             if not entry.senders or next(iter(entry.senders.values())).last >= oldest:
                 break
             entry.forget()
