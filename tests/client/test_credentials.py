@@ -99,9 +99,7 @@ def test_a_signed_frame_verifies_by_its_bytes_and_after_decoding(
     assert problem(signer.encode(again)[4:], {user: secret}) is None
 
 
-@given(
-    texts, texts, st.integers(0, 2**62), st.binary(max_size=60), texts, st.integers(1, 2**31 - 1), st.booleans()
-)
+@given(texts, texts, st.integers(0, 2**62), st.binary(max_size=60), texts, st.integers(1, 2**31 - 1), st.booleans())
 def test_a_template_makes_the_frames_that_signing_each_request_makes(
     group: str, properties: str, born: int, body: bytes, user: str, opaque: int, stamped: bool
 ) -> None:

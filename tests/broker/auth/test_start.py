@@ -301,7 +301,9 @@ async def test_signed_requests_to_others(tmp_path: Path) -> None:
         for own, refused in ((inner, False), ("", True)):
             users.access.refused.clear()
             with capture_logs() as logs:
-                async with running_broker(tmp_path / "b", namesrvAddr=address, innerClientAuthenticationCredentials=own):
+                async with running_broker(
+                    tmp_path / "b", namesrvAddr=address, innerClientAuthenticationCredentials=own
+                ):
                     pass
             assert bool(users.access.refused["authentication"]) is refused
             assert [line["event"] for line in logs if line["event"] == "registration_failed"] != []
