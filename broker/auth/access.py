@@ -2,7 +2,8 @@
 
 It sees every request with all header fields, so while it is registered no fast path serves, and codes without a handler
 are checked too. Each request stands for itself: its signature is checked, whatever the connection has sent before. The
-order is authentication, recorded requests, administration on plain connections, authorization; only then is a body read.
+order is authentication, recorded requests, administration on plain connections, authorization; only then is a body
+read.
 
 Source: RocketMQ's AuthenticationPipeline and AuthorizationPipeline.
 """

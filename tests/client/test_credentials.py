@@ -45,9 +45,9 @@ from trimq.protocol.codes import RequestCode
 from trimq.protocol.command import Encoding, RemotingCommand
 from trimq.protocol.errors import FrameError
 from trimq.protocol.frame import MAX_FRAME, decode, encode
+from trimq.remoting.auth.replay_guard import NO_STAMP
 from trimq.remoting.client.client_log import StandardLog
 from trimq.remoting.client.credentials import Signer
-from trimq.remoting.auth.replay_guard import NO_STAMP
 from trimq.remoting.runtime.clock import ManualClock
 
 SEND = RequestCode.SEND_MESSAGE_V2

@@ -33,10 +33,11 @@ class Made:
         try:
             self.guard.check(user, code, signed)
         except ReplayError as error:
-            busy = error.remark == BEFORE
-            assert error.code == (ResponseCode.SYSTEM_BUSY if busy else ResponseCode.NO_PERMISSION)
-            return error.remark
-        return ""
+            text, code = error.remark, error.code
+        else:
+            return ""
+        assert code == (ResponseCode.SYSTEM_BUSY if text == BEFORE else ResponseCode.NO_PERMISSION)
+        return text
 
 
 def test_a_request_is_served_once_with_its_code() -> None:
