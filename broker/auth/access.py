@@ -31,7 +31,7 @@ from trimq.remoting.runtime.log_budget import LogBudget
 from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.gate import Feature
 
-_log = structlog.get_logger("broker.auth")
+_log = structlog.get_logger("broker.access")
 
 PLAIN: Final = (
     "requests of administrators are served on TLS connections only: connect with TLS, or set allowAdminOverPlain=true"
