@@ -97,7 +97,7 @@ class ReplayGuard:
         ReplayError: NO_PERMISSION, or SYSTEM_BUSY for what may be sent anew.
         """
         if not is_stamped(signed):
-            if self._required and self._is_required(user):
+            if self._required and self.requires(user):
                 raise _refusal(NO_STAMP.format(name=user.username))
             return
         stamp = read_stamp(signed)
@@ -124,7 +124,8 @@ class ReplayGuard:
         sender.last = max(sender.last, stamp.time)
         entry.senders.move_to_end(stamp.sender)
 
-    def _is_required(self, user: User) -> bool:
+    def requires(self, user: User) -> bool:
+        """Whether the requests of a user are served only with a stamp."""
         required = self._required
         return user.username in required or ALL in required or (user.is_super and SUPER_USERS in required)
 

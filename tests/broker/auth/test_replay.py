@@ -1,22 +1,28 @@
 """Recorded requests: what the SDK has sent is served once and with its code; official clients are served as ever."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import trio
 
+from tests.broker.auth.requests import CASES
 from tests.broker.auth.signed import ROOT, ROOT_SECRET, User, closed_broker, signed
+from tests.broker.auth.test_codes import command_of, made
 from tests.broker.raw_client import Raw
 from tests.broker.wire_client import WireClient, send_ext
 from tests.web_client import get
+from trimq.broker.auth.access import PLAIN
 from trimq.broker.controller import BrokerController
 from trimq.client import ClientOptions, Credentials, CredentialsError, Message, Producer, PullConsumer
 from trimq.client.admin import Admin
+from trimq.protocol.auth.permissions import ADMINISTRATION, TABLE
 from trimq.protocol.auth.signature import SIGNATURE, sign
 from trimq.protocol.auth.stamp import STAMP, read_stamp, stamp_text
 from trimq.protocol.codes import VERSION, RequestCode
 from trimq.protocol.command import RemotingCommand
+from trimq.protocol.errors import RemotingError
 from trimq.protocol.frame import decode, encode
 from trimq.remoting.auth.replay_guard import AGAIN, BEFORE
 from trimq.remoting.client.client_connection import ClientConnection
@@ -48,7 +54,7 @@ async def answer(broker: BrokerController, frame: bytes) -> tuple[int, str | Non
 
 
 def changed(frame: bytes, code: int, fields: dict[str, str] | None = None) -> bytes:
-    """A recorded frame with another code, and with other ext fields, whose signature stays."""
+    """A recorded frame with another code, or with other ext fields; the signature stays."""
     command = decode(memoryview(frame)[4:])
     ext = command.ext_fields() if fields is None else fields
     return encode(RemotingCommand(code, command.opaque, 0, command.version, ext=ext, body=bytes(command.body)))
@@ -95,24 +101,30 @@ async def test_what_the_sdk_has_sent_is_not_served_again(
         assert set(refused(broker)) == {"replay"}
 
 
-async def test_a_stamp_cannot_be_taken_off_or_changed(tmp_path: Path) -> None:
-    async with closed_broker(tmp_path) as (broker, _):
-        frame = Signer(ROOTS).encode(RemotingCommand.request(26))
+@pytest.mark.parametrize(("code", "header"), [(26, {}), (310, send_ext("T")), (30, {"topic": "T", "queueId": 0})])
+async def test_a_stamp_cannot_be_taken_off_or_changed(tmp_path: Path, code: int, header: dict[str, Any]) -> None:
+    async with closed_broker(tmp_path) as (broker, root):
+        # Fast paths, if there are any, know the user and the topic.
+        assert (await root.ask(310, send_ext("T"), b"x")).code == 0
+        frame = Signer(ROOTS).encode(RemotingCommand.request(code, header, b"x" if code == 310 else b""))
         fields = decode(memoryview(frame)[4:]).ext_fields()
         stamp = fields[STAMP]
         rest = {name: value for name, value in fields.items() if name != STAMP}
         wrong = (16, "check signature failed.")
-        assert await answer(broker, changed(frame, 26, rest)) == wrong
+        assert await answer(broker, changed(frame, code, rest)) == wrong
         later = stamp.replace(stamp.split(":")[2], str(int(stamp.split(":")[2]) + 1))
-        assert await answer(broker, changed(frame, 26, rest | {STAMP: later})) == wrong
-        assert await answer(broker, changed(frame, 26, rest | {STAMP: stamp.replace(":26:", ":25:")})) == wrong
-        assert await answer(broker, frame) == SERVED
+        assert await answer(broker, changed(frame, code, rest | {STAMP: later})) == wrong
+        other = stamp.replace(f":{code}:", ":25:")
+        assert await answer(broker, changed(frame, code, rest | {STAMP: other})) == wrong
+        assert (await answer(broker, frame))[0] == 0
         # The same text under other names has the same signature: the values are signed in the order of the names.
         for names in ({"!a": stamp}, {"!a": "", "!b": stamp}, {"!a": stamp[:3], "!b": stamp[3:]}, {"0": stamp}):
-            assert await answer(broker, changed(frame, 26, rest | names)) == (16, AGAIN)
-        together = {"AccessKey": ROOT, "!a": stamp[:-1], "!b": stamp[-1], SIGNATURE: fields[SIGNATURE]}
-        assert await answer(broker, changed(frame, 26, together)) == (16, AGAIN)
-        assert refused(broker) == {"authentication": 3, "replay": 5}
+            assert await answer(broker, changed(frame, code, rest | names)) == (16, AGAIN)
+        # The stamp as the name of the user, and with it.
+        for name in (stamp, stamp + ROOT):
+            moved = rest | {"AccessKey": name} | ({"B": ROOT} if name == stamp else {})
+            assert await answer(broker, changed(frame, code, moved)) == wrong
+        assert refused(broker) == {"authentication": 5, "replay": 4}
 
 
 async def test_the_clock_of_a_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,6 +176,26 @@ async def test_users_who_need_a_stamp(tmp_path: Path, required: str, root_needs:
             signer = Signer(Credentials(user.name, user.secret))
             assert await answer(broker, signer.encode(RemotingCommand.request(26))) == SERVED
         assert refused(broker) == {"replay": 1}
+
+
+PLAIN_CONNECTION: Any = SimpleNamespace(peer=("127.0.0.1", 1), peer_text="127.0.0.1:1", tls=None)
+TLS_CONNECTION: Any = SimpleNamespace(peer=("127.0.0.1", 1), peer_text="127.0.0.1:1", tls=object())
+
+
+@pytest.mark.parametrize("code", sorted(TABLE))
+async def test_administration_is_served_over_tls_only(code: int) -> None:
+    # guards that the connection decides about every code of the table, also for a Super, and for no other code
+    access, _ = await made(allow_admin_over_plain=False)
+    command = command_of(code, CASES[code], "root")
+    if code in ADMINISTRATION:
+        with pytest.raises(RemotingError) as caught:
+            access.check(PLAIN_CONNECTION, command)
+        assert (caught.value.code, caught.value.remark) == (16, PLAIN)
+    else:
+        access.check(PLAIN_CONNECTION, command)
+    access.check(TLS_CONNECTION, command)
+    permissive, _ = await made(allow_admin_over_plain=True)
+    permissive.check(PLAIN_CONNECTION, command)
 
 
 async def test_a_request_that_is_refused_counts_as_sent(tmp_path: Path) -> None:
