@@ -63,6 +63,7 @@ def test_requests_of_a_sender_may_overtake_each_other() -> None:
     assert made.verdict(made.stamp(2)) == AGAIN  # further behind than is remembered
     assert made.verdict(made.stamp(6)) == AGAIN
     assert made.verdict(made.stamp(7 + 3 * REMEMBERED)) == ""
+    assert made.verdict(made.stamp(7 + 3 * REMEMBERED - REMEMBERED + 1)) == ""
     assert made.verdict(made.stamp(7 + 3 * REMEMBERED - 1)) == ""
     assert made.verdict(made.stamp(10**18 - 1)) == ""
     assert made.verdict(made.stamp(10**18 - 1)) == AGAIN
@@ -159,6 +160,39 @@ def test_senders_whose_requests_are_too_old_are_forgotten() -> None:
     # A clock that is set back does not make it new: it is known to be forgotten.
     made.clock.set_wall_ms(made.clock.wall_ms() - 301_000)
     assert made.verdict(old) == BEFORE
+
+
+def test_a_jump_ahead_hides_nothing_that_is_new() -> None:
+    made = Made()
+    for number in range(1, 10):
+        assert made.verdict(made.stamp(number)) == ""
+    assert made.verdict(made.stamp(9 + REMEMBERED)) == ""
+    for number in range(10, 9 + REMEMBERED):
+        assert made.verdict(made.stamp(number)) == ""
+
+
+def test_a_client_whose_clock_is_set_back() -> None:
+    # guards the time up to which a sender counts: of its newest request, which need not be the last one
+    made = Made(most_senders=1)
+    made.clock.advance(100)
+    newest = made.stamp(1)
+    assert made.verdict(newest) == ""
+    assert made.verdict(made.stamp(2, ago=50)) == ""
+    assert made.verdict(made.stamp(1, TWO)) == ""  # now ONE is forgotten
+    assert made.verdict(newest) == BEFORE
+
+
+def test_a_user_with_many_clients_whose_clocks_are_wrong_shuts_out_only_himself() -> None:
+    # guards against users who make a floor in the future, which would count for all when they are gone
+    made = Made(most_senders=2)
+    made.clock.advance(1000)
+    assert [made.verdict(made.stamp(1, sender, ago=-290)) for sender in (ONE, TWO)] == ["", ""]
+    assert made.verdict(made.stamp(1, THREE, ago=-299)) == ""
+    assert made.verdict(made.stamp(2, ONE, ago=-290)) == BEFORE
+    for number in range(20):
+        made.clock.advance(0.001)
+        assert made.verdict(made.stamp(1, f"{number:016}"), YOU) == ""
+    assert made.verdict(made.stamp(1, "4" * 16), ME) == BEFORE
 
 
 def test_a_user_that_is_gone_costs_nothing() -> None:
