@@ -51,8 +51,8 @@ class Credentials:
 class Signer:
     """Signs requests with ``credentials``. The connections of a RemotingClient share one.
 
-    Every call makes another stamp, so what is sent again has to be signed anew. A server refuses requests that more than
-    1023 later ones of their signer have overtaken: connections to one server, other than in turn, need a signer each.
+    Every call makes another stamp, so what is sent again has to be signed anew. A server refuses requests that more
+    than 1023 later ones of their signer have overtaken.
 
     >>> request = RemotingCommand.request(10, {"topic": "T"}, b"hello")
     >>> Signer(Credentials("me", "secret", replay_protection=False)).signed(request).ext
