@@ -1,7 +1,9 @@
 """TLS in the reactor: which connections are served, bounded handshakes, and no byte that waits for an event."""
 
+import gc
 import socket
 import ssl
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -376,6 +378,8 @@ async def test_nothing_is_sent_before_the_first_bytes_and_the_handshake(certific
         for _ in range(2):  # before the first bytes, and within the handshake
             conn.probe()
             assert conn.sock.getpeername() == theirs.getsockname()
+            assert conn.sock.getsockname() == theirs.getpeername()
+            assert conn.sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
             with pytest.raises(BlockingIOError):
                 conn.sock.send(b"x")
             with pytest.raises(BlockingIOError):
@@ -389,6 +393,27 @@ async def test_nothing_is_sent_before_the_first_bytes_and_the_handshake(certific
         conn.close("the test is over")
     reactor._acceptor.close()
     reactor._selector.close()
+
+
+@pytest.mark.parametrize("phase", ["nothing sent", "within the handshake", "established", "plain", "plain refused"])
+async def test_a_closed_connection_is_freed_without_the_collector(certificates: Certificates, phase: str) -> None:
+    mode = TlsMode.ENFORCING if phase == "plain refused" else TlsMode.PERMISSIVE
+    async with within_seconds(tls=tls_of(certificates, mode)) as server:
+        gc.disable()
+        try:
+            async with server.peer(tls=certificates.client_context() if phase == "established" else None) as peer:
+                await until(server, "s.connections")
+                freed = weakref.ref(server.connection())
+                if phase.startswith("plain"):
+                    await peer.send(request())
+                elif phase == "within the handshake":
+                    await peer.send_bytes(HELLO)
+                await trio.testing.wait_all_tasks_blocked()
+            await until(server, "s.closed")
+            await trio.testing.wait_all_tasks_blocked()
+            assert freed() is None
+        finally:
+            gc.enable()
 
 
 # no byte waits for an event
