@@ -183,7 +183,7 @@ async def test_users_who_need_a_stamp(tmp_path: Path, required: str, root_needs:
             assert await answer(broker, signer.encode(RemotingCommand.request(26))) == SERVED
             # Also when fast paths, if there are any, know the user.
             unstamped = Signer(Credentials(user.name, user.secret, replay_protection=False))
-            send = SignedSends(unstamped, "p", 310, MessageQueue("T", "broker-a", 0))
+            send = SignedSends(unstamped, "p", 310, MessageQueue(topic="T", broker_name="broker-a", queue_id=0))
             frame = send.frame(Prepared(310, "T", b"x", "", 0, 0, 1, ("id",)), 7)
             assert ((await answer(broker, frame))[0] == 16) is needs
         assert refused(broker) == {"replay": 2}
