@@ -181,7 +181,8 @@ async def test_users_who_need_a_stamp(tmp_path: Path, required: str, root_needs:
                 assert str(reply.remark).startswith(f"requests of User:{user.name} have to say when they were made")
             signer = Signer(Credentials(user.name, user.secret))
             assert await answer(broker, signer.encode(RemotingCommand.request(26))) == SERVED
-            # Also when fast paths, if there are any, know the user.
+            assert (await answer(broker, signer.encode(RemotingCommand.request(310, send_ext("T"), b"x"))))[0] == 0
+            # Also when fast paths, if there are any, know the user and the topic.
             unstamped = Signer(Credentials(user.name, user.secret, replay_protection=False))
             send = SignedSends(unstamped, "p", 310, MessageQueue(topic="T", broker_name="broker-a", queue_id=0))
             frame = send.frame(Prepared(310, "T", b"x", "", 0, 0, 1, ("id",)), 7)
