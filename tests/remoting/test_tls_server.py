@@ -35,6 +35,7 @@ class Contexts:
 
     mode: TlsMode
     server: ssl.SSLContext | None
+    expires_at: float | None = None
 
 
 def server_context(certificates: Certificates) -> ssl.SSLContext:
