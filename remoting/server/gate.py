@@ -219,27 +219,26 @@ class Gate:
 
         Also None without room (Sees.AMOUNT).
         """
+        guarded, guard = fast, self._guard(code)
+        if guard is not None:
+
+            def serve(connection: "Connection", request: TypedRequest[Any]) -> bytes | Literal[Later.DEFERRED] | None:
+                return fast(connection, request) if guard(connection) else None
+
+            guarded = serve
+        # Before the other guards, since it costs less than what they may look at.
         for meter in self._meters(code):
-            fast = metered(meter, fast)
-        guard = self._guard(code)
-        if guard is None:
-            return fast
-
-        def serve(connection: "Connection", request: TypedRequest[Any]) -> bytes | Literal[Later.DEFERRED] | None:
-            return fast(connection, request) if guard(connection) else None
-
-        return serve
+            guarded = metered(meter, guarded)
+        return guarded
 
     def guarded_group(self, code: int, server: GroupedServer) -> GroupedServer:
         """The same for a grouped server. Of a server of several codes it is one object, if ``about`` is the same."""
         guard, meters = self._guard(code), self._meters(code)
         if guard is None and not meters:
             return server
-        guarded = server
+        guarded = server if guard is None else _GuardedGroup(server, guard)
         for meter in meters:
             guarded = MeteredGroup(meter, guarded)
-        if guard is not None:
-            guarded = _GuardedGroup(guarded, guard)
         return self._groups.setdefault((server, self.about(code)), guarded)
 
     def about(self, code: int) -> tuple[Feature, ...]:

@@ -29,13 +29,13 @@ REQUESTS: Final = "maxRequestsPerSecondPerAddress"
 
 
 class Origins:
-    """The addresses of one server's clients. ``stats`` are its counters, which its reactor uses too.
+    """The addresses of one server's clients, counted in ``stats``, which its reactor uses too.
 
     ``feature`` is for the gates of all its tables; None without a limit of requests. It is also the Meter.
     """
 
-    def __init__(self, config: ClientLimitsConfig, clock: Clock) -> None:
-        self.stats = ReactorStats()
+    def __init__(self, config: ClientLimitsConfig, clock: Clock, stats: ReactorStats) -> None:
+        self.stats = stats
         self._clock = clock
         self._max_connections = config.max_connections_per_address
         self._rate = config.max_requests_per_second_per_address
@@ -45,9 +45,9 @@ class Origins:
         self.feature = Feature("address_limits", self.check, Sees.AMOUNT, meter=self) if self._rate else None
 
     @classmethod
-    def of(cls, config: ClientLimitsConfig, clock: Clock) -> "Origins | None":
+    def of(cls, config: ClientLimitsConfig, clock: Clock, stats: ReactorStats) -> "Origins | None":
         """None if the configuration has neither limits nor proxies: connections then need not be looked at."""
-        return cls(config, clock) if config != ClientLimitsConfig() else None
+        return cls(config, clock, stats) if config != ClientLimitsConfig() else None
 
     def is_proxy(self, address: str) -> bool:
         """Whether the preamble of a connection from ``address`` is believed."""
@@ -111,9 +111,7 @@ def too_many(caller: Caller, name: str, key: str, rate: int, clock: Clock, stats
     return busy(caller, name, key, rate, state, now, stats)
 
 
-def busy(
-    caller: Caller, name: str, key: str, limit: int, state: str, now: float, stats: ReactorStats
-) -> RemotingError:
+def busy(caller: Caller, name: str, key: str, limit: int, state: str, now: float, stats: ReactorStats) -> RemotingError:
     """The same for any limit; ``state`` says how it is reached."""
     stats.busy += 1
     stats.limited[key] += 1

@@ -23,7 +23,11 @@ class Proxied(Unsecured):
     __slots__ = ("_arrived", "_connection", "_decided", "_stats")
 
     def __init__(
-        self, conn: Connection, raw: socket.socket, stats: ReactorStats, decided: Callable[[Connection, socket.socket], bool]
+        self,
+        conn: Connection,
+        raw: socket.socket,
+        stats: ReactorStats,
+        decided: Callable[[Connection, socket.socket], bool],
     ) -> None:
         """``decided`` is called once, when the client's address is known, to set the next ``conn.sock``.
 

@@ -41,6 +41,7 @@ __all__ = [
     "Connection",
     "Handler",
     "HandlerTable",
+    "Origins",
     "Outcome",
     "Reactor",
     "ReactorLimits",
@@ -70,7 +71,7 @@ class Reactor:
     the handlers of a round are done. They must be quick when there is nothing to do; their exceptions are logged. Those
     in ``on_idle`` are called when a single client has been answered and its next request has not arrived yet.
     ``stats`` has the counters. ``tls`` serves TLS on the same ports; without it they are plain. ``origins`` limits what
-    an address may do, and knows the proxies. The reactor is the ConnectionOwner of its connections.
+    an address may do, and knows the proxies; ``stats`` are given if they are others' too. The reactor is the ConnectionOwner of its connections.
     """
 
     def __init__(
@@ -80,9 +81,10 @@ class Reactor:
         selector: Selector | None = None,
         tls: ServerTls | None = None,
         origins: Origins | None = None,
+        stats: ReactorStats | None = None,
     ) -> None:
         self.limits = limits or ReactorLimits()
-        self.stats = origins.stats if origins is not None else ReactorStats()
+        self.stats = origins.stats if origins is not None else stats or ReactorStats()
         self._origins = origins
         self.at_round_end: list[Callable[[], None]] = []
         self.on_idle: list[Callable[[], None]] = []

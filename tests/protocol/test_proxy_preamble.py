@@ -145,6 +145,8 @@ def test_any_bytes(data: bytes) -> None:
             return
 
 
-@pytest.mark.parametrize("data", [b"", b"\x16\x03\x01", b"\x00\x00\x00\x10", b"PUT / HTTP/1.1", b"\r\n\r\n\x00\r\nQUIX"])
+@pytest.mark.parametrize(
+    "data", [b"", b"\x16\x03\x01", b"\x00\x00\x00\x10", b"PUT / HTTP/1.1", b"\r\n\r\n\x00\r\nQUIX"]
+)
 def test_other_beginnings(data: bytes) -> None:
     assert not begins(data)
