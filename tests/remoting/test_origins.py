@@ -68,7 +68,8 @@ class Group:
             return Served([])
         parts, replies = [], []
         for span in spans:
-            at, found = span.begin, []
+            at = span.begin
+            found: list[int] = []
             while len(found) < span.most and span.end - at >= 8:
                 total, head = struct.unpack_from(">II", frames, at)
                 if at + 4 + total > span.end:
@@ -143,8 +144,10 @@ async def test_requests_of_one_address_on_all_its_connections(code: int, encodin
             reply = await two.ask(request(code, encoding=encoding))
             assert (reply.code, reply.remark) == (
                 BUSY,
-                "system busy: maxRequestsPerSecondPerAddress=3: address 127.0.0.1 has sent 3 requests in the last "
-                "second; the next one is served in 333 ms",
+                (
+                    "system busy: maxRequestsPerSecondPerAddress=3: address 127.0.0.1 has sent 3 requests in the last "
+                    "second; the next one is served in 333 ms"
+                ),
             )
             served = await other.ask(request(code, encoding=encoding))
             is_fast = code == FAST and encoding is Encoding.JSON
