@@ -129,7 +129,7 @@ class UserLimits:
             bucket.take(1)
         size = len(command.body)
         if self._max_bytes and size:
-            self._check_bytes(usage, size)
+            self._check_bytes(connection.data[_DATA], usage, size)
 
     def follow(self, connection: Connection, command: RemotingCommand, outcome: Outcome) -> Outcome:
         """Count the bytes of a request that is answered later."""
@@ -163,12 +163,13 @@ class UserLimits:
         sender.bytes[usage] = 0
         return usage
 
-    def _check_bytes(self, usage: _Usage, size: int) -> None:
+    def _check_bytes(self, sender: _Sender, usage: _Usage, size: int) -> None:
         limit = self._max_bytes
         if not usage.bytes or usage.bytes + size <= limit:
             return
+        sender.look()
         now = self._clock.monotonic()
-        if now - usage.counted_at >= COUNT_SECONDS:
+        if usage.bytes + size > limit and now - usage.counted_at >= COUNT_SECONDS:
             usage.counted_at = now
             _count(usage)
         if usage.bytes and usage.bytes + size > limit:

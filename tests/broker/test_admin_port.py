@@ -30,8 +30,7 @@ def endpoints(broker: BrokerController) -> list[tuple[str, int]]:
 @pytest.mark.parametrize("encoding", [Encoding.JSON, Encoding.ROCKETMQ])
 async def test_every_code_on_every_port(tmp_path: Path, encoding: Encoding) -> None:
     port = free_port()
-    keys = {"fastListenPort": free_port(), "adminListenAddress": f"127.0.0.1:{port}"}
-    async with running_broker(tmp_path, **keys) as broker:
+    async with running_broker(tmp_path, fastListenPort=free_port(), adminListenAddress=f"127.0.0.1:{port}") as broker:
         main, vip, admin = endpoints(broker)
         assert admin == ("127.0.0.1", port)
         for endpoint in (main, vip, admin):
@@ -43,8 +42,7 @@ async def test_every_code_on_every_port(tmp_path: Path, encoding: Encoding) -> N
                     assert refused == (endpoint != admin and code in ON_ADMIN_PORT), (endpoint, code)
                 assert (await client.ask(7777)).code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
         assert broker.reactor.stats.admin_refused == 2 * len(ON_ADMIN_PORT)
-        reply = await _ask(main, RequestCode.GET_BROKER_CONFIG)
-        assert reply == (
+        assert await _ask(main, RequestCode.GET_BROKER_CONFIG) == (
             16,
             (
                 f"requests with this code are served only at 127.0.0.1:{port} (adminListenAddress): "
