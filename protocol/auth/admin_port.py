@@ -1,6 +1,6 @@
 """Which request codes a broker with ``adminListenAddress`` serves only there.
 
-Everything is for administrators but what is listed here: a new code is theirs until somebody decides otherwise.
+Everything is for administrators but what is listed here: a new code is theirs until it is added here.
 """
 
 from typing import Final

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from tests.broker.auth.signed import closed_broker
 from tests.broker.wire_client import WireClient
+from tests.docs.commands import ALL
 from tests.ports import free_port
 from trimq.broker.cli import banner
 from trimq.broker.controller import BrokerController
@@ -78,13 +79,18 @@ def run(*words: str) -> tuple[int, str]:
 async def test_mqadmin_uses_the_admin_address_with_b(tmp_path: Path) -> None:
     async with running_broker(tmp_path, adminListenAddress="127.0.0.1:0") as broker:
         main, admin = (f"{host}:{port}" for host, port in endpoints(broker))
-        words = ("updateTopic", "-t", "made", "-r", "2", "-w", "2", "-b")
-        code, output = await trio.to_thread.run_sync(run, *words, main)
+        program, *words = ALL["security admin_port"].split()
+        assert program == "mqadmin"
+        at = words.index("-b") + 1
+        words[at] = main
+        code, output = await trio.to_thread.run_sync(run, *words)
         assert code != 0
         assert f"{admin} (adminListenAddress)" in output.replace("\n", " ")
-        code, output = await trio.to_thread.run_sync(run, *words, admin)
+        assert broker.context.topics.queues_of("orders") is None
+        words[at] = admin
+        code, output = await trio.to_thread.run_sync(run, *words)
         assert code == 0, output
-        assert broker.context.topics.queues_of("made") == 2
+        assert broker.context.topics.queues_of("orders")
         code, output = await trio.to_thread.run_sync(run, "getBrokerConfig", "-b", admin)
         assert code == 0, output
         assert "adminListenAddress" in output
