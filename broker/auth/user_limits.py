@@ -165,7 +165,7 @@ class UserLimits:
 
     def _check_bytes(self, sender: _Sender, usage: _Usage, size: int) -> None:
         limit = self._max_bytes
-        if not usage.bytes or usage.bytes + size <= limit:
+        if usage.bytes + size <= limit:
             return
         sender.look()
         now = self._clock.monotonic()

@@ -152,6 +152,15 @@ async def test_the_limit_of_an_address_is_the_client_s_not_the_proxy_s() -> None
             assert await whence(again) == "10.1.2.3:4711"
 
 
+async def test_the_proxy_s_own_connections_count_for_itself_only() -> None:
+    async with proxied(connections=1) as server, server.peer() as own, server.peer() as client, server.peer() as more:
+        assert (await whence(own)).startswith("127.0.0.1:")
+        await client.send_bytes(V1_LINE)
+        assert await whence(client) == "10.1.2.3:4711"
+        await more.send(request())
+        assert await more.is_closed_by_server()
+
+
 async def test_requests_count_for_the_client_behind_the_proxy() -> None:
     async with proxied(rate=1) as server, server.peer() as one, server.peer() as two:
         await one.send_bytes(V1_LINE)
