@@ -71,8 +71,8 @@ class Reactor:
     the handlers of a round are done. They must be quick when there is nothing to do; their exceptions are logged. Those
     in ``on_idle`` are called when a single client has been answered and its next request has not arrived yet.
     ``stats`` has the counters, and is given if others use it too. ``tls`` serves TLS on the same ports; without it they
-    are plain. ``origins`` limits what an address may do, and knows the proxies. The reactor is the ConnectionOwner of its
-    connections.
+    are plain. ``origins`` limits what an address may do, and knows the proxies. The reactor is the ConnectionOwner of
+    its connections.
     """
 
     def __init__(
