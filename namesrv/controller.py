@@ -167,9 +167,9 @@ class NamesrvController:
         gate = Gate()
         if origins is not None and origins.feature is not None:
             gate.register(origins.feature)
-        reactor.add_listener(sock, self._handlers(gate))
+        reactor.add_listener(sock, self._handlers(gate=gate))
         for name, named in self._named_sockets.items():
-            reactor.add_listener(named, self._handlers(gate, name))
+            reactor.add_listener(named, self._handlers(name, gate))
         self._configuration.listeners.append(self._config_changed)
         try:
             async with trio.open_nursery() as nursery, AsyncExitStack() as stack:
@@ -199,7 +199,7 @@ class NamesrvController:
         """Stop: answer the requests in flight, within shutdownWaitTimeSeconds, then close all connections."""
         self._stop.set()
 
-    def _handlers(self, gate: Gate, listener: str = "") -> HandlerTable:
+    def _handlers(self, listener: str = "", gate: Gate | None = None) -> HandlerTable:
         table = HandlerTable(gate)
         ClientRequestProcessor(self.routes, self._config, self._clock, listener).register(table)
         DefaultRequestProcessor(self.routes, self.kv_config, self._configuration, listener).register(table)
