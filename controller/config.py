@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
+from trimq.remoting.config.client_limits import CLIENT_LIMITS_KEYS, ClientLimitsConfig
 from trimq.remoting.config.configuration import Configuration, LogConfig, NettyServerConfig, Schema, option
 from trimq.remoting.config.sources import Flags, load
 from trimq.remoting.http.web_config import WebConfig
@@ -111,13 +112,14 @@ _UNSUPPORTED: Final = dict.fromkeys(
 
 SCHEMA = Schema(
     program="mqcontroller",
-    sections=(ControllerConfig, NettyServerConfig, TlsConfig, WebConfig, LogConfig),
+    sections=(ControllerConfig, NettyServerConfig, ClientLimitsConfig, TlsConfig, WebConfig, LogConfig),
     inert=_INERT,
     unsupported=_UNSUPPORTED,
     more=(apply_tls_file,),
     checks=(check_tls_files,),
     protected=frozenset({"configBlackList", "configStorePath", "controllerStorePath", "etcdEndpoints", "etcdPrefix"})
-    | TLS_KEYS,
+    | TLS_KEYS
+    | CLIENT_LIMITS_KEYS,
 )
 
 

@@ -21,6 +21,7 @@ from trimq.protocol.command import RemotingCommand
 from trimq.protocol.errors import RemotingError
 from trimq.protocol.headers.controller import NotifyBrokerRoleChangedRequestHeader
 from trimq.remoting.client.remoting_client import RemotingClient
+from trimq.remoting.config.client_limits import ClientLimitsConfig
 from trimq.remoting.config.configuration import Configuration, NettyServerConfig
 from trimq.remoting.errors import RemotingTransportError
 from trimq.remoting.http.health import Health, Reason
@@ -29,7 +30,8 @@ from trimq.remoting.http.web_config import WebConfig
 from trimq.remoting.network import Network, SystemNetwork
 from trimq.remoting.runtime.clock import Clock, SystemClock
 from trimq.remoting.runtime.log_setup import StructuredLog
-from trimq.remoting.server.reactor import HandlerTable, Reactor, ReactorLimits, ServerTls
+from trimq.remoting.server.limits import ReactorStats
+from trimq.remoting.server.reactor import HandlerTable, Origins, Reactor, ReactorLimits, ServerTls
 from trimq.remoting.tls.config import TlsConfig
 from trimq.remoting.tls.contexts import TlsContexts, client_of
 from trimq.remoting.tls.key_files import KeyFileError
@@ -170,8 +172,11 @@ class ControllerManager:
                     )
                 )
                 tls = ServerTls.of(self._tls, self._configuration.section(TlsConfig))
-                reactor = Reactor(ReactorLimits.of(config), self._clock, self._network.selector(), tls)
+                origins = Origins.of(self._configuration.section(ClientLimitsConfig), self._clock, ReactorStats())
+                reactor = Reactor(ReactorLimits.of(config), self._clock, self._network.selector(), tls, origins)
                 table = HandlerTable()
+                if origins is not None and origins.feature is not None:
+                    table.gate.register(origins.feature)
                 lost = self.lost = LostMasters(
                     self.replicas, self._network, self._clock, self._replace, partial(_answers, client)
                 )

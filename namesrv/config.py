@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from trimq.remoting.config.client_limits import CLIENT_LIMITS_KEYS, ClientLimitsConfig
 from trimq.remoting.config.configuration import Configuration, LogConfig, NettyServerConfig, Schema, option
 from trimq.remoting.config.sources import Flags, load
 from trimq.remoting.http.web_config import WebConfig
@@ -120,7 +121,7 @@ _UNSUPPORTED = {
 
 SCHEMA = Schema(
     program="mqnamesrv",
-    sections=(NamesrvConfig, NettyServerConfig, TlsConfig, WebConfig, LogConfig),
+    sections=(NamesrvConfig, NettyServerConfig, ClientLimitsConfig, TlsConfig, WebConfig, LogConfig),
     inert=_INERT,
     unsupported=_UNSUPPORTED,
     harmless={
@@ -129,7 +130,7 @@ SCHEMA = Schema(
     },
     more=(apply_tls_file,),
     checks=(check_tls_files,),
-    protected=frozenset({"configBlackList", "configStorePath", "kvConfigPath"}) | TLS_KEYS,
+    protected=frozenset({"configBlackList", "configStorePath", "kvConfigPath"}) | TLS_KEYS | CLIENT_LIMITS_KEYS,
 )
 
 

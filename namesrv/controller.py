@@ -13,6 +13,7 @@ from trimq.namesrv.kv_config import NAMESPACE_ORDER_TOPIC_CONFIG, KVConfigManage
 from trimq.namesrv.processor import ClientRequestProcessor, DefaultRequestProcessor
 from trimq.namesrv.route_info import RouteInfoManager
 from trimq.namesrv.start_error import StartError
+from trimq.remoting.config.client_limits import ClientLimitsConfig
 from trimq.remoting.config.configuration import Configuration, NettyServerConfig
 from trimq.remoting.config.properties import ConfigError
 from trimq.remoting.http.health import Health
@@ -20,7 +21,9 @@ from trimq.remoting.http.tls_health import certificate_notes
 from trimq.remoting.http.web_config import WebConfig
 from trimq.remoting.network import Network, SystemNetwork
 from trimq.remoting.runtime.clock import Clock, SystemClock
-from trimq.remoting.server.reactor import Connection, HandlerTable, Reactor, ReactorLimits, ServerTls
+from trimq.remoting.server.gate import Gate
+from trimq.remoting.server.limits import ReactorStats
+from trimq.remoting.server.reactor import Connection, HandlerTable, Origins, Reactor, ReactorLimits, ServerTls
 from trimq.remoting.tls.config import TlsConfig, settings_of
 from trimq.remoting.tls.contexts import TlsContexts
 from trimq.remoting.tls.key_files import KeyFileError
@@ -159,10 +162,14 @@ class NamesrvController:
         sock = self._sock or self.bind()
         address = self.address = sock.getsockname()[:2]
         tls = ServerTls.of(self._tls, self._configuration.section(TlsConfig))
-        reactor = Reactor(ReactorLimits.of(config), self._clock, self._network.selector(), tls)
-        reactor.add_listener(sock, self._handlers())
+        origins = Origins.of(self._configuration.section(ClientLimitsConfig), self._clock, ReactorStats())
+        reactor = Reactor(ReactorLimits.of(config), self._clock, self._network.selector(), tls, origins)
+        gate = Gate()
+        if origins is not None and origins.feature is not None:
+            gate.register(origins.feature)
+        reactor.add_listener(sock, self._handlers(gate=gate))
         for name, named in self._named_sockets.items():
-            reactor.add_listener(named, self._handlers(name))
+            reactor.add_listener(named, self._handlers(name, gate))
         self._configuration.listeners.append(self._config_changed)
         try:
             async with trio.open_nursery() as nursery, AsyncExitStack() as stack:
@@ -192,8 +199,8 @@ class NamesrvController:
         """Stop: answer the requests in flight, within shutdownWaitTimeSeconds, then close all connections."""
         self._stop.set()
 
-    def _handlers(self, listener: str = "") -> HandlerTable:
-        table = HandlerTable()
+    def _handlers(self, listener: str = "", gate: Gate | None = None) -> HandlerTable:
+        table = HandlerTable(gate)
         ClientRequestProcessor(self.routes, self._config, self._clock, listener).register(table)
         DefaultRequestProcessor(self.routes, self.kv_config, self._configuration, listener).register(table)
         return table

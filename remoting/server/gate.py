@@ -21,6 +21,7 @@ from weakref import WeakValueDictionary
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.typed_request import TypedRequest
 from trimq.remoting.server.handlers import FastHandler, GroupedServer, Handler, Later, Outcome, Served, Span
+from trimq.remoting.server.meters import Meter, MeteredGroup, metered
 
 if TYPE_CHECKING:
     from trimq.remoting.server.connection import Connection
@@ -36,6 +37,8 @@ class Sees(Flag):
     """Who the client is. Fast paths are open to connections that have been admitted."""
     READINESS = auto()
     """A state that may change at any time. Fast paths are open while it is set."""
+    AMOUNT = auto()
+    """How many requests a connection sends. Fast paths are open while there is room, and what they serve is counted."""
     PROPERTIES = auto()
     """Messages with one of the feature's properties. Fast paths that check for these are open to all other messages."""
 
@@ -56,7 +59,9 @@ class Feature:
     ``check`` is called before the full handler of each request; it refuses one by raising RemotingError. ``codes`` are
     the request codes concerned; None for all codes, including those without a handler. ``admits``, for IDENTITY:
     whether a connection's requests may be served by fast paths without ``check``, see ``Gate.admit``. ``readiness``,
-    for READINESS. ``properties``, for PROPERTIES: their names.
+    for READINESS. ``properties``, for PROPERTIES: their names. ``meter``, for AMOUNT: it counts what fast paths serve.
+
+    ``follow`` is called with each outcome of a full handler behind ``check``, and returns the outcome to go on with.
 
     Raises ValueError if ``sees`` and the given fields do not match, and for coroutine functions, whose results no task
     would wait for.
@@ -69,16 +74,19 @@ class Feature:
     admits: Callable[["Connection"], bool] | None = None
     readiness: Readiness | None = None
     properties: frozenset[str] = frozenset()
+    meter: Meter | None = None
+    follow: Callable[["Connection", RemotingCommand, Outcome], Outcome] | None = None
 
     def __post_init__(self) -> None:
         for kind, given in (
             (Sees.IDENTITY, self.admits is not None),
             (Sees.READINESS, self.readiness is not None),
             (Sees.PROPERTIES, bool(self.properties)),
+            (Sees.AMOUNT, self.meter is not None),
         ):
             if (kind in self.sees) != given:
                 raise ValueError(f"the feature {self.name} sees {self.sees}: this does not match its field for {kind}")
-        for function in (self.check, self.admits):
+        for function in (self.check, self.admits, self.follow):
             if function is not None and _is_async(function):
                 raise ValueError(f"the feature {self.name} has a coroutine function: it would never be awaited")
 
@@ -116,7 +124,7 @@ class Gate:
         self.listeners: list[Callable[[], None]] = []
         self._admission = object()
         # Weak: tables get new servers whenever the configuration changes, and nothing tells which are gone.
-        self._groups: WeakValueDictionary[tuple[GroupedServer, Sequence[Feature]], _GuardedGroup]
+        self._groups: WeakValueDictionary[tuple[GroupedServer, Sequence[Feature]], GroupedServer]
         self._groups = WeakValueDictionary()
 
     def register(self, feature: Feature) -> None:
@@ -172,16 +180,27 @@ class Gate:
 
     def checked(self, code: int, handler: Handler) -> Handler:
         """``handler`` preceded by the checks of the features."""
-        checks = [feature.check for feature in self.features if feature.is_about(code)]
-        if not checks:
+        features = self.about(code)
+        if not features:
             return handler
+        checks = [feature.check for feature in features]
+        followers = [feature.follow for feature in features if feature.follow is not None]
 
         def serve(connection: "Connection", command: RemotingCommand) -> Outcome:
             for check in checks:
                 check(connection, command)
             return handler(connection, command)
 
-        return serve
+        if not followers:
+            return serve
+
+        def serve_followed(connection: "Connection", command: RemotingCommand) -> Outcome:
+            outcome = serve(connection, command)
+            for follow in followers:
+                outcome = follow(connection, command, outcome)
+            return outcome
+
+        return serve_followed
 
     def check(self, connection: "Connection", command: RemotingCommand) -> None:
         """Run the features' checks on a request without a handler. Raises RemotingError if one refuses it."""
@@ -191,30 +210,43 @@ class Gate:
 
     def opens(self, code: int, offers: Sees) -> bool:
         """Whether a fast path that offers ``offers`` may serve requests of ``code`` at all."""
-        offers |= Sees.IDENTITY | Sees.READINESS  # every fast path has these: its guard checks them for each request
+        # Every fast path has these: its guard looks at them for each request.
+        offers |= Sees.IDENTITY | Sees.READINESS | Sees.AMOUNT
         return all(feature.sees in offers for feature in self.features if feature.is_about(code))
 
     def guarded(self, code: int, fast: FastHandler) -> FastHandler:
-        """``fast`` behind a guard: None for a connection that is not admitted, and while a readiness is not set."""
-        guard = self._guard(code)
-        if guard is None:
-            return fast
+        """``fast`` behind a guard: None for a connection that is not admitted, and while a readiness is not set.
 
-        def serve(connection: "Connection", request: TypedRequest[Any]) -> bytes | Literal[Later.DEFERRED] | None:
-            return fast(connection, request) if guard(connection) else None
+        Also None without room (Sees.AMOUNT).
+        """
+        guarded, guard = fast, self._guard(code)
+        if guard is not None:
 
-        return serve
+            def serve(connection: "Connection", request: TypedRequest[Any]) -> bytes | Literal[Later.DEFERRED] | None:
+                return fast(connection, request) if guard(connection) else None
+
+            guarded = serve
+        # Before the other guards, since it costs less than what they may look at.
+        for meter in self._meters(code):
+            guarded = metered(meter, guarded)
+        return guarded
 
     def guarded_group(self, code: int, server: GroupedServer) -> GroupedServer:
         """The same for a grouped server. Of a server of several codes it is one object, if ``about`` is the same."""
-        guard = self._guard(code)
-        if guard is None:
+        guard, meters = self._guard(code), self._meters(code)
+        if guard is None and not meters:
             return server
-        return self._groups.setdefault((server, self.about(code)), _GuardedGroup(server, guard))
+        guarded = server if guard is None else _GuardedGroup(server, guard)
+        for meter in meters:
+            guarded = MeteredGroup(meter, guarded)
+        return self._groups.setdefault((server, self.about(code)), guarded)
 
     def about(self, code: int) -> tuple[Feature, ...]:
         """The features that have to see requests of ``code``. Codes with the same ones may be served together."""
         return tuple(feature for feature in self.features if feature.is_about(code))
+
+    def _meters(self, code: int) -> list[Meter]:
+        return [feature.meter for feature in self.about(code) if feature.meter is not None]
 
     def _guard(self, code: int) -> Callable[["Connection"], bool] | None:
         features = self.about(code)
