@@ -5,7 +5,7 @@ has arrived, and the reactor takes one step after each round, when the replies o
 clients shake hands, a request waits for one step at most.
 """
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -65,22 +65,20 @@ class ServerTls:
 class _Handshake(Unsecured):
     """Stands in for the socket of a connection until its handshake has ended: it stores what arrives for the next step.
 
-    ``step_wanted``: the connection is in the queue.
+    ``enqueue`` puts the connection into the queue, if it is not there yet.
     """
 
-    __slots__ = ("_enqueue", "began_at", "step_wanted", "tls")
+    __slots__ = ("_enqueue", "began_at", "tls")
 
     def __init__(self, tls: TlsSocket, began_at: float, enqueue: Callable[[], None]) -> None:
         super().__init__(tls.raw)
         self.tls = tls
         self.began_at = began_at
-        self.step_wanted = True
         self._enqueue = enqueue
 
     def recv_into(self, _: memoryview) -> int:
         """Take what has arrived for the next step. Always raises: BlockingIOError, or OSError if the peer is gone."""
-        if self.tls.fill() and not self.step_wanted:
-            self.step_wanted = True
+        if self.tls.fill():
             self._enqueue()
         raise BlockingIOError
 
@@ -91,7 +89,11 @@ class _Handshake(Unsecured):
 
 
 class Handshakes:
-    """The unfinished handshakes. ``queue`` has the connections for which a step can be taken."""
+    """The unfinished handshakes. ``queue`` has the connections for which a step can be taken, each once.
+
+    A closed connection leaves both at once: clients that begin handshakes and close would fill a queue that is emptied
+    by one in each round.
+    """
 
     def __init__(
         self,
@@ -112,7 +114,7 @@ class Handshakes:
         self._watch = watch
         self._continue_later = continue_later
         self._unfinished: dict[Connection, _Handshake] = {}  # in the order of their beginning
-        self.queue: deque[Connection] = deque()
+        self.queue: OrderedDict[Connection, None] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._unfinished)
@@ -134,18 +136,17 @@ class Handshakes:
             )
             return
         conn.tls = TlsSocket(raw.raw, context, server_side=True, first=first)
-        conn.sock = self._unfinished[conn] = _Handshake(conn.tls, self._time.now, partial(self.queue.append, conn))
-        self.queue.append(conn)
+        conn.sock = self._unfinished[conn] = _Handshake(conn.tls, self._time.now, partial(self._enqueue, conn))
+        self._enqueue(conn)
         conn.active_at = self._time.now
+
+    def _enqueue(self, conn: Connection) -> None:
+        self.queue[conn] = None
 
     def step(self) -> None:
         """Take the next step of one handshake."""
-        conn = self.queue.popleft()
-        handshake = self._unfinished.get(conn)
-        if handshake is None:  # closed meanwhile
-            return
-        handshake.step_wanted = False
-        tls = handshake.tls
+        conn, _ = self.queue.popitem(last=False)
+        tls = self._unfinished[conn].tls
         try:
             established = tls.do_handshake()
         except OSError as error:
@@ -175,6 +176,7 @@ class Handshakes:
     def time_out(self, conn: Connection) -> None:
         """Close a connection whose handshake takes too long."""
         del self._unfinished[conn]
+        self.queue.pop(conn, None)
         self._stats.handshakes_timed_out += 1
         conn.tls = None
         conn.close(f"the TLS handshake took more than {self._timeout:g} s", broken=True)
@@ -182,6 +184,7 @@ class Handshakes:
     def forget(self, conn: Connection) -> None:
         """Note that a connection is being closed."""
         if self._unfinished.pop(conn, None) is not None:
+            self.queue.pop(conn, None)
             self._stats.handshakes_failed += 1
         elif conn.tls is not None:
             self._stats.tls_connections -= 1
