@@ -65,21 +65,28 @@ class ServerTls:
 class _Handshake(Unsecured):
     """Stands in for the socket of a connection until its handshake has ended: it stores what arrives for the next step.
 
-    ``enqueue`` puts the connection into the queue, if it is not there yet.
+    ``enqueue`` puts the connection into the queue, if it is not there yet. ``answered``: a step was taken.
     """
 
-    __slots__ = ("_enqueue", "began_at", "tls")
+    __slots__ = ("_enqueue", "answered", "began_at", "tls")
 
     def __init__(self, tls: TlsSocket, began_at: float, enqueue: Callable[[], None]) -> None:
         super().__init__(tls.raw)
         self.tls = tls
         self.began_at = began_at
+        self.answered = False
         self._enqueue = enqueue
 
     def recv_into(self, _: memoryview) -> int:
         """Take what has arrived for the next step. Always raises: BlockingIOError, or OSError if the peer is gone."""
-        if self.tls.fill():
-            self._enqueue()
+        try:
+            if self.tls.fill():
+                self._enqueue()
+        except ConnectionResetError:
+            # What waits for the next step may end the handshake, with requests behind it. The socket reports the end
+            # again. Before the first answer nothing can: a step would only cost.
+            if not (self.answered and self.tls.arrived):
+                raise
         raise BlockingIOError
 
     def close(self) -> None:
@@ -146,7 +153,9 @@ class Handshakes:
     def step(self) -> None:
         """Take the next step of one handshake."""
         conn, _ = self.queue.popitem(last=False)
-        tls = self._unfinished[conn].tls
+        handshake = self._unfinished[conn]
+        handshake.answered = True
+        tls = handshake.tls
         try:
             established = tls.do_handshake()
         except OSError as error:

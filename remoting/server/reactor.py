@@ -9,7 +9,7 @@ timers fire in time under any load.
 
 import select
 import socket
-from collections.abc import Awaitable, Callable, Sequence, Sized
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from time import perf_counter
 from typing import Any, Final
 
@@ -99,7 +99,7 @@ class Reactor:
         )
         if tls is not None:
             stats.certificate_expires_at = lambda: tls.contexts.expires_at
-        self._steps: Sized = self._handshakes.queue if self._handshakes is not None else ()
+        self._steps: Collection[Connection] = self._handshakes.queue if self._handshakes is not None else ()
         self.outcomes = Outcomes(
             self.limits,
             stats,

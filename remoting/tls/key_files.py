@@ -194,6 +194,9 @@ def _rows(subject: object) -> Iterator[tuple[tuple[str, str], ...]]:
 def server_context(pair: KeyPair, verification: Verification, protocols: str = "", ciphers: str = "") -> ssl.SSLContext:
     """The context of a server. All arguments must have been checked."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    # A ticket of TLS 1.3 comes after the handshake. A client that closes without having read it resets the connection,
+    # and what it has sent is lost: one-way requests.
+    context.num_tickets = 0
     load_pair(context, pair)
     context.verify_mode = verification.mode
     if verification.trust is not None:
