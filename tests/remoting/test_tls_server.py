@@ -239,6 +239,29 @@ async def test_at_most_so_many_handshakes_are_unfinished(certificates: Certifica
         assert server.reactor.stats.handshakes_refused == 1
 
 
+async def test_a_host_with_the_most_unfinished_handshakes_does_not_keep_others_away(certificates: Certificates) -> None:
+    def secure(address: tuple[str, int]) -> str | None:
+        with (
+            socket.create_connection(address, source_address=("127.0.0.2", 0)) as plain,
+            certificates.client_context().wrap_socket(plain, server_hostname="localhost") as client,
+        ):
+            client.sendall(encode(request()))
+            assert client.recv(1)
+            return client.version()
+
+    async with within_seconds(tls=tls_of(certificates, most=3)) as server, many(server, 3) as streams:
+        handshakes = server.reactor._handshakes
+        assert handshakes is not None
+        for _ in range(2):  # the second finds a place
+            assert await trio.to_thread.run_sync(secure, server.address) == "TLSv1.3"
+        assert len(handshakes) == 2
+        assert await streams[0].receive_some(1) == b""  # the oldest
+        stats = server.reactor.stats
+        assert (stats.handshakes, stats.handshakes_refused, stats.handshakes_failed) == (2, 1, 0)
+        assert stats.tls_connections <= 1
+    assert (len(handshakes), handshakes._by_host) == (0, {})
+
+
 async def test_established_connections_do_not_count_as_handshakes(certificates: Certificates) -> None:
     async with within_seconds(tls=tls_of(certificates, most=1)) as server:
         context = certificates.client_context()
