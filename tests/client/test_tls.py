@@ -225,6 +225,8 @@ def test_mqadmin(servers: TlsServers, mode: str, certificates: Certificates) -> 
     assert "not trusted" in refused.output
     unverified = run(servers, "--tls", "--tls-no-verify", *files[2:])
     assert unverified.exit_code == 0
+    assert run(servers, "--tls-no-verify", *files[2:]).exit_code == 0
+    assert "not trusted" in run(servers, "--tls-no-verify-host-name").output  # not a plain connection
     plain = run(servers, "--no-tls", env=environment)
     assert plain.exit_code == (0 if mode == "permissive" else 3)
 
