@@ -9,8 +9,7 @@ timers fire in time under any load.
 
 import select
 import socket
-from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from time import perf_counter
 from typing import Any, Final
 
@@ -114,7 +113,7 @@ class Reactor:
         )
         if tls is not None:
             stats.certificate_expires_at = lambda: tls.contexts.expires_at
-        self._steps: deque[Connection] = self._handshakes.queue if self._handshakes is not None else deque()
+        self._steps: Collection[Connection] = self._handshakes.queue if self._handshakes is not None else ()
         self.outcomes = Outcomes(
             self.limits,
             stats,
