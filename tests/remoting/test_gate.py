@@ -253,9 +253,9 @@ def test_a_verifier_shortens_the_spans_of_a_group() -> None:
 
 
 def test_a_feature_that_sees_frames_needs_a_verifier() -> None:
-    with pytest.raises(ValueError, match="does not match its field for Sees.FRAME"):
+    with pytest.raises(ValueError, match=r"does not match its field for Sees\.FRAME"):
         Feature("frame", veto, Sees.FRAME)
-    with pytest.raises(ValueError, match="does not match its field for Sees.FRAME"):
+    with pytest.raises(ValueError, match=r"does not match its field for Sees\.FRAME"):
         Feature("frame", veto, Sees.HEADER, verifier=Lets())
 
 
