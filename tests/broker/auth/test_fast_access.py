@@ -18,6 +18,7 @@ from trimq.protocol.auth.model import Action, Decision, PolicyEntry, Resource, U
 from trimq.protocol.batch import encode_batch
 from trimq.protocol.codes import RequestCode
 from trimq.protocol.command import RemotingCommand
+from trimq.protocol.errors import RemotingError
 from trimq.protocol.frame import encode
 from trimq.protocol.headers.send import SendMessageRequestHeaderV2
 from trimq.protocol.native import NATIVE, NativeExtension
@@ -191,8 +192,8 @@ def connection(address: str = "127.0.0.1") -> Connection:
 
 def verifier(store: AuthStore, **more: Any) -> FastAccess:
     codes: Any = dict.fromkeys(("unsigned", "needless", "administration"), frozenset())
-    authenticator = Authenticator(store, ManualClock())
-    return FastAccess(store=store, authenticator=authenticator, **{"authorizer": Authorizer(store), **codes, **more})
+    parts = {"authenticator": Authenticator(store, ManualClock()), "authorizer": Authorizer(store)}
+    return FastAccess(store=store, **{**parts, **codes, **more})
 
 
 def request(topic: str = "T", name: str = "me", secret: str = CANARY) -> tuple[bytes, HeadedRequest[Any]]:
@@ -279,6 +280,21 @@ async def test_codes() -> None:
     left = verifier(store, left=["c"])
     left.known(me)
     assert not lets(left)
+
+
+@pytest.mark.parametrize("native", native_and_python())
+async def test_an_address_with_too_many_wrong_signatures(native: NativeExtension) -> None:
+    store, _ = await filled()
+    authenticator = Authenticator(store, ManualClock(), failures_per_minute=1)
+    fast = verifier(store, authorizer=None, authenticator=authenticator, native=native)
+    me = store.user("me")
+    assert me is not None
+    fast.known(me)
+    assert lets(fast)
+    with pytest.raises(RemotingError):
+        authenticator.verify({"AccessKey": "me"}, b"", 479, "127.0.0.1")
+    assert not lets(fast)
+    assert lets(fast, address="127.0.0.2")
 
 
 async def test_decisions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

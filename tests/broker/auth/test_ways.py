@@ -289,6 +289,7 @@ SEND = Request("send", "T", "app", "", False, 1)
 )
 @example(
     [
+        ("", "single", [SEND._replace(user="there", address=address) for address in (2, 2, 1, 2, 1)]),
         ("", "spread", many(SEND, SEND._replace(user="there"), SEND._replace(user="there", address=2), count=39)),
         ("deny app", "single", many(SEND, SEND._replace(user="deny"), count=8)),
         ("allow app", "single", [SEND._replace(kind=kind, user=user) for kind in KINDS for user in ("app", "off")]),
