@@ -271,7 +271,7 @@ class Client(Lifecycle):
         """
         reply = await self.invoke(address, RemotingCommand.request(code, header, body), timeout)
         if reply.code not in accept:
-            raise error_for(reply.code, reply.remark, address)
+            raise error_for(reply.code, reply.remark, address, code)
         return reply
 
     async def oneway(self, address: str, code: int, header: Struct | dict[str, str] | None, body: bytes = b"") -> None:
@@ -433,7 +433,11 @@ class Client(Lifecycle):
         return self._greeted.get(address) == self._joins
 
     def check_accepted(self) -> None:
-        """Raises CredentialsError if brokers refused this client's user at the last heartbeat, and none accepted it."""
+        """Raises CredentialsError if brokers refused this client's user at the last heartbeat, and none accepted it.
+
+        >>> def fail_early(consumer: "Consumer") -> None:
+        ...     consumer.client.check_accepted()
+        """
         if self._unaccepted and not self._greeted:
             raise copied(next(iter(self._unaccepted.values())))
 

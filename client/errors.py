@@ -24,7 +24,7 @@ refusal changes nothing, and the send fails with PerhapsStoredError. A server th
 import re
 from typing import Final
 
-from trimq.protocol.codes import ResponseCode
+from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.errors import code_name, help_text
 
 
@@ -249,13 +249,14 @@ _WHAT: Final = re.compile(r"has no permission to access|No default permission fo
 _ADVICE: Final = "Grant it with mqadmin createAcl; mqadmin explainAccess shows which policy decides."
 
 
-def _refusal(text: str, address: str | None) -> NoPermissionError:
-    """The error for code 16."""
+def _refusal(text: str, address: str | None, request: int | None) -> NoPermissionError:
+    """The error for code 16. Servers do not say which action they miss; the request code says it."""
     for pattern, advice in _WHO:
         if pattern.search(text):
             return CredentialsError(f"{text} {advice}", code=ResponseCode.NO_PERMISSION, address=address)
     if _WHAT.search(text):
-        text = f"{text} {_ADVICE}"
+        asked = "" if request is None else f" The request was {request_name(request)}."
+        text = f"{text}{asked} {_ADVICE}"
     return NoPermissionError(text, code=ResponseCode.NO_PERMISSION, address=address)
 
 
@@ -266,8 +267,22 @@ def copied(error: RocketMQError) -> RocketMQError:
     return own
 
 
-def error_for(code: int, remark: str | None, address: str | None) -> RocketMQError:
+def request_name(code: int) -> str:
+    """A request code for people.
+
+    >>> request_name(31), request_name(99)
+    ('GET_MIN_OFFSET (31)', '99')
+    """
+    return f"{RequestCode(code).name} ({int(code)})" if code in _REQUESTS else str(code)
+
+
+_REQUESTS: Final = frozenset(int(code) for code in RequestCode)
+
+
+def error_for(code: int, remark: str | None, address: str | None, request: int | None = None) -> RocketMQError:
     """The error for a reply whose code is not success; a code that is not listed gives PerhapsStoredError.
+
+    ``request`` is the code of the request, for the text of a NoPermissionError.
 
     >>> type(error_for(17, "topic[x] not exist", "127.0.0.1:10911")).__name__
     'TopicNotFoundError'
@@ -275,7 +290,7 @@ def error_for(code: int, remark: str | None, address: str | None) -> RocketMQErr
     text = remark or help_text(code) or f"the server answered with code {code}"
     kind: type[RocketMQError] = PerhapsStoredError
     if code == ResponseCode.NO_PERMISSION:
-        return _refusal(text, address)
+        return _refusal(text, address, request)
     if code == ResponseCode.TOPIC_NOT_EXIST:
         kind = TopicNotFoundError
     elif code in _USAGE:

@@ -117,7 +117,7 @@ class Pulled:
     def __init__(self, reply: RemotingCommand, call: PullCall, address: str) -> None:
         status = _STATUS.get(reply.code)
         if status is None:
-            raise error_for(reply.code, reply.remark, address)
+            raise error_for(reply.code, reply.remark, address, RequestCode.PULL_MESSAGE)
         answer = reply.header(PullMessageResponseHeader)
         self.status: PullStatus = status
         self.next_offset: int = answer.next_begin_offset

@@ -222,7 +222,7 @@ def receipts(reply: RemotingCommand, prepared: Prepared, queue: MessageQueue, ad
     """
     status = STATUS.get(reply.code)
     if status is None:
-        raise error_for(reply.code, reply.remark, address)
+        raise error_for(reply.code, reply.remark, address, prepared.code)
     try:
         answer = reply.header(SendMessageResponseHeader)
     except RemotingError as error:

@@ -200,6 +200,7 @@ def archive(store: str, target: str, as_json: bool, format_option: tuple[str, ..
 @click.option("--tasks", default=2, show_default=True, help="Number of tasks that send at the same time.")
 @_bucket
 @tls_options
+@click.option("--credentials-file", default="", help="File with accessKey and secretKey, on each machine that sends.")
 def replay(store: str, where: str, bucket: dict[str, str], **settings: Any) -> None:
     """Send rows of STORE into a topic again: at least once, rows with the same key in their order."""
     settings["tls"] = take_tls(settings)

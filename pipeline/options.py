@@ -6,6 +6,7 @@ too, since a misspelt filter must not silently read everything. Options that Spa
 
 import difflib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -14,6 +15,7 @@ SPARKS_OWN: Final = frozenset(
 )
 """Options that Spark or its readers and writers add themselves."""
 
+_SECRET: Final = re.compile("secret|password|token", re.IGNORECASE)
 _TRUE: Final = ("true", "1", "yes", "on")
 _FALSE: Final = ("false", "0", "no", "off")
 
@@ -26,6 +28,8 @@ class OptionError(ValueError):
     """
 
     def __init__(self, option: str, value: object, expected: str) -> None:
+        if isinstance(value, str) and _SECRET.search(option) and not option.lower().endswith("file"):
+            value = "***"  # given by mistake: the text goes to logs and web pages
         given = "is not given" if value is None else f"= {value!r}"
         super().__init__(f"option {option} {given}: expected {expected}")
         self.option = option

@@ -19,7 +19,7 @@ from trimq.protocol.auth.model import Action, User
 from trimq.protocol.auth.permissions import ADMINISTRATION, needs
 from trimq.protocol.auth.rules import on_topic
 from trimq.protocol.auth.signature import ACCESS_KEY
-from trimq.protocol.codes import ResponseCode
+from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.errors import RemotingError
 from trimq.protocol.record import RecordError
@@ -30,11 +30,17 @@ from trimq.remoting.runtime.log_budget import LogBudget
 from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.gate import Feature, Sees
 
-_log = structlog.get_logger("broker.auth")
+_log = structlog.get_logger("broker.access")
 
 PLAIN: Final = (
     "requests of administrators are served on TLS connections only: connect with TLS, or set allowAdminOverPlain=true"
 )
+
+_BY_OFFSET: Final = frozenset(
+    {RequestCode.VIEW_MESSAGE_BY_ID, RequestCode.CONSUMER_SEND_MSG_BACK, RequestCode.END_TRANSACTION}
+)
+"""Their handlers may ask for the user (``require_record``) after the receive buffer, of which a raw header is a view,
+holds the requests of others: so they keep the decoded fields."""
 
 
 class Access:
@@ -82,6 +88,8 @@ class Access:
         except RemotingError as error:
             raise self._refused(connection, command, "authentication", error) from None
         self._fast.known(user)
+        if code in _BY_OFFSET:
+            command.ext = fields
         if code in self._administration and not is_encrypted(connection):
             raise self._refused(connection, command, "plain", RemotingError(ResponseCode.NO_PERMISSION, PLAIN))
         # A Super may do everything: codes without an entry, and requests whose resources cannot be read, too.

@@ -25,7 +25,7 @@ from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.runtime.clock import Clock
 from trimq.remoting.runtime.log_budget import LogBudget
 
-_log = structlog.get_logger("broker.auth")
+_log = structlog.get_logger("broker.access")
 
 NO_USER = (
     "authenticationEnabled=true, and there is no user who could sign a request: set initAuthenticationUser"

@@ -5,20 +5,18 @@ There is no option for a secret key: other users of the machine see command line
 """
 
 import os
-import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import click
 
+from trimq.client.credentials_file import others_can_read, read_credentials
+from trimq.client.errors import UsageError
 from trimq.remoting.client.credentials import Credentials
 
 _META: Final = "trimq.credentials"
 _SECRET: Final = "TRIMQ_SECRET_KEY"  # noqa: S105 - the name of a variable
-_MOST: Final = 64 * 1024
-"""Bytes of a file of credentials."""
-_KEYS: Final = ("accessKey", "secretKey", "securityToken")
 
 _Function: TypeAlias = Callable[..., Any]
 
@@ -59,53 +57,16 @@ def kept() -> Credentials | None:
             raise click.UsageError(f"--access-key {access_key}: its secret key must be in the variable {_SECRET}")
         return Credentials(access_key, secret)
     if file:
-        return read_credentials(Path(file))
+        return _read(Path(file))
     home = os.environ.get("ROCKETMQ_HOME")
     tools = Path(home) / "conf" / "tools.yml" if home else None
-    return read_credentials(tools) if tools is not None and tools.is_file() else None
+    return _read(tools) if tools is not None and tools.is_file() else None
 
 
-def read_credentials(path: Path) -> Credentials:
-    """The credentials in a file; warns if other users can read it. Raises click.UsageError, without its content."""
+def _read(path: Path) -> Credentials:
     try:
-        with path.open("rb") as file:
-            if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & (stat.S_IRGRP | stat.S_IROTH):
-                click.echo(f"Warning: other users can read the secret key in {path}: chmod 600 {path}", err=True)
-            data = file.read(_MOST)
-    except OSError as error:
-        raise click.UsageError(f"the credentials in {path} cannot be read: {error.strerror}") from None
-    values = _values(path, data)
-    missing = [key for key in _KEYS[:2] if not values.get(key)]
-    if missing:
-        raise click.UsageError(f"{path}: {' and '.join(missing)} missing; expected a line {missing[0]}: VALUE")
-    return Credentials(values["accessKey"], values["secretKey"], values.get("securityToken"))
-
-
-def _values(path: Path, data: bytes) -> dict[str, str]:
-    """The keys and texts of a file in YAML's form for a flat map; other keys do not count."""
-    try:
-        lines = data.decode().splitlines()
-    except UnicodeDecodeError:
-        raise click.UsageError(f"{path} is not UTF-8 text") from None
-    values: dict[str, str] = {}
-    for number, line in enumerate(lines, 1):
-        text = line.strip()
-        if not text or text.startswith(("#", "---")):
-            continue
-        key, colon, value = text.partition(":")
-        if not colon or (value and not value[0].isspace()):
-            raise click.UsageError(f"{path}, line {number}: expected KEY: VALUE")
-        if key in _KEYS:
-            values[key] = _text(path, number, value.strip())
-    return values
-
-
-def _text(path: Path, number: int, value: str) -> str:
-    """A value without its quotes, or without the comment behind it."""
-    quote = value[:1]
-    if quote not in ("'", '"'):
-        return value.partition(" #")[0].rstrip()
-    inside, end, rest = value[1:].partition(quote)
-    if not end or (rest.strip() and not rest.lstrip().startswith("#")) or "\\" in inside:
-        raise click.UsageError(f"{path}, line {number}: expected a text in {quote}, without {quote} or \\ inside")
-    return inside
+        if others_can_read(path):
+            click.echo(f"Warning: other users can read the secret key in {path}: chmod 600 {path}", err=True)
+        return read_credentials(path)
+    except UsageError as error:
+        raise click.UsageError(error.text) from None

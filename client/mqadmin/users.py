@@ -48,6 +48,11 @@ def words(text: str | None) -> list[str]:
     return [word for part in (text or "").split(",") if (word := part.strip())]
 
 
+def at_terminal() -> bool:
+    """Whether a person can be asked."""
+    return sys.stdin.isatty()
+
+
 def _secret(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
     """The password that an option means: with ``-`` the first line of the standard input."""
     if value == "-":
@@ -59,7 +64,7 @@ def _secret(_context: click.Context, _option: click.Parameter, value: str | None
 
 def _asked_secret(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
     """As ``_secret``; without the option a person is asked for it, without showing it."""
-    if value is None and sys.stdin.isatty():
+    if value is None and at_terminal():
         entered: str = click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
         return entered
     if value is None:
@@ -202,7 +207,7 @@ async def copy_user(admin: Admin, out: Output, *, source: str, target: str, name
     if without:
         raise UsageError(
             f"{source} returns no password of {', '.join(without)}, so nothing is copied: set "
-            "authReturnPasswords=superOverTls there and ask with --tls, as a Super; or make the users with createUser -p"
+            "authReturnPasswords=superOverTls there and ask with --tls, as a Super; or make them with createUser -p"
         )
     for user in found:
         change = UserChange(user.password, user.user_type, user.user_status)

@@ -6,6 +6,7 @@ failed task sends all of its rows again. Where duplicates matter, write to the t
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
@@ -23,6 +24,7 @@ class ReplayOptions(Struct, frozen=True):
     """``rate``: messages a second of all tasks together, 0 for no limit. ``key``: an SQL expression, "" for any order.
 
     ``order``: an SQL expression by which the rows of one key are sorted. ``tls``: as of trimq.client.ClientOptions.
+    ``credentials_file``: a file that each task reads (see trimq.client.credentials_file), "" for none.
     """
 
     namesrv: str
@@ -33,6 +35,7 @@ class ReplayOptions(Struct, frozen=True):
     tasks: int = 2
     group: str = "trimq-replay"
     tls: Tls | bool = False
+    credentials_file: str = ""
 
 
 def replay(table: DataFrame, options: ReplayOptions) -> int:
@@ -75,12 +78,14 @@ class _Sender:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Send the rows of ``batches``; yields one row with their number."""
         from trimq.client import ClientOptions  # noqa: PLC0415 - as below
+        from trimq.client.credentials_file import read_credentials  # noqa: PLC0415 - as below
         from trimq.client.sync import Producer  # noqa: PLC0415 - only executors that have rows need the SDK
 
         options = self._options
         pace = Pace(options.rate / options.tasks)
         sent = 0
-        settings = ClientOptions(tls=options.tls)
+        credentials = read_credentials(Path(options.credentials_file)) if options.credentials_file else None
+        settings = ClientOptions(tls=options.tls, credentials=credentials)
         with Producer(options.group, namesrv=options.namesrv, options=settings) as producer:
             queues = sorted(producer.queues(options.topic))
             for batch in batches:

@@ -225,7 +225,8 @@ class _Delivery:
             return None
         places = [(queue, route.master(queue.broker_name)) for queue in queues]
         known = [(queue, address) for queue, address in places if address is not None]
-        return DirectSender(self._settings.group, known, session.REQUEST_TIMEOUT) if known else None
+        signer = self._producer.client.signer
+        return DirectSender(self._settings.group, known, session.REQUEST_TIMEOUT, signer) if known else None
 
     async def _finish_direct_sender(self, group: TaskGroup) -> None:
         """Wait until the direct sender's requests are acknowledged."""

@@ -22,9 +22,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from trimq.client import Tls
+from trimq.client.signing import Signer
 from trimq.pipeline.topics.connecting import connect
 from trimq.pipeline.topics.planning import Range
+from trimq.pipeline.topics.servers import Servers
 from trimq.protocol import sysflag
 from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.command import RemotingCommand, to_ext
@@ -82,12 +83,14 @@ class _UnexpectedReplyError(Exception):
 class DirectConnection:
     """Reads one range of a queue. When ``reply_batches`` ends, everything before ``at`` has been returned."""
 
-    def __init__(self, address: str, group: str, span: Range, timeout: float, tls: Tls | bool = False) -> None:
+    def __init__(self, address: str, group: str, span: Range, timeout: float, servers: Servers) -> None:
+        credentials = servers.credentials()
+        self._encode = encode if credentials is None else Signer(credentials).encode
         self.at = span.begin
         self._address = address
         self._span = span
         self._timeout = timeout
-        self._tls = tls
+        self._tls = servers.tls
         self._opaque = 0
         self._asked: dict[int, _Part] = {}
         self._parts: deque[_Part] = deque()
@@ -219,7 +222,7 @@ class DirectConnection:
         self._fields["queueOffset"], self._fields["maxMsgNums"] = str(part.at), str(min(_ASK_FOR, part.end - part.at))
         command = RemotingCommand.request(RequestCode.PULL_MESSAGE, self._fields)
         command.opaque = self._opaque
-        return encode(command)
+        return self._encode(command)
 
     def _receive_reply(self, connection: socket.socket) -> None:
         """Receive one reply and add its messages to its part. Raises _UnexpectedReplyError."""

@@ -16,6 +16,7 @@ from typing import Final
 
 from trimq.client.message import MessageQueue
 from trimq.client.sending import STATUS, send_command
+from trimq.client.signing import Signer
 from trimq.pipeline.topics.connecting import connect
 from trimq.pipeline.topics.rows_fast_path import Request
 from trimq.protocol.errors import FrameError
@@ -132,12 +133,16 @@ class _BrokerConnection:
 class DirectSender:
     """Sends requests to the queues of one topic in turn. ``places`` are the queues with the addresses of their brokers.
 
-    ``send`` and ``finish`` raise ConnectionEndedError when a connection fails; only ``take_back`` may follow.
+    ``signer`` signs the requests. ``send`` and ``finish`` raise ConnectionEndedError when a connection fails; only
+    ``take_back`` may follow.
     """
 
-    def __init__(self, group: str, places: Sequence[tuple[MessageQueue, str]], timeout: float) -> None:
+    def __init__(
+        self, group: str, places: Sequence[tuple[MessageQueue, str]], timeout: float, signer: Signer | None = None
+    ) -> None:
         self.topic = places[0][0].topic
         self._group = group
+        self._signer = signer
         self._places = places
         self._turn = random.randrange(len(places))  # noqa: S311 - not for security: tasks start at different queues
         self._timeout = timeout
@@ -161,8 +166,11 @@ class DirectSender:
                 connection = self._connections[address] = _BrokerConnection(address, self._timeout)
             while connection.is_full:
                 connection.take_replies()
-            command = send_command(self._group, request.prepared(), queue)
+            signer = self._signer
+            command = send_command(self._group, request.prepared(b"" if signer is None else bytes(request.body)), queue)
             command.opaque = self._opaque = self._opaque + 1
+            if signer is not None:
+                command = signer.signed(command)
             head = encode_head(command, len(request.body))
             self._unsent = []
             connection.send(head, request, self._opaque)

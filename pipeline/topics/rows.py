@@ -155,8 +155,8 @@ def read_range(span: Range, settings: ReadSettings, *, commit: bool) -> Iterator
     if span.size >= MIN_MESSAGES and not settings.is_filtered:
         address = _address(span, settings)
         if address is not None:
-            group, tls = settings.group or DEFAULT_GROUP, settings.servers.tls
-            connection = DirectConnection(address, group, span, REQUEST_TIMEOUT, tls)
+            group = settings.group or DEFAULT_GROUP
+            connection = DirectConnection(address, group, span, REQUEST_TIMEOUT, settings.servers)
             yield from _direct_batches(connection, span, settings)
             rest = span._replace(begin=connection.at)
 

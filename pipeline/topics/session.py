@@ -24,7 +24,8 @@ _AHEAD: Final = 2
 
 def open_client(servers: Servers) -> Client:
     """A client instance for a worker."""
-    return Client(servers.namesrv, ClientOptions(request_timeout=REQUEST_TIMEOUT, tls=servers.tls))
+    options = ClientOptions(request_timeout=REQUEST_TIMEOUT, tls=servers.tls, credentials=servers.credentials())
+    return Client(servers.namesrv, options)
 
 
 def ask(servers: Servers, question: Callable[[Client], Awaitable[T]]) -> T:

@@ -34,7 +34,7 @@ def certificate_notes(contexts: HasCertificate, clock: Clock, warning_days: int)
     left = end - clock.wall_ms() / 1000
     how = "put a new one at tls.server.certPath and its key at tls.server.keyPath: no restart is needed"
     if left <= 0:
-        text = f"the certificate {contexts.subject} has expired {-left / _DAY:.1f} days ago: {how}"
+        text = f"the certificate {contexts.subject} has expired {abs(left) / _DAY:.1f} days ago: {how}"
         yield Reason(CERTIFICATE_EXPIRED, text)
     elif left <= warning_days * _DAY:
         yield Reason(CERTIFICATE_ENDS, f"the certificate {contexts.subject} ends in {left / _DAY:.1f} days: {how}")

@@ -39,3 +39,8 @@ class FirstBytes(Unsecured):
             conn.sock = self.raw
             return count
         raise BlockingIOError
+
+    def close(self) -> None:
+        """Close the plain socket. No reference to the connection is left: it is freed without the collector."""
+        super().close()
+        del self._connection

@@ -84,6 +84,11 @@ class _Handshake(Unsecured):
             self._enqueue()
         raise BlockingIOError
 
+    def close(self) -> None:
+        """Close the plain socket, and refer to the connection no more (see FirstBytes)."""
+        super().close()
+        del self._enqueue
+
 
 class Handshakes:
     """The unfinished handshakes. ``queue`` has the connections for which a step can be taken."""

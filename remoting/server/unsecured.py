@@ -39,6 +39,14 @@ class Unsecured:
         """Of the plain socket."""
         return self.raw.getpeername()
 
+    def getsockname(self) -> Any:
+        """Of the plain socket."""
+        return self.raw.getsockname()
+
+    def getsockopt(self, level: int, name: int) -> int:
+        """Of the plain socket."""
+        return self.raw.getsockopt(level, name)
+
     def setsockopt(self, level: int, name: int, value: int) -> None:
         """Of the plain socket."""
         self.raw.setsockopt(level, name, value)

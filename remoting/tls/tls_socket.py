@@ -63,6 +63,14 @@ class ByteSocket(Protocol):
         """The address of the other end."""
         ...
 
+    def getsockname(self) -> Any:
+        """The address of this end."""
+        ...
+
+    def getsockopt(self, level: int, name: int, /) -> int:
+        """An option of the socket."""
+        ...
+
     def setsockopt(self, level: int, name: int, value: int, /) -> None:
         """Set an option of the socket."""
         ...
@@ -260,8 +268,6 @@ class TlsSocket:
                     break
         except ssl.SSLWantReadError:
             pass
-        except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
-            self._ended = True
         except ssl.SSLError as error:
             self._send_alert()
             raise ConnectionAbortedError(f"the TLS connection failed: {text_of(error)}") from error

@@ -83,8 +83,7 @@ def test_strange_variables_leave_a_word() -> None:
     }
     configuration = load_broker(environment=environment)
     assert configuration.warnings == [
-        "TRIMQ_ENABLE_LMQ: enableLmq is not supported: inner batches, light queues and multi-dispatch are not "
-        "implemented yet",
+        "TRIMQ_ENABLE_LMQ: enableLmq is not supported: " + BROKER.unsupported["enableLmq"],
         "unknown variable TRIMQ_LISTENPORT (did you mean TRIMQ_LISTEN_PORT?); ignored",
     ]
     assert len(configuration.notes) == 1

@@ -19,7 +19,7 @@ from trimq.protocol.message import StoredMessage, decode_messages
 class WireClient:
     """One connection. Replies are matched by opaque; the broker's own requests are stored in ``asked``."""
 
-    def __init__(self, stream: trio.SocketStream, encoding: Encoding = Encoding.JSON) -> None:
+    def __init__(self, stream: trio.abc.Stream, encoding: Encoding = Encoding.JSON) -> None:
         self.stream = stream
         self.encoding = encoding
         self.asked: list[RemotingCommand] = []
@@ -33,6 +33,13 @@ class WireClient:
     async def connect(cls, address: tuple[str, int], encoding: Encoding = Encoding.JSON) -> AsyncIterator[Self]:
         stream = await trio.open_tcp_stream(*address)
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        async with cls.over(stream, encoding) as client:
+            yield client
+
+    @classmethod
+    @asynccontextmanager
+    async def over(cls, stream: trio.abc.Stream, encoding: Encoding = Encoding.JSON) -> AsyncIterator[Self]:
+        """A client on a stream that is connected."""
         client = cls(stream, encoding)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(client._read)

@@ -197,3 +197,21 @@ def test_the_sections_of_every_server_are_sound() -> None:
         configuration.check()
     configuration.apply("logFormat", "json", "-x")
     assert configuration.value("logFormat") == "json"
+
+
+@dataclass(frozen=True)
+class Locked:
+    """A section with a secret."""
+
+    door_code: str = option("", "Opens the door.", check=lambda text: "" if text.isdigit() else "digits", secret=True)
+
+
+def test_a_secret_is_shown_nowhere_and_no_request_changes_it() -> None:
+    configuration = Configuration(Schema(program="house", sections=(Locked,)))
+    configuration.apply("doorCode", "4711", "house.conf:1")
+    assert configuration.section(Locked).door_code == "4711"
+    assert configuration.properties_text() == "doorCode=***\n"
+    assert [row.value for row in configuration.effective()] == ["***"]
+    assert [refusal.protected for refusal in configuration.check_change({"doorCode": "1"})] == [True]
+    with pytest.raises(ConfigError, match=r"^house.conf:2: doorCode=\*\*\*: expected digits$"):
+        configuration.apply("doorCode", "hunter2", "house.conf:2")

@@ -271,6 +271,7 @@ async def test_a_paused_connection_that_breaks_is_closed() -> None:
     async with serving(big_replies(), limits) as server:
         async with server.peer(receive_buffer=4096) as peer:
             await fill(server, peer, 100_000)
+            assert isinstance(peer.stream, trio.SocketStream)
             peer.stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         await until(server, "s.connections == 0")
         assert server.reactor.stats.paused == 0

@@ -1,7 +1,9 @@
 """TLS in the reactor: which connections are served, bounded handshakes, and no byte that waits for an event."""
 
+import gc
 import socket
 import ssl
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -35,6 +37,7 @@ class Contexts:
 
     mode: TlsMode
     server: ssl.SSLContext | None
+    expires_at: float | None = None
 
 
 def server_context(certificates: Certificates) -> ssl.SSLContext:
@@ -100,10 +103,12 @@ async def test_a_plain_connection_has_its_plain_socket_after_the_first_read(cert
 async def test_versions(certificates: Certificates, version: ssl.TLSVersion) -> None:
     context = certificates.client_context()
     context.maximum_version = version
-    async with within_seconds(table(), tls=tls_of(certificates, TlsMode.ENFORCING)) as server:
-        async with server.peer(tls=context) as peer:
-            assert await version_of(peer) == version.name.replace("_", ".").encode()
-            assert isinstance(server.connection().sock, TlsSocket)
+    async with (
+        within_seconds(table(), tls=tls_of(certificates, TlsMode.ENFORCING)) as server,
+        server.peer(tls=context) as peer,
+    ):
+        assert await version_of(peer) == version.name.replace("_", ".").encode()
+        assert isinstance(server.connection().sock, TlsSocket)
 
 
 @pytest.mark.parametrize("first", [encode(request(oneway=True)), b"\0", b"GET / HTTP/1.1\r\n\r\n", b"\x15\x03\x01"])
@@ -373,6 +378,8 @@ async def test_nothing_is_sent_before_the_first_bytes_and_the_handshake(certific
         for _ in range(2):  # before the first bytes, and within the handshake
             conn.probe()
             assert conn.sock.getpeername() == theirs.getsockname()
+            assert conn.sock.getsockname() == theirs.getpeername()
+            assert conn.sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
             with pytest.raises(BlockingIOError):
                 conn.sock.send(b"x")
             with pytest.raises(BlockingIOError):
@@ -388,6 +395,27 @@ async def test_nothing_is_sent_before_the_first_bytes_and_the_handshake(certific
     reactor._selector.close()
 
 
+@pytest.mark.parametrize("phase", ["nothing sent", "within the handshake", "established", "plain", "plain refused"])
+async def test_a_closed_connection_is_freed_without_the_collector(certificates: Certificates, phase: str) -> None:
+    mode = TlsMode.ENFORCING if phase == "plain refused" else TlsMode.PERMISSIVE
+    async with within_seconds(tls=tls_of(certificates, mode)) as server:
+        gc.disable()
+        try:
+            async with server.peer(tls=certificates.client_context() if phase == "established" else None) as peer:
+                await until(server, "s.connections")
+                freed = weakref.ref(server.connection())
+                if phase.startswith("plain"):
+                    await peer.send(request())
+                elif phase == "within the handshake":
+                    await peer.send_bytes(HELLO)
+                await trio.testing.wait_all_tasks_blocked()
+            await until(server, "s.closed")
+            await trio.testing.wait_all_tasks_blocked()
+            assert freed() is None
+        finally:
+            gc.enable()
+
+
 # no byte waits for an event
 
 
@@ -398,15 +426,17 @@ async def in_one_record(peer: Peer, data: bytes) -> None:
 
 @pytest.mark.parametrize("tail", [1, 1000, 9000])
 async def test_frames_in_the_record_of_a_long_frames_end_are_served(certificates: Certificates, tail: int) -> None:
-    async with within_seconds(tls=tls_of(certificates)) as server:
-        async with server.peer(tls=certificates.client_context()) as peer:
-            for size in (40_000, 262_000, 900_000, 1_500_000):
-                frames = [encode(request(body=bytes(size), opaque=1))]
-                frames += [encode(request(body=bytes(length), opaque=2)) for length in (0, 3000)]
-                await peer.send_bytes(frames[0][:-tail])
-                await trio.testing.wait_all_tasks_blocked()
-                await in_one_record(peer, frames[0][-tail:] + frames[1] + frames[2])
-                assert [(await peer.receive()).opaque for _ in range(3)] == [1, 2, 2]
+    async with (
+        within_seconds(tls=tls_of(certificates)) as server,
+        server.peer(tls=certificates.client_context()) as peer,
+    ):
+        for size in (40_000, 262_000, 900_000, 1_500_000):
+            frames = [encode(request(body=bytes(size), opaque=1))]
+            frames += [encode(request(body=bytes(length), opaque=2)) for length in (0, 3000)]
+            await peer.send_bytes(frames[0][:-tail])
+            await trio.testing.wait_all_tasks_blocked()
+            await in_one_record(peer, frames[0][-tail:] + frames[1] + frames[2])
+            assert [(await peer.receive()).opaque for _ in range(3)] == [1, 2, 2]
 
 
 async def test_a_connection_that_waits_for_memory_gets_its_bytes_though_no_event_reports_them(
@@ -415,64 +445,72 @@ async def test_a_connection_that_waits_for_memory_gets_its_bytes_though_no_event
     """Its long frame has to grow, its end is inside its TLS, and the client has sent everything."""
     limits = ReactorLimits(max_unfinished=4 * MIB)
     clock = ManualClock()
-    async with within_seconds(limits=limits, clock=clock, tls=tls_of(certificates)) as server:
-        async with server.peer() as one, server.peer() as two, server.peer(tls=certificates.client_context()) as peer:
-            received = 0
+    async with (
+        within_seconds(limits=limits, clock=clock, tls=tls_of(certificates)) as server,
+        server.peer() as one,
+        server.peer() as two,
+        server.peer(tls=certificates.client_context()) as peer,
+    ):
+        received = 0
 
-            async def send(sender: Peer, data: bytes) -> None:
-                nonlocal received
-                received += len(data)
-                await sender.send_bytes(data)
-                await until(server, f"s.bytes_in == {received}")
+        async def send(sender: Peer, data: bytes) -> None:
+            nonlocal received
+            received += len(data)
+            await sender.send_bytes(data)
+            await until(server, f"s.bytes_in == {received}")
 
-            # The first 256 KiB have a buffer. Then two others take what long frames of many connections may have.
-            long = encode(request(body=bytes(270_000), opaque=7))
-            await send(peer, long[:200_000])
-            frame = encode(request(body=bytes(2 * MIB)))
-            await send(one, frame[:1_000_000])
-            await send(two, frame[:1_000_000])
-            await send(peer, long[200_000:262_000])
-            await in_one_record(peer, long[262_000:])
-            await trio.testing.wait_all_tasks_blocked()
-            (waits,) = [conn for conn in server.reactor.connections.values() if conn.aside]
-            assert waits.tls is not None
-            assert waits.tls.has_bytes
-            await one.stream.aclose()
-            await until(server, "s.connections == 2")
-            clock.advance(1)  # the scan reads it again
-            assert (await peer.receive()).opaque == 7
+        # The first 256 KiB have a buffer. Then two others take what long frames of many connections may have.
+        long = encode(request(body=bytes(270_000), opaque=7))
+        await send(peer, long[:200_000])
+        frame = encode(request(body=bytes(2 * MIB)))
+        await send(one, frame[:1_000_000])
+        await send(two, frame[:1_000_000])
+        await send(peer, long[200_000:262_000])
+        await in_one_record(peer, long[262_000:])
+        await trio.testing.wait_all_tasks_blocked()
+        (waits,) = [conn for conn in server.reactor.connections.values() if conn.aside]
+        assert waits.tls is not None
+        assert waits.tls.has_bytes
+        await one.stream.aclose()
+        await until(server, "s.connections == 2")
+        clock.advance(1)  # the scan reads it again
+        assert (await peer.receive()).opaque == 7
 
 
 async def test_a_connection_over_its_mark_gets_its_bytes_when_it_has_drained(certificates: Certificates) -> None:
     limits = ReactorLimits(high_water=2 * MIB, low_water=1000)
-    async with within_seconds(table(), limits, tls=tls_of(certificates)) as server:
-        async with server.peer(tls=certificates.client_context(), receive_buffer=4096) as peer:
-            requests = [encode(request(BIG_REPLY, opaque=number)) for number in range(40)]
-            first = encode(request(body=bytes(100_000), opaque=100))
-            await peer.send_bytes(first[:-10])
-            await trio.testing.wait_all_tasks_blocked()
-            await in_one_record(peer, first[-10:] + b"".join(requests[:20]))
-            await until(server, "s.paused")
-            await in_one_record(peer, b"".join(requests[20:]))
-            assert [(await peer.receive()).opaque for _ in range(41)] == [100, *range(40)]
+    async with (
+        within_seconds(table(), limits, tls=tls_of(certificates)) as server,
+        server.peer(tls=certificates.client_context(), receive_buffer=4096) as peer,
+    ):
+        requests = [encode(request(BIG_REPLY, opaque=number)) for number in range(40)]
+        first = encode(request(body=bytes(100_000), opaque=100))
+        await peer.send_bytes(first[:-10])
+        await trio.testing.wait_all_tasks_blocked()
+        await in_one_record(peer, first[-10:] + b"".join(requests[:20]))
+        await until(server, "s.paused")
+        await in_one_record(peer, b"".join(requests[20:]))
+        assert [(await peer.receive()).opaque for _ in range(41)] == [100, *range(40)]
 
 
 async def test_bytes_of_a_closed_or_paused_connection_are_not_read(certificates: Certificates) -> None:
     """They are inside its TLS, and it is among those that get a turn: it may have been closed or paused since."""
-    async with within_seconds(tls=tls_of(certificates)) as server:
-        async with server.peer(tls=certificates.client_context()) as peer:
-            await peer.ask(request())
-            conn = server.connection()
-            frames = server.reactor.stats.frames
-            assert conn.tls is not None
-            conn.tls._left = True
-            for name in ("paused", "aside", "closed"):
-                setattr(conn, name, True)
-                server.reactor._sender.ready.append(conn)
-                await server.reactor._round(())
-                setattr(conn, name, False)
-            assert (server.reactor.stats.frames, conn.tls.has_bytes) == (frames, True)
-            conn.tls._left = False
+    async with (
+        within_seconds(tls=tls_of(certificates)) as server,
+        server.peer(tls=certificates.client_context()) as peer,
+    ):
+        await peer.ask(request())
+        conn = server.connection()
+        frames = server.reactor.stats.frames
+        assert conn.tls is not None
+        conn.tls._left = True
+        for name in ("paused", "aside", "closed"):
+            setattr(conn, name, True)
+            server.reactor._sender.ready.append(conn)
+            await server.reactor._round(())
+            setattr(conn, name, False)
+        assert (server.reactor.stats.frames, conn.tls.has_bytes) == (frames, True)
+        conn.tls._left = False
 
 
 async def test_the_end_that_comes_with_the_last_request(certificates: Certificates) -> None:
@@ -514,23 +552,27 @@ async def test_a_lost_peer_whose_flight_waits(certificates: Certificates, monkey
             raise BrokenPipeError
         return True
 
-    async with within_seconds(tls=tls_of(certificates)) as server:
-        async with server.peer(tls=certificates.client_context()) as peer:
-            await peer.ask(request())
-            conn = server.connection()
-            monkeypatch.setattr(TlsSocket, "flushed", lost)
-            assert conn.tls is not None
-            conn.tls._outgoing.write(b"a key update")
-            server.reactor._sender.watch(conn)
-            await until(server, "s.connections == 0")
+    async with (
+        within_seconds(tls=tls_of(certificates)) as server,
+        server.peer(tls=certificates.client_context()) as peer,
+    ):
+        await peer.ask(request())
+        conn = server.connection()
+        monkeypatch.setattr(TlsSocket, "flushed", lost)
+        assert conn.tls is not None
+        conn.tls._outgoing.write(b"a key update")
+        server.reactor._sender.watch(conn)
+        await until(server, "s.connections == 0")
 
 
 async def test_a_large_reply_to_a_slow_reader(certificates: Certificates) -> None:
     limits = ReactorLimits(high_water=300_000, low_water=1000)
-    async with within_seconds(table(), limits, tls=tls_of(certificates)) as server:
-        async with server.peer(tls=certificates.client_context(), receive_buffer=4096) as peer:
-            for _ in range(3):
-                assert len((await peer.ask(request(BIG_REPLY))).body) == MIB
+    async with (
+        within_seconds(table(), limits, tls=tls_of(certificates)) as server,
+        server.peer(tls=certificates.client_context(), receive_buffer=4096) as peer,
+    ):
+        for _ in range(3):
+            assert len((await peer.ask(request(BIG_REPLY))).body) == MIB
 
 
 def test_the_limits_come_from_the_configuration(certificates: Certificates) -> None:

@@ -18,6 +18,7 @@ from trimq.client.sync import Producer
 from trimq.pipeline.topics import direct_connection, rows
 from trimq.pipeline.topics.direct_connection import DirectConnection
 from trimq.pipeline.topics.planning import Range
+from trimq.pipeline.topics.servers import Servers
 from trimq.protocol.codes import ResponseCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.frame import FrameDecoder, encode
@@ -64,7 +65,7 @@ def broker(answer: Answer, *, reorder: random.Random | None = None) -> Iterator[
 
 def taken(address: str, span: Range = SPAN, buffers: list[int] | None = None) -> tuple[list[int], int]:
     """``buffers`` takes the size of each batch's buffer."""
-    direct = DirectConnection(address, "g", span, 20)
+    direct = DirectConnection(address, "g", span, 20, Servers(address))
     given: list[int] = []
     for view, pieces in direct.reply_batches():
         assert direct.at == (given[-1] + 1 if given else span.begin), "the messages before it have been returned"

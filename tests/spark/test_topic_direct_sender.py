@@ -10,6 +10,7 @@ from contextlib import closing, contextmanager, suppress
 import pyarrow as pa
 import pytest
 
+from tests.client.verifying import SECRET, USER, problem
 from tests.interop.harness.servers import Cluster
 from tests.spark.tables import bodies, options_of, read, write
 from trimq.client.message import MessageQueue
@@ -20,8 +21,9 @@ from trimq.pipeline.topics.direct_sender import ConnectionEndedError, DirectSend
 from trimq.pipeline.topics.rows_fast_path import Request
 from trimq.protocol.codes import ResponseCode
 from trimq.protocol.command import RemotingCommand
-from trimq.protocol.frame import FrameDecoder, encode
+from trimq.protocol.frame import FrameDecoder, decode, encode
 from trimq.protocol.headers.send import SendMessageResponseHeader
+from trimq.remoting.client.credentials import Credentials, Signer
 
 pytestmark = pytest.mark.one_pyspark
 
@@ -278,3 +280,27 @@ def test_nothing_is_in_flight_in_the_background_while_the_direct_sender_works(
     assert started > 2
     assert sent > 2
     assert bodies(read(cluster, topics=topic)) == everything
+
+
+def test_requests_are_signed() -> None:
+    # guards the fast path of writing, which makes its frames itself: header and body leave separately
+    frames: list[bytes] = []
+
+    def serve() -> None:
+        connection, _ = server.accept()
+        with connection, connection.makefile("rb") as stream:
+            size = int.from_bytes(stream.read(4), "big")
+            frames.append(stream.read(size))
+            reply = decode(memoryview(frames[0])).reply(header={"msgId": "0" * 32, "queueId": "0", "queueOffset": "0"})
+            connection.sendall(encode(reply))
+
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        sender = DirectSender("g", [(queue(0), address)], 20, Signer(Credentials(USER, SECRET)))
+        sender.send(request(0))
+        sender.finish()
+        sender.close()
+        thread.join(30)
+    assert [problem(frame, {USER: SECRET}) for frame in frames] == [None]

@@ -15,7 +15,7 @@ from trimq.protocol.command import RemotingCommand
 
 ROOT, ROOT_SECRET = "root", "root secret canary-7f3a91"
 SECRETS = {ROOT: ROOT_SECRET}
-ON = {
+ON: dict[str, Any] = {
     "authenticationEnabled": True,
     "authorizationEnabled": True,
     "allowSecretsInClear": True,
@@ -79,7 +79,7 @@ def is_refused(reply: RemotingCommand) -> bool:
 
 
 @asynccontextmanager
-async def closed_broker(directory: Path, **changes: object) -> AsyncIterator[tuple[BrokerController, User]]:
+async def closed_broker(directory: Path, **changes: Any) -> AsyncIterator[tuple[BrokerController, User]]:
     """A broker with authentication and authorization, and its administrator."""
     async with (
         running_broker(directory / "store", **{**ON, **changes}) as broker,

@@ -1,13 +1,17 @@
 """The replies to requests that are not let through, on a running broker: every row of the facts' table."""
 
+import json
+import ssl
 from pathlib import Path
 
 import pytest
+import trio
 from structlog.testing import capture_logs
 
 from tests.broker.auth.signed import ROOT, ROOT_SECRET, SECRETS, User, closed_broker, signed
 from tests.broker.wire_client import WireClient, send_ext
 from tests.ports import free_port
+from tests.tls_certificates import Certificates
 from trimq.protocol.auth.signature import ACCESS_KEY, SIGNATURE
 from trimq.protocol.codes import ResponseCode
 from trimq.protocol.command import ONEWAY_FLAG, Encoding, RemotingCommand
@@ -172,3 +176,26 @@ async def test_the_port_without_pulls_asks_too(tmp_path: Path) -> None:
         assert said(await client.ask(11)) == NO_USERNAME
         assert (await User(client).ask(310, send_ext("T"), b"x")).code == 0
         assert SECRETS[root.name] == root.secret
+
+
+async def test_administration_and_passwords_over_tls(tmp_path: Path, certificates: Certificates) -> None:
+    keys = {
+        "tls.server.certPath": certificates.server.cert,
+        "tls.server.keyPath": certificates.server.key,
+        "authReturnPasswords": "superOverTls",
+        "allowAdminOverPlain": False,
+    }
+    context = ssl.create_default_context(cafile=str(certificates.ca))
+    async with closed_broker(tmp_path, **keys) as (broker, plain):
+        tcp = await trio.open_tcp_stream(*broker.endpoint)
+        stream = trio.SSLStream(tcp, context, server_hostname="localhost")
+        async with WireClient.over(stream) as client:
+            root = User(client)
+            app = await root.make("app", "Cluster:DefaultCluster Get")
+            shown = await root.ask(3004, {"username": "app"})
+            assert json.loads(bytes(shown.body))["password"] == app.secret
+            hidden = await app.ask(3004, {"username": "app"})
+            assert hidden.code == 0
+            assert "password" not in json.loads(bytes(hidden.body))
+            assert said(await client.ask(3005)) == NO_USERNAME
+            assert (await plain.ask(3005)).code == 16

@@ -20,6 +20,7 @@ from trimq.protocol.auth.permissions import TABLE
 from trimq.protocol.codes import ResponseCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.errors import RemotingError
+from trimq.protocol.frame import encode
 from trimq.remoting.auth.auth_store import AuthStore
 from trimq.remoting.auth.authenticator import Authenticator
 from trimq.remoting.auth.authorizer import Authorizer
@@ -157,6 +158,27 @@ async def test_what_a_record_is_about_is_checked_with_the_user_of_the_request() 
 
 
 TABLE_GET = next(iter(TABLE[30](CASES[30].command(30), CLUSTER))).actions
+
+
+@pytest.mark.parametrize("code", [33, 36, 37])
+async def test_the_user_is_known_after_the_receive_buffer_was_used_again(code: int) -> None:
+    access, store = await made()
+    await policies(store, "Topic:T All", "Group:G All")
+    command = command_of(code, CASES[code])
+    frame = bytearray(encode(command)[8:])
+    received = msgspec.json.decode(memoryview(frame), type=RemotingCommand)
+    assert passes(access, received)
+    frame[:] = bytes(frame).replace(b'"AccessKey":"app"', b'"AccessKey":"xxx"')
+    user = access.user(received)
+    assert user is not None
+    assert user.username == "app"
+    with pytest.raises(RemotingError, match="User:app has no permission to access Topic:U"):
+        access.require_topic(CONNECTION, received, "U", TABLE_GET)
+
+
+async def test_without_authorization_records_are_not_looked_at() -> None:
+    access, _ = await made(authorization_enabled=False)
+    access.require_record(CONNECTION, command_of(33, CASES[33]), b"no record at all", TABLE_GET)
 
 
 def served(tables: Sequence[GatedTable]) -> set[int]:

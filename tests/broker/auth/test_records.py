@@ -24,11 +24,12 @@ async def sent(root: User, topic: str, **properties: str) -> tuple[int, str]:
 async def request(root: User, code: int, topic: str) -> dict[str, Any]:
     """A request that names the user's own topic, and a record of ``topic``."""
     offset, message_id = await sent(root, topic)
-    return {
+    requests: dict[int, dict[str, Any]] = {
         33: {"topic": "Mine", "offset": offset},
         36: {"originTopic": "Mine", "group": "G", "offset": offset, "delayLevel": 0},
         309: {"topic": "Mine", "consumerGroup": "G", "clientId": "c", "msgId": message_id},
-    }[code]
+    }
+    return requests[code]
 
 
 @pytest.mark.parametrize("code", [33, 36, 309])

@@ -298,10 +298,12 @@ async def test_signed_requests_to_others(tmp_path: Path) -> None:
         users = judge.context.users
         assert users is not None
         address = f"127.0.0.1:{judge.endpoint[1]}"
-        for keys, refused in (({"innerClientAuthenticationCredentials": inner}, False), ({}, True)):
+        for own, refused in ((inner, False), ("", True)):
             users.access.refused.clear()
             with capture_logs() as logs:
-                async with running_broker(tmp_path / "b", namesrvAddr=address, **keys):
+                async with running_broker(
+                    tmp_path / "b", namesrvAddr=address, innerClientAuthenticationCredentials=own
+                ):
                     pass
             assert bool(users.access.refused["authentication"]) is refused
             assert [line["event"] for line in logs if line["event"] == "registration_failed"] != []

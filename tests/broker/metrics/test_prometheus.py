@@ -17,11 +17,15 @@ from tests.broker.test_replication import pair
 from tests.broker.wire_client import WireClient, consumer
 from tests.controller.server import running as controller
 from tests.ports import free_port
+from tests.tls_certificates import Certificates, certificates
+from tests.tls_ports import tls_keys
 from tests.web_client import get
 from trimq.broker.controller import BrokerController
 from trimq.broker.store.running_flags import Flag
 from trimq.broker.testing import running_broker
 from trimq.broker.tiered_config import PLUG_IN
+
+__all__ = ["certificates"]
 
 pytestmark = pytest.mark.partners
 
@@ -92,8 +96,9 @@ def test_the_dashboard_asks_what_prometheus_understands(tmp_path: Path) -> None:
     promtool("check", "rules", str(path))
 
 
-async def test_alerts_and_dashboard_speak_of_metrics_that_exist(tmp_path: Path) -> None:
-    async with running_broker(tmp_path / "alone", **TIERED) as broker:
+async def test_alerts_and_dashboard_speak_of_metrics_that_exist(tmp_path: Path, certificates: Certificates) -> None:
+    keys: dict[str, Any] = TIERED | tls_keys(certificates)
+    async with running_broker(tmp_path / "alone", **keys) as broker:
         pages = await full_page(broker)
     async with pair(tmp_path, leader=ON, **ON) as brokers:
         for broker in brokers:

@@ -1,5 +1,6 @@
 """Tls and ClientTls: values that do not fit, and files that change under a client."""
 
+import os
 import shutil
 import ssl
 from pathlib import Path
@@ -51,6 +52,17 @@ def test_a_replaced_file_gives_a_new_context(tmp_path: Path, certificates: Certi
     (found,) = second.get_ca_certs()
     assert "other-ca" in str(found["subject"])
     assert tls.problem == ""
+
+
+def test_a_replaced_file_of_the_same_time_and_size_is_noticed(tmp_path: Path, certificates: Certificates) -> None:
+    ca, new = tmp_path / "ca", tmp_path / "new"
+    for path in (ca, new):
+        shutil.copy(certificates.ca, path)
+        os.utime(path, (1, 1))
+    tls = ClientTls(Tls(ca))
+    first = tls.current()
+    new.replace(ca)
+    assert tls.current() is not first
 
 
 def test_a_file_that_cannot_be_used_any_more_keeps_the_context(tmp_path: Path, certificates: Certificates) -> None:

@@ -352,3 +352,89 @@ def test_a_changed_file_counts_for_the_next_connection(run: Run, tmp_path: Path,
             ]
 
     run(main)
+
+
+class SlowSocket(socket.socket):
+    """Takes nothing of the first send."""
+
+    refusals = 1
+
+    def send(self, data: object, flags: int = 0) -> int:
+        if self.refusals:
+            self.refusals -= 1
+            raise BlockingIOError
+        return super().send(data, flags)  # type: ignore[arg-type]
+
+
+class SlowNetwork(SocketNetwork):
+    waits = 0
+
+    async def connect(self, host: str, port: int) -> socket.socket:
+        slow = SlowSocket(fileno=(await super().connect(host, port)).detach())
+        slow.setblocking(False)
+        return slow
+
+    async def wait_writable(self, sock: socket.socket) -> None:
+        self.waits += 1
+        await super().wait_writable(sock)
+
+
+def test_a_hello_that_the_socket_does_not_take_is_sent_later(run: Run, certificates: Certificates) -> None:
+    network = SlowNetwork()
+
+    async def main() -> None:
+        async with (
+            serving(certificates.server_context()) as server,
+            RemotingClient(tls=ClientTls(Tls(certificates.ca)), network=network) as client,
+        ):
+            assert (await client.invoke(server.address(), RemotingCommand.request(1, {}, b"me"), 5.0)).body == b"me"
+        assert network.waits == 1
+
+    run(main)
+
+
+def test_the_end_is_seen_when_it_arrives_with_a_reply(run: Run, certificates: Certificates) -> None:
+    """The socket stays open: no event reports the close_notify that was read with the reply."""
+    over = threading.Event()
+
+    def serve(listener: socket.socket) -> None:
+        sock, _ = listener.accept()
+        arrived, leaving = ssl.MemoryBIO(), ssl.MemoryBIO()
+        stream = certificates.server_context().wrap_bio(arrived, leaving, server_side=True)
+        decoder = FrameDecoder()
+        commands: list[RemotingCommand] = []
+        with sock:
+            while not commands:
+                try:
+                    stream.do_handshake()
+                    commands += decoder.feed(stream.read(65536))
+                except ssl.SSLWantReadError:
+                    sock.sendall(leaving.read())
+                    arrived.write(sock.recv(65536))
+            stream.write(encode(commands[0].reply(body=b"last")))
+            with suppress(ssl.SSLWantReadError):
+                stream.unwrap()
+            sock.sendall(leaving.read())
+            over.wait(10)
+
+    async def main() -> None:
+        closed = anyio.Event()
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            thread = threading.Thread(target=serve, args=(listener,))
+            thread.start()
+            try:
+                async with RemotingClient(tls=ClientTls(Tls(certificates.ca))) as client:
+                    client.on_close.append(lambda _: closed.set())
+                    address = f"127.0.0.1:{listener.getsockname()[1]}"
+                    assert (await client.invoke(address, RemotingCommand.request(1, {}, b""), 5.0)).body == b"last"
+                    await closed.wait()
+            finally:
+                over.set()
+                thread.join()
+
+    run(main)
+
+
+def test_a_connection_that_the_system_aborts(certificates: Certificates) -> None:
+    error = ConnectionAbortedError("Software caused connection abort")
+    assert handshake._reason(error, "h", ClientTls(Tls())) == "Software caused connection abort"

@@ -1,0 +1,83 @@
+"""docs/security.md: its commands, configurations and programs work together; its tables are complete."""
+
+import logging
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+import structlog
+
+from tests.client.tls_servers import tls_servers
+from tests.docs.commands import ALL, PAGES, ROOT
+from tests.docs.examples import examples
+from trimq.client import Admin, Message
+from trimq.remoting.config import properties
+from trimq.remoting.tls.config import TLS_KEYS, TlsMode
+
+PAGE = PAGES["security"].read_text()
+TOOLS = str(Path(sys.executable).parent)
+
+
+def keys_of(example: str, folder: Path) -> dict[str, str]:
+    """The keys of a configuration of the page, with the paths of files in ``folder``."""
+    found = {entry.key: entry.value for entry in properties.parse(example)}
+    return {key: str(folder / value) if key.endswith("Path") else value for key, value in found.items()}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the certificates that the page's commands make."""
+    made = tmp_path_factory.mktemp("certificates")
+    subprocess.run(["sh", "-e", "-c", ALL["security certificates"]], cwd=made, check=True, capture_output=True)
+    return made
+
+
+@pytest.mark.timeout(120, func_only=True)
+def test_the_page_from_certificates_to_clients(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    server, mutual, program = sorted(
+        (example for example in examples("docs/security.md") if example.startswith(("tls.", "from trimq"))),
+        key=lambda example: (example.startswith("from"), "need.client.auth" in example),
+    )
+    monkeypatch.chdir(folder)
+    module: dict[str, Any] = {}
+
+    async def run_program() -> None:
+        exec(compile(program.replace("mq1.example.org:9876", servers.namesrv), "security.md", "exec"), module)
+        async with Admin(servers.namesrv, options=module["ClientOptions"](tls=module["tls"])) as admin:
+            await admin.create_topic("Orders", queues=1)
+        async with module["producer"] as producer:
+            assert (await producer.send(Message("Orders", b"1 book"))).queue_offset == 0
+
+    keys = keys_of(server, folder) | keys_of(mutual, folder)
+    assert keys["tls.server.mode"] == TlsMode.ENFORCING
+    with tls_servers(tmp_path, keys) as servers:
+        anyio.run(run_program)
+        command = ALL["security mqadmin"].replace("mq1.example.org:9876", servers.namesrv)
+        path = f"{TOOLS}{os.pathsep}{os.environ['PATH']}"
+        done = subprocess.run(
+            ["sh", "-c", command],
+            cwd=folder,
+            env=os.environ | {"PATH": path, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert "broker-a" in done.stdout
+
+
+def test_every_key_is_on_the_page() -> None:
+    named = set(re.findall(r"`([A-Za-z.]+)`", PAGE))
+    assert {key for key in TLS_KEYS if key not in named} == set()
+
+
+def test_every_key_on_the_page_exists() -> None:
+    named = set(re.findall(r"`((?:tls\.|tls[A-Z])[A-Za-z.]+?)(?:=[a-z]+)?`", PAGE))
+    assert len(named) > 20
+    assert named - TLS_KEYS - {"tls.properties"} == set()
