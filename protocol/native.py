@@ -246,11 +246,11 @@ class Extension(Protocol):
         ...
 
     def Signers(  # noqa: N802 - a class
-        self, topics: list[tuple[int, str]], left: list[str], unknown: bytes, /
+        self, topics: list[tuple[int, str]], mark: bytes, unknown: bytes, /
     ) -> Signers:
         """No users. ``topics``: the codes of frames, and the field of each that names its topic.
 
-        Requests with one of the fields ``left`` are left to Python. ``unknown``: a secret that no user has.
+        Requests whose signed text begins with ``mark`` are left to Python; empty: there are none. ``unknown``: a secret that no user has.
         """
         ...
 

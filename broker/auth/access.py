@@ -2,7 +2,7 @@
 
 It sees every request, codes without a handler too; fast paths serve only what FastAccess lets through. Each request
 stands for itself: its signature is checked, whatever the connection has sent before. The order is authentication,
-administration on plain connections, authorization; only then is a body read.
+recorded requests, administration on plain connections, authorization; only then is a body read.
 
 Source: RocketMQ's AuthenticationPipeline and AuthorizationPipeline.
 """
@@ -26,6 +26,7 @@ from trimq.protocol.record import RecordError
 from trimq.remoting.auth.auth_store import AuthStore
 from trimq.remoting.auth.authenticator import NO_USERNAME, Authenticator
 from trimq.remoting.auth.authorizer import Authorizer
+from trimq.remoting.auth.replay_guard import ReplayError
 from trimq.remoting.runtime.log_budget import LogBudget
 from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.gate import Feature, Sees
@@ -44,7 +45,7 @@ holds the requests of others: so they keep the decoded fields."""
 
 
 class Access:
-    """Checks requests. ``refused`` counts refusals by reason: authentication, plain, authorization."""
+    """Checks requests. ``refused`` counts refusals by reason: authentication, replay, plain, authorization."""
 
     def __init__(
         self,
@@ -58,10 +59,11 @@ class Access:
     ) -> None:
         """``cluster`` is the name of the own cluster, which policies of clusters are compared with."""
         self.authorizes = config.authorization_enabled
-        self.refused: Counter[str] = Counter(authentication=0, plain=0, authorization=0)
+        self.refused: Counter[str] = Counter(authentication=0, replay=0, plain=0, authorization=0)
         self._cluster = cluster
         self._store = store
         self._authenticator = authenticator
+        self.replay_guard = authenticator.replay_guard
         self._authorizer = authorizer
         self._log_budget = log_budget
         self._unsigned = config.whitelisted
@@ -78,13 +80,15 @@ class Access:
         self.feature = Feature("access", self.check, sees=Sees.FRAME, verifier=self._fast)
 
     def check(self, connection: Connection, command: RemotingCommand) -> None:
-        """Let a request through, or raise RemotingError(NO_PERMISSION)."""
+        """Let a request through, or raise RemotingError(NO_PERMISSION); SYSTEM_BUSY as ReplayGuard does."""
         code = command.code
         if code in self._unsigned:
             return
         try:
             fields = _fields(command)
-            user = self._authenticator.verify(fields, command.body, command.version, connection.peer[0])
+            user = self._authenticator.verify(fields, command.body, command.version, connection.peer[0], code)
+        except ReplayError as error:
+            raise self._refused(connection, command, "replay", error) from None
         except RemotingError as error:
             raise self._refused(connection, command, "authentication", error) from None
         self._fast.known(user)

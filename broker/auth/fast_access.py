@@ -2,7 +2,7 @@
 
 It lets through a request only if Access would. All others, and those that it cannot judge, go the full path, where
 Access refuses or counts them: a user whom it has not seen since the last change of users, a code whose needs are in the
-body, a request without a signature. Signatures are checked for each request, by the native extension if there is one.
+body, a request without a signature, one with a stamp, which may be accepted only once. Signatures are checked for each request, by the native extension if there is one.
 Decisions are kept until users or policies change.
 """
 
@@ -19,6 +19,7 @@ from trimq.protocol.auth.permissions import TABLE
 from trimq.protocol.auth.rules import ByNames
 from trimq.protocol.auth.signature import secret_bytes
 from trimq.protocol.auth.signers import PythonSigners
+from trimq.protocol.auth.stamp import SIGNED_MARK
 from trimq.protocol.errors import RemotingError
 from trimq.protocol.native import NATIVE, NativeExtension, Signers
 from trimq.protocol.typed_request import HeadedRequest
@@ -53,20 +54,19 @@ class FastAccess:
         unsigned: frozenset[int],
         needless: frozenset[int],
         administration: frozenset[int],
-        left: Sequence[str] = (),
         native: NativeExtension = NATIVE,
     ) -> None:
         """``authorizer`` is None while authorization is off.
 
         Codes: ``unsigned`` need no user, ``needless`` no permission, and those of ``administration`` are never let
-        through here. ``left``: requests with one of these ext fields are not let through either.
+        through here.
         """
         self._store = store
         self._is_limited = authenticator.is_limited
         self._authorizer = authorizer
         self._unsigned = unsigned
         self._needless = needless
-        self._left = list(left)
+        self._requires_stamp = authenticator.replay_guard.requires
         self._native = native
         self._plans = {
             code: _Plan(rule, attrgetter(*rule.attributes))
@@ -85,7 +85,7 @@ class FastAccess:
         """Let through the requests of ``user`` from now on, until users or policies change."""
         if self._is_old():
             self._renew()
-        if user.username in self._names:
+        if user.username in self._names or self._requires_stamp(user):
             return
         try:
             self._signers.add(user.username, secret_bytes(user.password))
@@ -187,7 +187,7 @@ class FastAccess:
         ]
         make = PythonSigners if extension is None else extension.Signers
         self._is_native = extension is not None
-        self._signers = make(topics, self._left, os.urandom(20))
+        self._signers = make(topics, SIGNED_MARK, os.urandom(20))
         self._users = []
         self._names = set()
         self._decisions = {}

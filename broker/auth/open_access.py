@@ -19,6 +19,7 @@ from trimq.remoting.auth.acl_v1_files import AclFilesError, files_of, read_files
 from trimq.remoting.auth.auth_store import AuthStore, AuthStoreError
 from trimq.remoting.auth.authenticator import Authenticator
 from trimq.remoting.auth.authorizer import Authorizer
+from trimq.remoting.auth.replay_guard import ReplayGuard
 from trimq.remoting.auth.secrets import HOW_TO, KeyRing, Secrets, SecretsError, read_key_file
 from trimq.remoting.client.credentials import Credentials
 from trimq.remoting.config.configuration import Configuration
@@ -70,7 +71,8 @@ async def open_users(configuration: Configuration, disk: Disk, clock: Clock) -> 
         raise StartError(f"the users of the configuration cannot be made: {text}") from None
     if not store.users:
         raise StartError(NO_USER)
-    authenticator, authorizer = Authenticator(store, clock), Authorizer(store)
+    guard = ReplayGuard(clock, window_seconds=config.auth_replay_window_seconds, required=config.replay_protected)
+    authenticator, authorizer = Authenticator(store, clock, replay_guard=guard), Authorizer(store)
     cluster = configuration.section(BrokerConfig).broker_cluster_name
     access = Access(
         config=config,

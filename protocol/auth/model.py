@@ -11,6 +11,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import Any, Final, Self
 
+from trimq.protocol.auth.stamp import MARK
 from trimq.protocol.codes import ResponseCode
 from trimq.protocol.errors import RemotingError
 
@@ -329,6 +330,8 @@ def checked_username(name: Any) -> str:
     if not isinstance(name, str) or not name.strip():
         raise RemotingError(ResponseCode.INVALID_PARAMETER, "The username is blank")
     _check_text(name, "The username", MOST_NAME_BYTES)
+    if name.startswith(MARK):  # what this user signs would be taken for a stamp
+        raise RemotingError(ResponseCode.INVALID_PARAMETER, f"The username must not begin with {MARK}")
     return name
 
 

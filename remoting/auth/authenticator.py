@@ -1,4 +1,4 @@
-"""Who a request is from: the user whose signature it has.
+"""Who a request is from: the user whose signature it has, and whether it may be a recorded one.
 
 An unknown user and a wrong signature get the same text after the same work, so that names cannot be tried. After too
 many wrong signatures from an address, requests from there are refused for the rest of a minute without a look at them.
@@ -13,6 +13,7 @@ from trimq.protocol.auth.model import User, refused
 from trimq.protocol.auth.signature import ACCESS_KEY, SIGNATURE, content, is_same, mac_of, secret_bytes
 from trimq.protocol.errors import RemotingError
 from trimq.remoting.auth.auth_store import AuthStore
+from trimq.remoting.auth.replay_guard import ReplayGuard
 from trimq.remoting.runtime.clock import Clock
 
 FAILURES_PER_MINUTE: Final = 300
@@ -30,11 +31,13 @@ class Authenticator:
         store: AuthStore,
         clock: Clock,
         *,
+        replay_guard: ReplayGuard | None = None,
         failures_per_minute: int = FAILURES_PER_MINUTE,
         most_addresses: int = MOST_ADDRESSES,
     ) -> None:
         self.failures = 0
         self.limited = 0
+        self.replay_guard = replay_guard or ReplayGuard(clock)
         self._store = store
         self._limit = _FailureLimit(clock, failures_per_minute, most_addresses)
         self._generation = -1
@@ -42,12 +45,13 @@ class Authenticator:
         self._no_user = mac_of(os.urandom(16))
 
     def verify(
-        self, fields: Mapping[str, str], body: bytes | bytearray | memoryview, version: int, address: str
+        self, fields: Mapping[str, str], body: bytes | bytearray | memoryview, version: int, address: str, code: int
     ) -> User:
-        """The user who has signed a request.
+        """The user who has signed a request, which is to be served: the same one is not accepted again.
 
-        ``fields``: all its ext fields as text; ``body``: as sent; ``version``: of its header; ``address``: where it
-        comes from, without the port. Raises RemotingError(NO_PERMISSION).
+        ``fields``: all its ext fields as text; ``body``: as sent; ``version`` and ``code``: of its header; ``address``:
+        where it comes from, without the port. Raises RemotingError(NO_PERMISSION), of which ReplayError is about a
+        request that may be a recorded one; that also with SYSTEM_BUSY.
         """
         limit = self._limit
         if self.is_limited(address):
@@ -61,13 +65,15 @@ class Authenticator:
             raise self._failed(NO_USERNAME)
         user, kept = self._mac(name)
         mac = kept.copy()
-        mac.update(content(fields, body, version))
+        signed = content(fields, body, version)
+        mac.update(signed)
         if not is_same(fields.get(SIGNATURE), mac.digest()) or user is None:
             limit.failed(address)
             raise self._failed(WRONG_SIGNATURE)
         # After the signature: only who has the secret learns that there is such a user.
         if not user.is_enabled:
             raise self._failed(f"User:{name} is disabled.")
+        self.replay_guard.check(user, code, signed)
         return user
 
     def is_limited(self, address: str) -> bool:

@@ -16,11 +16,11 @@ pub struct Signers(core::Signers);
 
 #[pymethods]
 impl Signers {
-    /// ``topics``: the codes of frames, and the field of each that names its topic. ``left``: fields whose requests are
-    /// left. ``unknown``: the secret of nobody.
+    /// ``topics``: the codes of frames, and the field of each that names its topic. ``mark``: requests whose signed text
+    /// begins so are left. ``unknown``: the secret of nobody.
     #[new]
-    fn new(topics: Vec<(u16, String)>, left: Vec<String>, unknown: &[u8]) -> PyResult<Self> {
-        guarded(|| Ok(Signers(core::Signers::new(topics, left, unknown))))
+    fn new(topics: Vec<(u16, String)>, mark: Vec<u8>, unknown: &[u8]) -> PyResult<Self> {
+        guarded(|| Ok(Signers(core::Signers::new(topics, mark, unknown))))
     }
 
     /// Add a user, who must not be known yet, and return the number.

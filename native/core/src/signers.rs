@@ -30,7 +30,7 @@ pub struct Signers {
     /// Of nobody: so that an unknown name takes as long as a wrong signature.
     unknown: Hmac<Sha1>,
     topics: Vec<(u16, String)>,
-    left: Vec<String>,
+    mark: Vec<u8>,
 }
 
 /// What a user asks for in a frame that he has signed.
@@ -54,12 +54,12 @@ pub struct Checked<'a> {
 }
 
 impl Signers {
-    /// No users. `topics`: the codes of the frames that may be read, and the field of each that names its topic. `left`:
-    /// fields whose requests are left to the Python code.
+    /// No users. `topics`: the codes of the frames that may be read, and the field of each that names its topic. `mark`:
+    /// requests whose signed text begins so are left to the Python code; empty for none.
     ///
     /// `unknown` is the secret of nobody: random bytes.
-    pub fn new(topics: Vec<(u16, String)>, left: Vec<String>, unknown: &[u8]) -> Signers {
-        Signers { numbers: FxHashMap::default(), macs: vec![], unknown: mac_of(unknown), topics, left }
+    pub fn new(topics: Vec<(u16, String)>, mark: Vec<u8>, unknown: &[u8]) -> Signers {
+        Signers { numbers: FxHashMap::default(), macs: vec![], unknown: mac_of(unknown), topics, mark }
     }
 
     /// Add a user, who must not be known yet, and return the number.
@@ -137,7 +137,7 @@ enum Text<'a> {
 
 impl<'a> Fields<'a> for Signed<'a, '_> {
     fn take(&mut self, name: &'a str, value: Value<'a>, arena: &mut Vec<u8>) -> Option<()> {
-        if self.fields.len() == MOST_FIELDS || !name.is_ascii() || self.signers.left.iter().any(|left| left == name) {
+        if self.fields.len() == MOST_FIELDS || !name.is_ascii() {
             return None;
         }
         if self.topic_field == Some(name) {
@@ -172,16 +172,28 @@ impl<'a, 's> Signed<'a, 's> {
         let Text::Plain(signature) = self.value(SIGNATURE)? else { return None };
         let known = self.signers.numbers.get(*name).copied();
         let mut mac = known.and_then(|number| self.signers.macs.get(number)).unwrap_or(&self.signers.unknown).clone();
+        // What has not been met yet of the mark at the begin of the signed text; None if the text begins otherwise.
+        let mut mark = Some(self.signers.mark.as_slice()).filter(|mark| !mark.is_empty());
+        let mut sign = |piece: &[u8]| {
+            mark = mark.and_then(|mark| {
+                let both = mark.len().min(piece.len());
+                (mark[..both] == piece[..both]).then(|| &mark[both..])
+            });
+            mac.update(piece);
+        };
         for (name, text) in &self.fields {
             if *name == SIGNATURE || (*name == UNIQUE_KEY_QUERY && envelope.version <= LAST_UNSIGNED_QUERY) {
                 continue;
             }
-            mac.update(match text {
+            sign(match text {
                 Text::Plain(text) => text.as_bytes(),
                 Text::Unescaped(place) => arena.get(place.clone())?,
             });
         }
-        mac.update(body);
+        sign(body);
+        if mark.is_some_and(<[u8]>::is_empty) {
+            return None;
+        }
         let right = base64(&mac.finalize().into_bytes().into());
         let is_same: bool = right[..].ct_eq(signature.as_bytes()).into();
         known.filter(|_| is_same)

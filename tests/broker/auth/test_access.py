@@ -42,7 +42,7 @@ async def test_every_reason_for_a_refusal(tmp_path: Path, encoding: Encoding) ->
         assert said(await User(client, "app", "guess").ask(310, send, b"x")) == WRONG
         assert said(await client.ask(310, {**send, ACCESS_KEY: "app"}, b"x")) == WRONG
         assert said(await client.ask(310, signed(send, b"x", "app", app.secret), b"y")) == WRONG
-        assert refused == {"authentication": 8, "plain": 0, "authorization": 0}
+        assert refused == {"authentication": 8, "replay": 0, "plain": 0, "authorization": 0}
         # policies
         no = "User:app has no permission to access"
         assert said(await app.ask(310, send_ext("U"), b"x")) == (
@@ -58,7 +58,7 @@ async def test_every_reason_for_a_refusal(tmp_path: Path, encoding: Encoding) ->
             16,
             "authorization context is empty: the request code 7777 has no entry.",
         )
-        assert refused == {"authentication": 8, "plain": 0, "authorization": 4}
+        assert refused == {"authentication": 8, "replay": 0, "plain": 0, "authorization": 4}
         # The connection has stayed open, and what is allowed is served.
         assert (await app.ask(310, send, b"x")).code == 0
         # Each request stands for itself.
@@ -95,7 +95,7 @@ async def test_one_ways_that_are_refused_are_dropped_and_counted(tmp_path: Path)
         await app.post(310, send_ext("T"), b"x", flag=ONEWAY_FLAG)
         await app.post(310, send_ext("U"), b"x", flag=ONEWAY_FLAG)
         assert (await root.ask(351, {"topic": "U"})).code == 0
-        assert users.access.refused == {"authentication": 1, "plain": 0, "authorization": 1}
+        assert users.access.refused == {"authentication": 1, "replay": 0, "plain": 0, "authorization": 1}
         assert (await root.ask(351, {"topic": "T"})).code == ResponseCode.TOPIC_NOT_EXIST
         assert root.client.replies == {}
 
@@ -161,7 +161,7 @@ async def test_administration_needs_tls(tmp_path: Path, code: int) -> None:
         assert users is not None
         assert said(await root.ask(code, {"username": "x"})) == (16, text + "allowAdminOverPlain=true")
         assert said(await root.client.ask(code, {"username": "x"})) == NO_USERNAME
-        assert users.access.refused == {"authentication": 1, "plain": 1, "authorization": 0}
+        assert users.access.refused == {"authentication": 1, "replay": 0, "plain": 1, "authorization": 0}
         assert (await root.ask(26)).code == 0
         assert (await root.ask(310, send_ext("T"), b"x")).code == 0
 

@@ -21,7 +21,7 @@ from trimq.protocol.native import NATIVE, Asked, Signers
 USERS = {"app": "12345678", "Jürgen": "gehäim", "other": ""}
 NAMES = list(USERS)
 TOPICS = [(10, "topic"), (310, "b"), (37, "topic")]
-LEFT = ["left"]
+MARK = b"tmq1:"
 NOBODY = b"of nobody"
 
 
@@ -32,12 +32,12 @@ def filled(signers: Signers) -> Signers:
 
 
 def python() -> Signers:
-    return filled(PythonSigners(TOPICS, LEFT, NOBODY))
+    return filled(PythonSigners(TOPICS, MARK, NOBODY))
 
 
 def implementations() -> list[Signers]:
     extension = NATIVE.extension
-    return [python()] + ([] if extension is None else [filled(extension.Signers(TOPICS, LEFT, NOBODY))])
+    return [python()] + ([] if extension is None else [filled(extension.Signers(TOPICS, MARK, NOBODY))])
 
 
 def framed(head: bytes, body: bytes, encoding: int = 0) -> bytes:
@@ -169,11 +169,24 @@ def test_unusual_and_hostile_headers(old: str, new: str, more: dict[str, str]) -
     check(frame, expected=by_the_command(frame), exactly=False)
 
 
-def test_requests_with_a_field_that_is_to_be_left() -> None:
-    frame = framed(json_head(10, signed({"topic": "T", "left": "x"}, "app", b"", 479), 479), b"")
+@pytest.mark.parametrize(
+    ("fields", "is_left"),
+    [
+        ({"!once": "tmq1:"}, True),
+        ({"!once": "tmq1:310:"}, True),
+        ({"!": "tm", "!!": "", "!!!": "q1", "!!!!": ":3"}, True),
+        ({"!once": "tmq1\u003b"}, False),
+        ({"!once": "tmq1"}, False),
+        ({"!": "t", "!!": "tmq1:"}, False),
+        ({"zz": "tmq1:"}, False),
+    ],
+)
+def test_requests_whose_signed_text_begins_with_the_mark(fields: dict[str, str], is_left: bool) -> None:
+    frame = framed(json_head(10, signed({"topic": "T"} | fields, "app", b"", 479), 479), b"")
     assert by_the_command(frame) == (0, 10, "T")
     for signers in implementations():
-        assert (signers.asked(frame), signers.signer(*split(frame))) == (None, None)
+        assert signers.asked(frame) == (None if is_left else (0, 10, "T"))
+        assert signers.signer(*split(frame)) == (None if is_left else 0)
 
 
 def test_an_unknown_name_with_the_signature_of_nobody() -> None:

@@ -22,7 +22,7 @@ def signed(username: str = "me", secret: str = CANARY, body: bytes = b"", **fiel
 
 def refused(who: Authenticator, fields: dict[str, str], body: bytes = b"", address: str = HERE) -> str:
     with pytest.raises(RemotingError) as caught:
-        who.verify(fields, body, 505, address)
+        who.verify(fields, body, 505, address, 310)
     assert caught.value.code == 16
     assert CANARY not in repr(caught.value)
     assert fields.get("Signature", "?") not in repr(caught.value)
@@ -32,9 +32,9 @@ def refused(who: Authenticator, fields: dict[str, str], body: bytes = b"", addre
 async def test_a_signed_request_is_its_users() -> None:
     store, _ = await filled()
     who = Authenticator(store, ManualClock())
-    assert who.verify(signed(topic="T", body=b"hello"), b"hello", 505, HERE) is store.user("me")
-    assert who.verify(signed("root", "root-" + CANARY), b"", 505, HERE) is store.user("root")
-    assert who.verify(signed(topic="T", body=b"hello"), memoryview(b"hello"), 505, HERE) is store.user("me")
+    assert who.verify(signed(topic="T", body=b"hello"), b"hello", 505, HERE, 310) is store.user("me")
+    assert who.verify(signed("root", "root-" + CANARY), b"", 505, HERE, 310) is store.user("root")
+    assert who.verify(signed(topic="T", body=b"hello"), memoryview(b"hello"), 505, HERE, 310) is store.user("me")
     assert (who.failures, who.limited) == (0, 0)
 
 
@@ -75,10 +75,10 @@ async def test_an_unknown_user_costs_a_signature_too(monkeypatch: pytest.MonkeyP
 async def test_a_change_counts_for_the_next_request() -> None:
     store, _ = await filled()
     who = Authenticator(store, ManualClock())
-    who.verify(signed(), b"", 505, HERE)
+    who.verify(signed(), b"", 505, HERE, 310)
     await store.update_user("me", UserChange("new"))
     assert refused(who, signed()) == "check signature failed."
-    assert who.verify(signed(secret="new"), b"", 505, HERE).password == "new"
+    assert who.verify(signed(secret="new"), b"", 505, HERE, 310).password == "new"
     await store.delete_user("me")
     assert refused(who, signed(secret="new")) == "check signature failed."
 
@@ -87,7 +87,7 @@ async def test_a_kept_secret_is_not_used_up() -> None:
     store, _ = await filled()
     who = Authenticator(store, ManualClock())
     for number in range(3):
-        who.verify(signed(n=str(number)), b"", 505, HERE)
+        who.verify(signed(n=str(number)), b"", 505, HERE, 310)
     assert len(who._macs) == 1
 
 
@@ -103,11 +103,11 @@ async def test_after_many_wrong_signatures_an_address_is_not_looked_at() -> None
     )
     assert refused(who, signed()) == limited
     assert (who.failures, who.limited) == (4, 1)
-    who.verify(signed(), b"", 505, THERE)
+    who.verify(signed(), b"", 505, THERE, 310)
     clock.advance(56)
     assert refused(who, signed()) == limited
     clock.advance(1)
-    who.verify(signed(), b"", 505, HERE)
+    who.verify(signed(), b"", 505, HERE, 310)
     assert not who._limit.addresses
 
 
@@ -116,7 +116,7 @@ async def test_requests_without_a_signature_limit_no_address() -> None:
     who = Authenticator(store, ManualClock(), failures_per_minute=3)
     for _ in range(10):
         refused(who, {})
-    who.verify(signed(), b"", 505, HERE)
+    who.verify(signed(), b"", 505, HERE, 310)
 
 
 async def test_the_table_of_addresses_is_bounded() -> None:
@@ -138,4 +138,4 @@ async def test_any_fields_are_refused_or_signed(fields: dict[str, str], body: by
     named = {"AccessKey": "me"} | fields
     refused(who, named | {"AccessKey": "me", "Signature": fields.get("Signature", "x")}, body)
     named = fields | {"AccessKey": "me"}
-    assert who.verify(named | {"Signature": sign(CANARY, named, body, 505)}, body, 505, HERE).username == "me"
+    assert who.verify(named | {"Signature": sign(CANARY, named, body, 505)}, body, 505, HERE, 310).username == "me"

@@ -12,11 +12,12 @@ use crate::config;
 use crate::frames::{framed, quoted, Escape, Field, Form};
 
 const USERS: [(&str, &str); 3] = [("app", "12345678"), ("Jürgen", "gehäim"), ("other", "")];
+const MARK: &[u8] = b"tmq1:";
 const NOBODY: &[u8] = b"of nobody";
 
 fn signers() -> Signers {
     let mut signers =
-        Signers::new(vec![(10, "topic".into()), (310, "b".into()), (37, "topic".into())], vec!["left".into()], NOBODY);
+        Signers::new(vec![(10, "topic".into()), (310, "b".into()), (37, "topic".into())], MARK.to_vec(), NOBODY);
     for (number, (name, secret)) in USERS.iter().enumerate() {
         assert_eq!(signers.add(name, secret.as_bytes()), number);
     }
@@ -152,7 +153,7 @@ fn known_signatures() {
             false,
         ),
     ] {
-        let mut signers = Signers::new(vec![], vec![], NOBODY);
+        let mut signers = Signers::new(vec![], MARK.to_vec(), NOBODY);
         signers.add("me", secret.as_bytes());
         let head = format!(r#"{{"code":10,"extFields":{{{head}}},"version":505}}"#);
         assert_eq!(signers.signer(head.as_bytes(), body.as_bytes()), is_signed.then_some(0), "{head} {body}");
@@ -167,7 +168,7 @@ fn a_query_by_unique_key_of_old_clients() {
         (394, false, "q2PIvNKICsicJCtLrZPbGGYL1JQ="),
         (393, false, "c2uXFmztSIJnYKwvxyBbUYMQVqo="),
     ] {
-        let mut signers = Signers::new(vec![], vec![], NOBODY);
+        let mut signers = Signers::new(vec![], MARK.to_vec(), NOBODY);
         signers.add("me", b"12345678");
         let ext = format!(r#"{{"AccessKey":"me","_UNIQUE_KEY_QUERY":"true","Signature":"{signature}"}}"#);
         let head = format!(r#"{{"code":12,"extFields":{ext},"version":{version}}}"#);
@@ -199,7 +200,16 @@ fn what_could_be_read_in_two_ways_is_left() {
     let signers = signers();
     let read = |head: String| signers.signer(head.as_bytes(), b"");
     assert_eq!(read(head(&fields(&[]), &|text| text)), Some(0));
-    assert_eq!(read(head(&fields(&[("left", "x")]), &|text| text)), None);
+    for (name, value, user) in [
+        ("!once", "tmq1:", None),
+        ("!once", "tmq1:310", None),
+        ("!once", "tmq1", Some(0)),
+        ("!once", "tmq2:", Some(0)),
+        ("zz", "tmq1:", Some(0)),
+    ] {
+        assert_eq!(read(head(&fields(&[(name, value)]), &|text| text)), user, "{name} {value}");
+    }
+    assert_eq!(read(head(&fields(&[("!", "tmq"), ("!!", ""), ("!!!", "1:3")]), &|text| text)), None);
     assert_eq!(read(head(&fields(&[("é", "x")]), &|text| text)), None);
     for (old, new) in [
         (r#""topic":"T""#, r#""topic":"T","topic":"T""#),

@@ -15,6 +15,7 @@ import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
+import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAveragely;
 import org.apache.rocketmq.client.consumer.store.ReadOffsetType;
 import org.apache.rocketmq.client.impl.consumer.DefaultMQPushConsumerImpl;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
@@ -82,7 +83,9 @@ final class PushConsumers {
         private DefaultMQProducer replies;
 
         Receiver(Args args) throws Exception {
-            consumer = new DefaultMQPushConsumer(args.text("group"), args.flag("trace"), null);
+            consumer = new DefaultMQPushConsumer(args.text("group"), Security.hook(args),
+                new AllocateMessageQueueAveragely(), args.flag("trace"), null);
+            Security.secure(consumer, args);
             consumer.setNamesrvAddr(args.text("namesrv"));
             consumer.setInstanceName(args.text("instance", args.text("name")));
             consumer.setPollNameServerInterval(args.number("poll", 1_000));
@@ -110,7 +113,8 @@ final class PushConsumers {
             failUntil = args.number("failUntil", 0);
             reply = args.flag("reply");
             if (reply) {
-                replies = new DefaultMQProducer(args.text("group") + "_replies");
+                replies = new DefaultMQProducer(args.text("group") + "_replies", Security.hook(args));
+                Security.secure(replies, args);
                 replies.setNamesrvAddr(args.text("namesrv"));
                 replies.setInstanceName(args.text("name") + "_replies");
                 replies.start();
