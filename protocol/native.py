@@ -250,7 +250,8 @@ class Extension(Protocol):
     ) -> Signers:
         """No users. ``topics``: the codes of frames, and the field of each that names its topic.
 
-        Requests whose signed text begins with ``mark`` are left to Python; empty: there are none. ``unknown``: a secret that no user has.
+        Requests whose signed text begins with ``mark`` are left to Python; empty: there are none. ``unknown``: a secret
+        that no user has.
         """
         ...
 

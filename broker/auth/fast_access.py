@@ -2,8 +2,8 @@
 
 It lets through a request only if Access would. All others, and those that it cannot judge, go the full path, where
 Access refuses or counts them: a user whom it has not seen since the last change of users, a code whose needs are in the
-body, a request without a signature, one with a stamp, which may be accepted only once. Signatures are checked for each request, by the native extension if there is one.
-Decisions are kept until users or policies change.
+body, a request without a signature, one with a stamp, which is accepted only once. Signatures are checked for each
+request, by the native extension if there is one. Decisions are kept until users or policies change.
 """
 
 import os

@@ -175,7 +175,7 @@ def test_unusual_and_hostile_headers(old: str, new: str, more: dict[str, str]) -
         ({"!once": "tmq1:"}, True),
         ({"!once": "tmq1:310:"}, True),
         ({"!": "tm", "!!": "", "!!!": "q1", "!!!!": ":3"}, True),
-        ({"!once": "tmq1\u003b"}, False),
+        ({"!once": "tmq1;"}, False),
         ({"!once": "tmq1"}, False),
         ({"!": "t", "!!": "tmq1:"}, False),
         ({"zz": "tmq1:"}, False),
