@@ -177,6 +177,18 @@ fn a_query_by_unique_key_of_old_clients() {
 }
 
 #[test]
+fn a_mark_may_go_on_in_the_body() {
+    for (body, user) in [(":", None), (":310", None), ("", Some(0)), ("-", Some(0))] {
+        let mut signers = Signers::new(vec![], MARK.to_vec(), NOBODY);
+        signers.add("tmq1", b"12345678");
+        let mut fields: Vec<(String, String)> = vec![("AccessKey".into(), "tmq1".into())];
+        fields.push(("Signature".into(), signature("12345678", &fields, body.as_bytes(), 479)));
+        let head = json(10, 479, &fields, &[Escape::Raw]);
+        assert_eq!(signers.signer(&head, body.as_bytes()), user, "{body}");
+    }
+}
+
+#[test]
 fn nobody_signs_with_the_secret_of_nobody() {
     let fields: Vec<(String, String)> = vec![("AccessKey".into(), "unknown".into())];
     let secret = std::str::from_utf8(NOBODY).unwrap();
