@@ -62,7 +62,7 @@ class FastAccess:
         through here.
         """
         self._store = store
-        self._is_limited = authenticator.is_limited
+        self._authenticator = authenticator
         self._authorizer = authorizer
         self._unsigned = unsigned
         self._needless = needless
@@ -104,7 +104,7 @@ class FastAccess:
         if plan is None or type(header) is not plan.rule.kind:
             return False
         address = connection.peer[0]
-        if self._is_limited(address):
+        if self._authenticator.is_limited(address):
             return False
         if self._is_old():
             self._renew()
@@ -118,7 +118,7 @@ class FastAccess:
     def verify_frame(self, connection: Connection, frame: memoryview) -> bool:
         """See Verifier."""
         address = connection.peer[0]
-        if self._is_limited(address):
+        if self._authenticator.is_limited(address):
             return False
         if self._is_old():
             self._renew()
@@ -133,21 +133,26 @@ class FastAccess:
         """See Verifier."""
         if self._is_old():
             self._renew()
-        limited = self._is_limited
-        places = [(span.begin, span.end, 0 if limited(span.connection.peer[0]) else span.most) for span in spans]
+        if self._authenticator.has_failures:
+            limited = self._authenticator.is_limited
+            places = [(span.begin, span.end, 0 if limited(span.connection.peer[0]) else span.most) for span in spans]
+        else:
+            places = [(span.begin, span.end, span.most) for span in spans]
         try:
             found = self._signers.round(frames, places, most)
         except Exception as error:  # noqa: BLE001 - as above
             self._failed(error)
             return [Span(span.connection, span.begin, span.begin, 0, span.continues) for span in spans]
         verified = []
+        decisions = self._decisions
         for span, (count, stop, asked) in zip(spans, found, strict=True):
             address = span.connection.peer[0]
             for (number, code, topic), count_before, stop_before in asked:
-                if not self._may(number, code, topic, address):
+                if not (decisions.get((number, code, topic, address)) or self._may(number, code, topic, address)):
                     count, stop = count_before, stop_before  # noqa: PLW2901 - the frames before it remain
                     break
-            verified.append(Span(span.connection, span.begin, stop, count, span.continues))
+            whole = stop == span.end  # all of it: the usual case
+            verified.append(span if whole else Span(span.connection, span.begin, stop, count, span.continues))
         return verified
 
     def _may(self, number: int, code: int, names: _Names, address: str) -> bool:

@@ -76,6 +76,11 @@ class Authenticator:
         self.replay_guard.check(user, code, signed)
         return user
 
+    @property
+    def has_failures(self) -> bool:
+        """Whether there are addresses with wrong signatures. Without one, none is limited."""
+        return bool(self._limit.addresses)
+
     def is_limited(self, address: str) -> bool:
         """Whether requests from there are refused without a look: too many had a wrong signature."""
         limit = self._limit

@@ -88,7 +88,7 @@ async def test_fast_paths_serve_a_user_who_is_known(
 
     def counting(self: FastAccess, frames: memoryview, spans: Sequence[Span], most: int) -> Sequence[Span]:
         found = verify_spans(self, frames, spans, most)
-        grouped.append(sum(span.most for span in found))
+        grouped.append(sum(span.most > 0 for span in found))
         return found
 
     monkeypatch.setattr(FastAccess, "verify_spans", counting)
@@ -114,7 +114,7 @@ async def test_fast_paths_serve_a_user_who_is_known(
         for reply in await burst(app, [(310, send, b"m%d" % number) for number in range(40)]):
             assert reply.code == 0
         assert looks.take() == []
-        assert sum(grouped) == (40 if NATIVE.is_on else 0)
+        assert (sum(grouped) > 0) == NATIVE.is_on
         # A change of users: the next request of each user goes the full path, and those after it do not.
         await root.make("more")
         assert looks.take() == [3001]
