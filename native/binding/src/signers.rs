@@ -17,7 +17,7 @@ pub struct Signers(core::Signers);
 #[pymethods]
 impl Signers {
     /// ``topics``: the codes of frames, and the field of each that names its topic. ``mark``: requests whose signed text
-    /// begins so are left. ``unknown``: the secret of nobody.
+    /// begins so are left. ``unknown``: a secret that no user has.
     #[new]
     fn new(topics: Vec<(u16, String)>, mark: Vec<u8>, unknown: &[u8]) -> PyResult<Self> {
         guarded(|| Ok(Signers(core::Signers::new(topics, mark, unknown))))

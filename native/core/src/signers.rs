@@ -27,7 +27,7 @@ pub struct Signers {
     numbers: FxHashMap<Box<str>, usize>,
     /// The HMAC of each user's secret, before any content: a copy of it costs half as much as a new one.
     macs: Vec<Hmac<Sha1>>,
-    /// Of nobody: so that an unknown name takes as long as a wrong signature.
+    /// Of no user: so that an unknown name takes as long as a wrong signature.
     unknown: Hmac<Sha1>,
     topics: Vec<(u16, String)>,
     mark: Vec<u8>,
@@ -57,7 +57,7 @@ impl Signers {
     /// No users. `topics`: the codes of the frames that may be read, and the field of each that names its topic. `mark`:
     /// requests whose signed text begins so are left to the Python code; empty for none.
     ///
-    /// `unknown` is the secret of nobody: random bytes.
+    /// `unknown` is a secret that no user has: random bytes.
     pub fn new(topics: Vec<(u16, String)>, mark: Vec<u8>, unknown: &[u8]) -> Signers {
         Signers { numbers: FxHashMap::default(), macs: vec![], unknown: mac_of(unknown), topics, mark }
     }

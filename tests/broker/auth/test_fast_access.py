@@ -243,7 +243,7 @@ async def test_users_and_policies_of_now(native: NativeExtension) -> None:
     known("me")
     assert not lets(fast)
     await store.write_acl(rules("me", ALLOW))
-    assert not lets(fast)  # nobody is known after a change
+    assert not lets(fast)  # no user is known after a change
     known("me")
     known("root")
     assert lets(fast)

@@ -22,7 +22,7 @@ USERS = {"app": "12345678", "Jürgen": "gehäim", "other": ""}
 NAMES = list(USERS)
 TOPICS = [(10, "topic"), (310, "b"), (37, "topic")]
 MARK = b"tmq1:"
-NOBODY = b"of nobody"
+NO_USER = b"of no user"
 
 
 def filled(signers: Signers) -> Signers:
@@ -32,12 +32,12 @@ def filled(signers: Signers) -> Signers:
 
 
 def python() -> Signers:
-    return filled(PythonSigners(TOPICS, MARK, NOBODY))
+    return filled(PythonSigners(TOPICS, MARK, NO_USER))
 
 
 def implementations() -> list[Signers]:
     extension = NATIVE.extension
-    return [python()] + ([] if extension is None else [filled(extension.Signers(TOPICS, MARK, NOBODY))])
+    return [python()] + ([] if extension is None else [filled(extension.Signers(TOPICS, MARK, NO_USER))])
 
 
 def framed(head: bytes, body: bytes, encoding: int = 0) -> bytes:
@@ -137,7 +137,7 @@ def test_a_signed_frame(
         ('"topic":"T"', '"topic":"T","zz":"\\ud800"'),
         ('"topic":"T"', '"topic":"T","zz":null'),
         ('"AccessKey":"app"', '"AccessKey":"other"'),
-        ('"AccessKey":"app"', '"AccessKey":"nobody"'),
+        ('"AccessKey":"app"', '"AccessKey":"no-user"'),
         ('"AccessKey":"app"', '"AccessKey":""'),
         ('"AccessKey":"app"', '"AccessKey":"app","AccessKey":"other"'),
         ('"AccessKey":"app"', '"AccessKey":"other","AccessKey":"app"'),
@@ -189,9 +189,9 @@ def test_requests_whose_signed_text_begins_with_the_mark(fields: dict[str, str],
         assert signers.signer(*split(frame)) == (None if is_left else 0)
 
 
-def test_an_unknown_name_with_the_signature_of_nobody() -> None:
+def test_an_unknown_name_with_the_signature_of_no_user() -> None:
     fields = {"topic": "T", ACCESS_KEY: "unknown"}
-    fields[SIGNATURE] = sign(NOBODY.decode(), fields, b"", 479)
+    fields[SIGNATURE] = sign(NO_USER.decode(), fields, b"", 479)
     frame = framed(json_head(10, fields, 479), b"")
     for signers in implementations():
         assert (signers.asked(frame), signers.signer(*split(frame))) == (None, None)

@@ -13,11 +13,11 @@ use crate::frames::{framed, quoted, Escape, Field, Form};
 
 const USERS: [(&str, &str); 3] = [("app", "12345678"), ("Jürgen", "gehäim"), ("other", "")];
 const MARK: &[u8] = b"tmq1:";
-const NOBODY: &[u8] = b"of nobody";
+const NO_USER: &[u8] = b"of no user";
 
 fn signers() -> Signers {
     let mut signers =
-        Signers::new(vec![(10, "topic".into()), (310, "b".into()), (37, "topic".into())], MARK.to_vec(), NOBODY);
+        Signers::new(vec![(10, "topic".into()), (310, "b".into()), (37, "topic".into())], MARK.to_vec(), NO_USER);
     for (number, (name, secret)) in USERS.iter().enumerate() {
         assert_eq!(signers.add(name, secret.as_bytes()), number);
     }
@@ -153,7 +153,7 @@ fn known_signatures() {
             false,
         ),
     ] {
-        let mut signers = Signers::new(vec![], MARK.to_vec(), NOBODY);
+        let mut signers = Signers::new(vec![], MARK.to_vec(), NO_USER);
         signers.add("me", secret.as_bytes());
         let head = format!(r#"{{"code":10,"extFields":{{{head}}},"version":505}}"#);
         assert_eq!(signers.signer(head.as_bytes(), body.as_bytes()), is_signed.then_some(0), "{head} {body}");
@@ -168,7 +168,7 @@ fn a_query_by_unique_key_of_old_clients() {
         (394, false, "q2PIvNKICsicJCtLrZPbGGYL1JQ="),
         (393, false, "c2uXFmztSIJnYKwvxyBbUYMQVqo="),
     ] {
-        let mut signers = Signers::new(vec![], MARK.to_vec(), NOBODY);
+        let mut signers = Signers::new(vec![], MARK.to_vec(), NO_USER);
         signers.add("me", b"12345678");
         let ext = format!(r#"{{"AccessKey":"me","_UNIQUE_KEY_QUERY":"true","Signature":"{signature}"}}"#);
         let head = format!(r#"{{"code":12,"extFields":{ext},"version":{version}}}"#);
@@ -179,7 +179,7 @@ fn a_query_by_unique_key_of_old_clients() {
 #[test]
 fn a_mark_may_go_on_in_the_body() {
     for (body, user) in [(":", None), (":310", None), ("", Some(0)), ("-", Some(0))] {
-        let mut signers = Signers::new(vec![], MARK.to_vec(), NOBODY);
+        let mut signers = Signers::new(vec![], MARK.to_vec(), NO_USER);
         signers.add("tmq1", b"12345678");
         let mut fields: Vec<(String, String)> = vec![("AccessKey".into(), "tmq1".into())];
         fields.push(("Signature".into(), signature("12345678", &fields, body.as_bytes(), 479)));
@@ -189,9 +189,9 @@ fn a_mark_may_go_on_in_the_body() {
 }
 
 #[test]
-fn nobody_signs_with_the_secret_of_nobody() {
+fn the_secret_of_no_user_signs_nothing() {
     let fields: Vec<(String, String)> = vec![("AccessKey".into(), "unknown".into())];
-    let secret = std::str::from_utf8(NOBODY).unwrap();
+    let secret = std::str::from_utf8(NO_USER).unwrap();
     let signature = signature(secret, &fields, b"", 505);
     let head =
         format!(r#"{{"code":10,"extFields":{{"AccessKey":"unknown","Signature":"{signature}"}},"version":505}}"#);
