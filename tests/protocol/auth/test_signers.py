@@ -1,6 +1,6 @@
 """Who has signed a frame: the native extension, its Python reference, and the signature of the decoded request agree.
 
-A fast way to check may leave a request to the full path, but must never name a user whose signature it is not.
+A verifier may leave a request to the full path, but must never name a user whose signature it is not.
 """
 
 import json
