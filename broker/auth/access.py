@@ -1,9 +1,8 @@
 """Access: the feature of the gate that lets a request through only if its user may do what it asks for.
 
-It sees every request with all header fields, so while it is registered no fast path serves, and codes without a handler
-are checked too. Each request stands for itself: its signature is checked, whatever the connection has sent before. The
-order is authentication, recorded requests, administration on plain connections, authorization; only then is a body
-read.
+It sees every request, codes without a handler too; fast paths serve only what FastAccess lets through. Each request
+stands for itself: its signature is checked, whatever the connection has sent before. The order is authentication,
+recorded requests, administration on plain connections, authorization; only then is a body read.
 
 Source: RocketMQ's AuthenticationPipeline and AuthorizationPipeline.
 """
@@ -14,6 +13,7 @@ from typing import Any, Final
 import structlog
 
 from trimq.broker.auth.config import AuthConfig
+from trimq.broker.auth.fast_access import FastAccess
 from trimq.broker.auth.permit import topic_of
 from trimq.protocol.auth.model import Action, User
 from trimq.protocol.auth.permissions import ADMINISTRATION, needs
@@ -29,7 +29,7 @@ from trimq.remoting.auth.authorizer import Authorizer
 from trimq.remoting.auth.replay_guard import ReplayError
 from trimq.remoting.runtime.log_budget import LogBudget
 from trimq.remoting.server.connection import Connection
-from trimq.remoting.server.gate import Feature
+from trimq.remoting.server.gate import Feature, Sees
 
 _log = structlog.get_logger("broker.access")
 
@@ -69,7 +69,15 @@ class Access:
         self._unsigned = config.whitelisted
         self._needless = config.needless
         self._administration = frozenset() if config.allow_admin_over_plain else ADMINISTRATION
-        self.feature = Feature("access", self.check)
+        self._fast = FastAccess(
+            store=store,
+            authenticator=authenticator,
+            authorizer=authorizer if self.authorizes else None,
+            unsigned=self._unsigned,
+            needless=self._needless,
+            administration=self._administration,
+        )
+        self.feature = Feature("access", self.check, sees=Sees.FRAME, verifier=self._fast)
 
     def check(self, connection: Connection, command: RemotingCommand) -> None:
         """Let a request through, or raise RemotingError(NO_PERMISSION); SYSTEM_BUSY as ReplayGuard does."""
@@ -83,6 +91,7 @@ class Access:
             raise self._refused(connection, command, "replay", error) from None
         except RemotingError as error:
             raise self._refused(connection, command, "authentication", error) from None
+        self._fast.known(user)
         if code in _BY_OFFSET:
             command.ext = fields
         if code in self._administration and not is_encrypted(connection):

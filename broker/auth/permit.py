@@ -7,10 +7,22 @@ gate has checked the topic that the request names; the record may be of another 
 from typing import Any, Final, Protocol
 
 from trimq.protocol.auth.model import Action
+from trimq.protocol.codes import RequestCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.real_place import waiting_for
 from trimq.protocol.record import decode_head
 from trimq.remoting.server.connection import Connection
+
+ASKED_LATER: Final = frozenset(
+    {
+        RequestCode.VIEW_MESSAGE_BY_ID,
+        RequestCode.CONSUMER_SEND_MSG_BACK,
+        RequestCode.END_TRANSACTION,
+        RequestCode.CONSUME_MESSAGE_DIRECTLY,
+        RequestCode.RESUME_CHECK_HALF_MESSAGE,
+    }
+)
+"""The codes whose handlers ask a Permit. Fast paths do not ask, so they serve these for Supers only."""
 
 
 class Permit(Protocol):

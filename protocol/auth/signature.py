@@ -10,7 +10,7 @@ import base64
 import hashlib
 import hmac
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 ACCESS_KEY: Final = "AccessKey"
 SECURITY_TOKEN: Final = "SecurityToken"  # noqa: S105 - the name of a field
@@ -46,7 +46,7 @@ def sign(secret: str, fields: Mapping[str, str], body: bytes | bytearray | memor
     >>> sign("secret", {"AccessKey": "me"}, b"", 505)
     'KS3YlfExjjAdnLiwiIeeNX5KG7k='
     """
-    return text_of(hmac.digest(secret.encode("utf-8", "replace"), content(fields, body, version), hashlib.sha1))
+    return text_of(hmac.digest(secret_bytes(secret), content(fields, body, version), hashlib.sha1))
 
 
 def text_of(digest: bytes) -> str:
@@ -64,9 +64,17 @@ def is_valid(
     secret: str, signature: str | None, fields: Mapping[str, str], body: bytes | bytearray | memoryview, version: int
 ) -> bool:
     """Whether ``signature`` is the one that ``sign`` makes. False for None and for any text that is not base64."""
-    return is_same(
-        signature, hmac.digest(secret.encode("utf-8", "replace"), content(fields, body, version), hashlib.sha1)
-    )
+    return is_same(signature, hmac.digest(secret_bytes(secret), content(fields, body, version), hashlib.sha1))
+
+
+def mac_of(secret: bytes) -> Any:
+    """An HMAC with a secret, before any content: a copy of it, for each request, costs half as much as a new one."""
+    return hmac.new(secret, digestmod=hashlib.sha1)
+
+
+def secret_bytes(secret: str) -> bytes:
+    """A secret as the key of an HMAC."""
+    return secret.encode("utf-8", "replace")
 
 
 def _java_order(key: str) -> bytes:

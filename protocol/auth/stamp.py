@@ -17,7 +17,8 @@ STAMP: Final = "!once"
 """The name of the ext field: it sorts before letters, digits and underscores."""
 MARK: Final = "tmq1:"
 """How a stamp begins. No user of a server that reads stamps may have a name that begins so."""
-_MARK: Final = MARK.encode()
+SIGNED_MARK: Final = MARK.encode()
+"""How the signed text of a stamped request begins."""
 _PATTERN: Final = re.compile(rb"tmq1:(\d{1,10}):(\d{1,15}):([A-Za-z0-9_-]{16}):(\d{1,18});")
 
 
@@ -41,7 +42,7 @@ def stamp_text(code: int, time: int, sender: str, number: int) -> str:
 
 def is_stamped(signed: bytes) -> bool:
     """Whether a request has a stamp: ``signed`` is the text that was signed, or its beginning."""
-    return signed.startswith(_MARK)
+    return signed.startswith(SIGNED_MARK)
 
 
 def read_stamp(signed: bytes) -> Stamp | None:

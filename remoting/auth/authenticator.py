@@ -4,15 +4,13 @@ An unknown user and a wrong signature get the same text after the same work, so 
 many wrong signatures from an address, requests from there are refused for the rest of a minute without a look at them.
 """
 
-import hashlib
-import hmac
 import os
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, Final
 
 from trimq.protocol.auth.model import User, refused
-from trimq.protocol.auth.signature import ACCESS_KEY, SIGNATURE, content, is_same
+from trimq.protocol.auth.signature import ACCESS_KEY, SIGNATURE, content, is_same, mac_of, secret_bytes
 from trimq.protocol.errors import RemotingError
 from trimq.remoting.auth.auth_store import AuthStore
 from trimq.remoting.auth.replay_guard import ReplayGuard
@@ -44,7 +42,7 @@ class Authenticator:
         self._limit = _FailureLimit(clock, failures_per_minute, most_addresses)
         self._generation = -1
         self._macs: dict[str, tuple[User, Any]] = {}
-        self._no_user = _mac_of(os.urandom(16).hex())
+        self._no_user = mac_of(os.urandom(16))
 
     def verify(
         self, fields: Mapping[str, str], body: bytes | bytearray | memoryview, version: int, address: str, code: int
@@ -56,7 +54,7 @@ class Authenticator:
         request that may be a recorded one; that also with SYSTEM_BUSY.
         """
         limit = self._limit
-        if limit.addresses and limit.is_over(address):
+        if self.is_limited(address):
             self.limited += 1
             raise self._failed(
                 f"too many requests with a wrong signature came from {address}: all from there are refused for up to "
@@ -78,6 +76,16 @@ class Authenticator:
         self.replay_guard.check(user, code, signed)
         return user
 
+    @property
+    def has_failures(self) -> bool:
+        """Whether there are addresses with wrong signatures. Without one, none is limited."""
+        return bool(self._limit.addresses)
+
+    def is_limited(self, address: str) -> bool:
+        """Whether requests from there are refused without a look: too many had a wrong signature."""
+        limit = self._limit
+        return bool(limit.addresses) and limit.is_over(address)
+
     def _failed(self, text: str) -> RemotingError:
         self.failures += 1
         return refused(text)
@@ -93,7 +101,7 @@ class Authenticator:
             user = store.user(name)
             if user is None:
                 return None, self._no_user
-            found = self._macs[name] = user, _mac_of(user.password)
+            found = self._macs[name] = user, mac_of(secret_bytes(user.password))
         return found
 
 
@@ -126,7 +134,3 @@ class _FailureLimit:
         self.addresses[address] = began, count + 1
         if len(self.addresses) > self._most:
             self.addresses.popitem(last=False)
-
-
-def _mac_of(secret: str) -> Any:
-    return hmac.new(secret.encode("utf-8", "replace"), digestmod=hashlib.sha1)

@@ -15,7 +15,6 @@ from tests.tls_certificates import Certificates
 from trimq.protocol.auth.signature import ACCESS_KEY, SIGNATURE
 from trimq.protocol.codes import ResponseCode
 from trimq.protocol.command import ONEWAY_FLAG, Encoding, RemotingCommand
-from trimq.remoting.server.handler_table import HandlerTable
 
 NO_USERNAME = (16, "username cannot be null.")
 WRONG = (16, "check signature failed.")
@@ -177,13 +176,6 @@ async def test_the_port_without_pulls_asks_too(tmp_path: Path) -> None:
         assert said(await client.ask(11)) == NO_USERNAME
         assert (await User(client).ask(310, send_ext("T"), b"x")).code == 0
         assert SECRETS[root.name] == root.secret
-
-
-async def test_no_fast_path_serves(tmp_path: Path) -> None:
-    async with closed_broker(tmp_path) as (broker, _):
-        for table in broker.gate.tables:
-            assert isinstance(table, HandlerTable)
-            assert (table.fast, table.grouped) == ({}, {})
 
 
 async def test_administration_and_passwords_over_tls(tmp_path: Path, certificates: Certificates) -> None:
