@@ -35,6 +35,14 @@ PLAIN: Final = (
     "requests of administrators are served on TLS connections only: connect with TLS, or set allowAdminOverPlain=true"
 )
 
+MOST_FIELDS_BYTES: Final = 256 * 1024
+MOST_FIELDS: Final = 1024
+"""Of the ext fields of a request, in JSON. The properties of a message, the longest field, take 192 KiB at most."""
+
+LARGE: Final = (
+    f"the ext fields of a request may take {MOST_FIELDS_BYTES} bytes, and be {MOST_FIELDS}, while authentication is on"
+)
+
 _BY_OFFSET: Final = frozenset(
     {RequestCode.VIEW_MESSAGE_BY_ID, RequestCode.CONSUMER_SEND_MSG_BACK, RequestCode.END_TRANSACTION}
 )
@@ -156,16 +164,29 @@ def is_encrypted(connection: Connection) -> bool:
 def _named(command: RemotingCommand) -> str:
     """The name that a request gives itself; empty if there is none."""
     try:
-        return command.ext_fields().get(ACCESS_KEY, "")
+        return _decoded(command).get(ACCESS_KEY, "")
     except RemotingError:
         return ""
 
 
 def _fields(command: RemotingCommand) -> dict[str, str]:
+    fields = _decoded(command)
+    if not fields.get(ACCESS_KEY):
+        raise RemotingError(ResponseCode.NO_PERMISSION, NO_USERNAME)
+    return fields
+
+
+def _decoded(command: RemotingCommand) -> dict[str, str]:
+    """The ext fields; empty if they are unreadable. Raises RemotingError(NO_PERMISSION) if there are too many.
+
+    The sender is not known yet: a header as long as a frame would take seconds, in which nothing is served.
+    """
+    if len(memoryview(command.ext_raw)) > MOST_FIELDS_BYTES or len(command.ext or ()) > MOST_FIELDS:
+        raise RemotingError(ResponseCode.NO_PERMISSION, LARGE)
     try:
         fields = command.ext_fields()
     except RemotingError:
-        fields = {}
-    if not fields.get(ACCESS_KEY):
-        raise RemotingError(ResponseCode.NO_PERMISSION, NO_USERNAME)
+        return {}
+    if len(fields) > MOST_FIELDS:
+        raise RemotingError(ResponseCode.NO_PERMISSION, LARGE)
     return fields
