@@ -15,6 +15,7 @@ import trio
 
 from trimq.broker import addresses
 from trimq.broker.auth.open_access import inner_credentials, open_users
+from trimq.broker.auth.permit import OPEN
 from trimq.broker.config import AuthConfig, BrokerConfig, ReplicationConfig
 from trimq.broker.context import BrokerContext
 from trimq.broker.health import (
@@ -285,7 +286,7 @@ class BrokerController:
             limits, clock, self.network.selector(), ServerTls.of(self._tls, self._section(TlsConfig))
         )
         consumers = ConsumerManager(configuration, clock)
-        producers = ProducerManager(configuration, clock)
+        producers = ProducerManager(configuration, clock, OPEN if users is None else users.access)
         return BrokerContext(
             identity=BrokerIdentity(broker_name=broker.broker_name, address=self.address),
             configuration=configuration,

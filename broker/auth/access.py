@@ -43,10 +43,15 @@ LARGE: Final = (
     f"the ext fields of a request may take {MOST_FIELDS_BYTES} bytes, and be {MOST_FIELDS}, while authentication is on"
 )
 
-_BY_OFFSET: Final = frozenset(
-    {RequestCode.VIEW_MESSAGE_BY_ID, RequestCode.CONSUMER_SEND_MSG_BACK, RequestCode.END_TRANSACTION}
+_ASKED_LATER: Final = frozenset(
+    {
+        RequestCode.VIEW_MESSAGE_BY_ID,
+        RequestCode.CONSUMER_SEND_MSG_BACK,
+        RequestCode.END_TRANSACTION,
+        RequestCode.HEART_BEAT,
+    }
 )
-"""Their handlers may ask for the user (``require_record``) after the receive buffer, of which a raw header is a view,
+"""Their handlers may ask for the user after the receive buffer, of which a raw header is a view,
 holds the requests of others: so they keep the decoded fields."""
 
 
@@ -86,7 +91,7 @@ class Access:
             user = self._authenticator.verify(fields, command.body, command.version, connection.peer[0])
         except RemotingError as error:
             raise self._refused(connection, command, "authentication", error) from None
-        if code in _BY_OFFSET:
+        if code in _ASKED_LATER:
             command.ext = fields
         if code in self._administration and not is_encrypted(connection):
             raise self._refused(connection, command, "plain", RemotingError(ResponseCode.NO_PERMISSION, PLAIN))
@@ -135,8 +140,27 @@ class Access:
 
         None also for the codes that need no signature: the name in such a request is a mere claim.
         """
-        name = "" if command.code in self._unsigned else _named(command)
+        name = self.user_name(command)
         return self._store.user(name) if name else None
+
+    def user_name(self, command: RemotingCommand) -> str:
+        """The name of the user who has signed a request that was let through; empty if the code needs no signature."""
+        return "" if command.code in self._unsigned else _named(command)
+
+    def may(self, connection: Connection, user_name: str, topic: str, actions: tuple[Action, ...]) -> bool:
+        """Whether this user, who has signed a heartbeat, may now do one of ``actions`` to ``topic``.
+
+        Without a name, which is so while heartbeats need no signature: whatever a heartbeat asks for.
+        """
+        if not user_name:
+            return RequestCode.HEART_BEAT in self._unsigned
+        user = self._store.user(user_name)
+        if user is None or not user.is_enabled:
+            return False
+        if user.is_super or not self.authorizes or RequestCode.HEART_BEAT in self._needless:
+            return True
+        resource, needed = on_topic(topic, actions)
+        return self._authorizer.verdict(user_name, resource, needed, connection.peer[0]).allowed
 
     def _refused(
         self, connection: Connection, command: RemotingCommand, reason: str, error: RemotingError
