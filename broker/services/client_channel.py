@@ -11,8 +11,8 @@ from trimq.remoting.server.connection import Connection
 class ClientChannel(Struct):
     """One client process on one connection.
 
-    ``last_update`` is monotonic seconds, ``last_update_timestamp`` the same moment in ms since the epoch. ``user`` is the
-    name of the user who has signed the heartbeat; empty if it needed no signature.
+    ``last_update`` is monotonic seconds, ``last_update_timestamp`` the same moment in ms since the epoch. ``user``: who
+    has signed the heartbeat; empty if it needed no signature.
     """
 
     connection: Connection
