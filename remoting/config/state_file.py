@@ -9,7 +9,7 @@ from pathlib import Path
 def replace_file(path: Path, data: bytes) -> None:
     """Write ``data`` to a temporary file beside ``path``, sync it, rename it over ``path``, sync the directory.
 
-    The new file has the permissions of the old one: secrets may be in it, as in a configuration. Blocks. Raises OSError.
+    The new file has the permissions of the old one: secrets may be in it. Blocks. Raises OSError.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
