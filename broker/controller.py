@@ -16,6 +16,7 @@ import trio
 from trimq.broker import addresses
 from trimq.broker.auth.admin_port import AdminPort
 from trimq.broker.auth.open_access import Users, inner_credentials, open_users
+from trimq.broker.auth.permit import OPEN
 from trimq.broker.auth.user_limits import UserLimits
 from trimq.broker.config import AuthConfig, BrokerConfig, ReplicationConfig, UserLimitsConfig
 from trimq.broker.context import BrokerContext
@@ -308,7 +309,7 @@ class BrokerController:
         tls = ServerTls.of(self._tls, self._section(TlsConfig))
         self.reactor = Reactor(limits, clock, self.network.selector(), tls, origins, stats)
         consumers = ConsumerManager(configuration, clock)
-        producers = ProducerManager(configuration, clock)
+        producers = ProducerManager(configuration, clock, OPEN if users is None else users.access)
         return BrokerContext(
             identity=BrokerIdentity(broker_name=broker.broker_name, address=self.address),
             configuration=configuration,

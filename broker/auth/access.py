@@ -37,10 +37,23 @@ PLAIN: Final = (
     "requests of administrators are served on TLS connections only: connect with TLS, or set allowAdminOverPlain=true"
 )
 
-_BY_OFFSET: Final = frozenset(
-    {RequestCode.VIEW_MESSAGE_BY_ID, RequestCode.CONSUMER_SEND_MSG_BACK, RequestCode.END_TRANSACTION}
+MOST_FIELDS_BYTES: Final = 256 * 1024
+MOST_FIELDS: Final = 1024
+"""Of the ext fields of a request, in JSON. The properties of a message, the longest field, take 192 KiB at most."""
+
+LARGE: Final = (
+    f"the ext fields of a request may take {MOST_FIELDS_BYTES} bytes, and be {MOST_FIELDS}, while authentication is on"
 )
-"""Their handlers may ask for the user (``require_record``) after the receive buffer, of which a raw header is a view,
+
+_ASKED_LATER: Final = frozenset(
+    {
+        RequestCode.VIEW_MESSAGE_BY_ID,
+        RequestCode.CONSUMER_SEND_MSG_BACK,
+        RequestCode.END_TRANSACTION,
+        RequestCode.HEART_BEAT,
+    }
+)
+"""Their handlers may ask for the user after the receive buffer, of which a raw header is a view,
 holds the requests of others: so they keep the decoded fields."""
 
 
@@ -92,7 +105,7 @@ class Access:
         except RemotingError as error:
             raise self._refused(connection, command, "authentication", error) from None
         self._fast.known(user)
-        if code in _BY_OFFSET:
+        if code in _ASKED_LATER:
             command.ext = fields
         if code in self._administration and not is_encrypted(connection):
             raise self._refused(connection, command, "plain", RemotingError(ResponseCode.NO_PERMISSION, PLAIN))
@@ -141,8 +154,27 @@ class Access:
 
         None also for the codes that need no signature: the name in such a request is a mere claim.
         """
-        name = "" if command.code in self._unsigned else _named(command)
+        name = self.user_name(command)
         return self._store.user(name) if name else None
+
+    def user_name(self, command: RemotingCommand) -> str:
+        """The name of the user who has signed a request that was let through; empty if the code needs no signature."""
+        return "" if command.code in self._unsigned else _named(command)
+
+    def may(self, connection: Connection, user_name: str, topic: str, actions: tuple[Action, ...]) -> bool:
+        """Whether this user, who has signed a heartbeat, may now do one of ``actions`` to ``topic``.
+
+        Without a name, which is so while heartbeats need no signature: whatever a heartbeat asks for.
+        """
+        if not user_name:
+            return RequestCode.HEART_BEAT in self._unsigned
+        user = self._store.user(user_name)
+        if user is None or not user.is_enabled:
+            return False
+        if user.is_super or not self.authorizes or RequestCode.HEART_BEAT in self._needless:
+            return True
+        resource, needed = on_topic(topic, actions)
+        return self._authorizer.verdict(user_name, resource, needed, connection.peer[0]).allowed
 
     def _refused(
         self, connection: Connection, command: RemotingCommand, reason: str, error: RemotingError
@@ -170,16 +202,29 @@ def is_encrypted(connection: Connection) -> bool:
 def _named(command: RemotingCommand) -> str:
     """The name that a request gives itself; empty if there is none."""
     try:
-        return command.ext_fields().get(ACCESS_KEY, "")
+        return _decoded(command).get(ACCESS_KEY, "")
     except RemotingError:
         return ""
 
 
 def _fields(command: RemotingCommand) -> dict[str, str]:
+    fields = _decoded(command)
+    if not fields.get(ACCESS_KEY):
+        raise RemotingError(ResponseCode.NO_PERMISSION, NO_USERNAME)
+    return fields
+
+
+def _decoded(command: RemotingCommand) -> dict[str, str]:
+    """The ext fields; empty if they are unreadable. Raises RemotingError(NO_PERMISSION) if there are too many.
+
+    The sender is not known yet: a header as long as a frame would take seconds, in which nothing is served.
+    """
+    if len(memoryview(command.ext_raw)) > MOST_FIELDS_BYTES or len(command.ext or ()) > MOST_FIELDS:
+        raise RemotingError(ResponseCode.NO_PERMISSION, LARGE)
     try:
         fields = command.ext_fields()
     except RemotingError:
-        fields = {}
-    if not fields.get(ACCESS_KEY):
-        raise RemotingError(ResponseCode.NO_PERMISSION, NO_USERNAME)
+        return {}
+    if len(fields) > MOST_FIELDS:
+        raise RemotingError(ResponseCode.NO_PERMISSION, LARGE)
     return fields

@@ -26,7 +26,7 @@ ASKED_LATER: Final = frozenset(
 
 
 class Permit(Protocol):
-    """The part of Access that handlers use. Both raise RemotingError(NO_PERMISSION)."""
+    """The part of Access that handlers and services use. Two raise RemotingError(NO_PERMISSION)."""
 
     def require_topic(
         self, connection: Connection, command: RemotingCommand, topic: str, actions: tuple[Action, ...]
@@ -38,6 +38,17 @@ class Permit(Protocol):
         self, connection: Connection, command: RemotingCommand, record: Any, actions: tuple[Action, ...]
     ) -> None:
         """The same for the topic of a record, or the topic that it waits for."""
+        ...
+
+    def user_name(self, command: RemotingCommand) -> str:
+        """The name of the user who has signed a request that was let through; empty if it needed no signature."""
+        ...
+
+    def may(self, connection: Connection, user_name: str, topic: str, actions: tuple[Action, ...]) -> bool:
+        """Whether this user may now do one of ``actions`` to ``topic`` over a connection.
+
+        For what the broker itself sends: a heartbeat says who is to get it, and no request asks for it.
+        """
         ...
 
 
@@ -53,6 +64,14 @@ class _Open:
         self, _connection: Connection, _command: RemotingCommand, _record: Any, _actions: tuple[Action, ...]
     ) -> None:
         """Return."""
+
+    def user_name(self, _command: RemotingCommand) -> str:
+        """No name: requests are not signed."""
+        return ""
+
+    def may(self, _connection: Connection, _user_name: str, _topic: str, _actions: tuple[Action, ...]) -> bool:
+        """True."""
+        return True
 
 
 OPEN: Final[Permit] = _Open()

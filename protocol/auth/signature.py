@@ -15,6 +15,7 @@ from typing import Any, Final
 ACCESS_KEY: Final = "AccessKey"
 SECURITY_TOKEN: Final = "SecurityToken"  # noqa: S105 - the name of a field
 SIGNATURE: Final = "Signature"
+_IDENTITY: Final = frozenset({ACCESS_KEY, SECURITY_TOKEN, SIGNATURE})
 UNIQUE_KEY_QUERY: Final = "_UNIQUE_KEY_QUERY"
 LAST_UNSIGNED_QUERY: Final = 393
 """V4_9_3: clients up to this version add ``_UNIQUE_KEY_QUERY`` after they have signed."""
@@ -47,6 +48,18 @@ def sign(secret: str, fields: Mapping[str, str], body: bytes | bytearray | memor
     'KS3YlfExjjAdnLiwiIeeNX5KG7k='
     """
     return text_of(hmac.digest(secret_bytes(secret), content(fields, body, version), hashlib.sha1))
+
+
+def without_signature(fields: Mapping[str, str]) -> dict[str, str]:
+    """The ext fields of a request that is passed on to another, without what its sender has signed it with.
+
+    Who gets a signature with the values under it could send them again: as another request too, since the signature
+    does not cover the code.
+
+    >>> without_signature({"clientId": "c", "AccessKey": "me", "Signature": "x"})
+    {'clientId': 'c'}
+    """
+    return {name: value for name, value in fields.items() if name not in _IDENTITY}
 
 
 def text_of(digest: bytes) -> str:

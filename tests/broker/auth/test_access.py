@@ -12,6 +12,7 @@ from tests.broker.auth.signed import ROOT, ROOT_SECRET, SECRETS, User, closed_br
 from tests.broker.wire_client import WireClient, send_ext
 from tests.ports import free_port
 from tests.tls_certificates import Certificates
+from trimq.broker.auth.access import LARGE, MOST_FIELDS, MOST_FIELDS_BYTES
 from trimq.protocol.auth.signature import ACCESS_KEY, SIGNATURE
 from trimq.protocol.codes import ResponseCode
 from trimq.protocol.command import ONEWAY_FLAG, Encoding, RemotingCommand
@@ -199,3 +200,17 @@ async def test_administration_and_passwords_over_tls(tmp_path: Path, certificate
             assert "password" not in json.loads(bytes(hidden.body))
             assert said(await client.ask(3005)) == NO_USERNAME
             assert (await plain.ask(3005)).code == 16
+
+
+@pytest.mark.parametrize("encoding", [Encoding.JSON, Encoding.ROCKETMQ])
+async def test_headers_that_would_take_long_are_refused_before_they_are_read(
+    tmp_path: Path, encoding: Encoding
+) -> None:
+    async with closed_broker(tmp_path) as (broker, _), WireClient.connect(broker.endpoint, encoding) as client:
+        root = User(client)
+        most = send_ext("T", {"key": "\N{SNOWMAN}" * 10_000 + "\x07" * 1000})
+        assert (await root.ask(310, most | {f"f{number}": "" for number in range(900)}, b"x")).code == 0
+        assert said(await root.ask(310, send_ext("T") | dict.fromkeys(map(str, range(MOST_FIELDS)), ""))) == (16, LARGE)
+        if encoding is Encoding.JSON:
+            assert said(await root.ask(310, send_ext("T") | {"long": "x" * MOST_FIELDS_BYTES})) == (16, LARGE)
+        assert (await root.ask(310, send_ext("T"), b"x")).code == 0
