@@ -78,6 +78,11 @@ class TypedCommand(RemotingCommand, gc=False):
             return self.typed
         return self._whole().header(kind)
 
+    @property
+    def ext_size(self) -> int:
+        """See RemotingCommand; of the complete header."""
+        return len(self.head)
+
     def ext_fields(self) -> dict[str, str]:
         """See RemotingCommand."""
         return self._whole().ext_fields()

@@ -14,7 +14,7 @@ import structlog
 
 from trimq.broker.auth.config import AuthConfig
 from trimq.broker.auth.fast_access import FastAccess
-from trimq.broker.auth.permit import topic_of
+from trimq.broker.auth.permit import ASKED_LATER, topic_of
 from trimq.protocol.auth.model import Action, User
 from trimq.protocol.auth.permissions import ADMINISTRATION, needs
 from trimq.protocol.auth.rules import on_topic
@@ -45,16 +45,9 @@ LARGE: Final = (
     f"the ext fields of a request may take {MOST_FIELDS_BYTES} bytes, and be {MOST_FIELDS}, while authentication is on"
 )
 
-_ASKED_LATER: Final = frozenset(
-    {
-        RequestCode.VIEW_MESSAGE_BY_ID,
-        RequestCode.CONSUMER_SEND_MSG_BACK,
-        RequestCode.END_TRANSACTION,
-        RequestCode.HEART_BEAT,
-    }
-)
-"""Their handlers may ask for the user after the receive buffer, of which a raw header is a view,
-holds the requests of others: so they keep the decoded fields."""
+_KEEPS_FIELDS: Final = ASKED_LATER | {RequestCode.HEART_BEAT}
+"""Their handlers may ask for the user after the receive buffer, of which a raw header is a view, holds the requests of
+others: so they keep the decoded fields."""
 
 
 class Access:
@@ -105,7 +98,7 @@ class Access:
         except RemotingError as error:
             raise self._refused(connection, command, "authentication", error) from None
         self._fast.known(user)
-        if code in _ASKED_LATER:
+        if code in _KEEPS_FIELDS:
             command.ext = fields
         if code in self._administration and not is_encrypted(connection):
             raise self._refused(connection, command, "plain", RemotingError(ResponseCode.NO_PERMISSION, PLAIN))
@@ -219,7 +212,7 @@ def _decoded(command: RemotingCommand) -> dict[str, str]:
 
     The sender is not known yet: a header as long as a frame would take seconds, in which nothing is served.
     """
-    if len(memoryview(command.ext_raw)) > MOST_FIELDS_BYTES or len(command.ext or ()) > MOST_FIELDS:
+    if command.ext_size > MOST_FIELDS_BYTES or len(command.ext or ()) > MOST_FIELDS:
         raise RemotingError(ResponseCode.NO_PERMISSION, LARGE)
     try:
         fields = command.ext_fields()

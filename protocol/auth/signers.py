@@ -17,6 +17,9 @@ from trimq.protocol.native import Asked
 from trimq.protocol.typed_request import NOT_DECODED
 
 _LENGTH: Final = 4
+_MOST_HEAD: Final = 16 * 1024
+_MOST_FIELDS: Final = 64
+"""Longer headers, and more ext fields, are left to the full path, which has limits of its own."""
 
 
 class _Signed(Struct, gc=False):
@@ -51,6 +54,8 @@ class PythonSigners:
 
     def signer(self, head: Any, body: Any, /) -> int | None:
         """See Signers."""
+        if len(head) > _MOST_HEAD:
+            return None
         try:
             request = _decode(head)
         except NOT_DECODED:
@@ -60,7 +65,9 @@ class PythonSigners:
     def asked(self, frame: Any, /) -> Asked | None:
         """See Signers."""
         frame = memoryview(frame)
-        if len(frame) < _LENGTH or _end_of(frame, 0) != len(frame):
+        if len(frame) < 2 * _LENGTH or _end_of(frame, 0) != len(frame):
+            return None
+        if int.from_bytes(frame[_LENGTH + 1 : 2 * _LENGTH], "big") > _MOST_HEAD:
             return None
         try:
             command = decode(frame[_LENGTH:])
@@ -93,6 +100,8 @@ class PythonSigners:
         return found
 
     def _signer(self, fields: Mapping[str, str], body: Any, version: int) -> int | None:
+        if len(fields) > _MOST_FIELDS:
+            return None
         key = self._keys.get(fields.get(ACCESS_KEY, ""), self._unknown)
         mac = key.mac.copy()
         signed = content(fields, body, version)

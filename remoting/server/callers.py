@@ -1,6 +1,5 @@
 """Callers: who sends requests, by address or by user, with the connections and the requests in a second of each."""
 
-import ipaddress
 from collections import OrderedDict
 from typing import Final
 
@@ -104,14 +103,3 @@ class Callers:
         # After a second a bucket is full again, as that of a new caller is: nothing is lost with it.
         while left and (len(left) > self._most_left or now - next(iter(left.values())).left_at >= 1):
             left.popitem(last=False)
-
-
-def address_key(address: str) -> str:
-    """Whom an IP address belongs to: itself, or for IPv6 its network of 64 bits, of which one client has them all."""
-    if ":" not in address:
-        return address
-    try:
-        number = int(ipaddress.IPv6Address(address.partition("%")[0]))
-    except ValueError:
-        return address
-    return f"{ipaddress.IPv6Address(number >> 64 << 64)}/64"

@@ -15,9 +15,10 @@ from trimq.protocol.codes import ResponseCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.errors import RemotingError
 from trimq.remoting.config.client_limits import ClientLimitsConfig, Network, parse_proxies
+from trimq.remoting.runtime.address_key import address_key
 from trimq.remoting.runtime.clock import Clock
 from trimq.remoting.runtime.log_budget import LogBudget
-from trimq.remoting.server.callers import Caller, Callers, address_key
+from trimq.remoting.server.callers import Caller, Callers
 from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.gate import Feature, Sees
 from trimq.remoting.server.limits import ReactorStats

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trimq.remoting.runtime.address_key import address_key
 from trimq.remoting.runtime.clock import ManualClock
-from trimq.remoting.server.callers import Callers, TokenBucket, address_key
+from trimq.remoting.server.callers import Callers, TokenBucket
 
 
 def test_a_bucket_has_the_requests_of_a_second() -> None:

@@ -153,7 +153,7 @@ async def test_too_many_wrong_signatures_end_the_fast_paths_of_an_address(tmp_pa
         for _ in range(3):
             await burst(wrong, [(310, send, b"x")] * 100)
         assert (authenticator.failures, authenticator.limited) == (300, 0)
-        assert "too many requests with a wrong signature" in str((await root.ask(310, send, b"x")).remark)
+        assert "too many requests with this user's name" in str((await root.ask(310, send, b"x")).remark)
         assert all(one.code == 16 for one in await burst(root, [(310, send, b"x")] * 20))
         assert (authenticator.failures, authenticator.limited) == (321, 21)
 

@@ -30,7 +30,7 @@ def test_every_code_has_one_place(code: RequestCode) -> None:
 
 @pytest.mark.parametrize("code", sorted(CASES))
 def test_the_place_follows_from_what_a_code_needs(code: int) -> None:
-    found = needs(CASES[code].command(code), CLUSTER)
+    found = list(needs(CASES[code].command(code), CLUSTER))
     if any(set(actions) <= CHANGES for _, actions in found) and code not in BETWEEN_SERVERS:
         assert code in ON_ADMIN_PORT or code in OF_CLIENTS & {Code.UPDATE_CONSUMER_OFFSET}
     elif found and all(PRODUCES_OR_CONSUMES & set(actions) for _, actions in found):
