@@ -138,8 +138,8 @@ class TlsSocket:
         server_hostname: str | None = None,
         first: Buffer = b"",
     ) -> None:
-        self.raw = raw
-        self.established = False
+        self.raw: socket.socket = raw
+        self.established: bool = False
         self.on_left: Callable[[], object] | None = None
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
