@@ -182,14 +182,12 @@ async def route(namesrv: str, topic: str) -> tuple[str, int]:
     return found.master(queues[0].broker_name) or "", len(queues)
 
 
-def _options(arguments: argparse.Namespace) -> ClientOptions:
+def options(arguments: argparse.Namespace) -> ClientOptions:
     """The credentials of a load that sends."""
     if arguments.access_key is None:
         return ClientOptions()
     stamps = not arguments.no_stamps
-    return ClientOptions(
-        credentials=Credentials(arguments.access_key, arguments.secret_key, replay_protection=stamps)
-    )
+    return ClientOptions(credentials=Credentials(arguments.access_key, arguments.secret_key, replay_protection=stamps))
 
 
 async def run(arguments: argparse.Namespace, count: Count) -> None:
@@ -197,25 +195,30 @@ async def run(arguments: argparse.Namespace, count: Count) -> None:
     if load == "fill":
         await fill(namesrv, topic, arguments.messages)
     elif load in ("send", "linger"):
-        await send(namesrv, topic, count, arguments.in_flight, 0.0 if load == "linger" else None, _options(arguments))
+        await send(namesrv, topic, count, arguments.in_flight, 0.0 if load == "linger" else None, options(arguments))
     else:
         await consume(namesrv, topic, count, load)
 
 
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    found = argparse.ArgumentParser(description=__doc__)
+    found.add_argument("namesrv")
+    found.add_argument("topic")
+    found.add_argument("load")
+    found.add_argument("seconds", type=float)
+    found.add_argument("--backend", default="trio")
+    found.add_argument("--in-flight", type=int, default=64)
+    found.add_argument("--messages", type=int, default=sys.maxsize)
+    found.add_argument("--profile", type=Path)
+    found.add_argument("--access-key", help="sign the requests of a load that sends as this user")
+    found.add_argument("--secret-key")
+    found.add_argument("--no-stamps", action="store_true", help="without protection from replays")
+    return found
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("namesrv")
-    parser.add_argument("topic")
-    parser.add_argument("load")
-    parser.add_argument("seconds", type=float)
-    parser.add_argument("--backend", default="trio")
-    parser.add_argument("--in-flight", type=int, default=64)
-    parser.add_argument("--messages", type=int, default=sys.maxsize)
-    parser.add_argument("--profile", type=Path)
-    parser.add_argument("--access-key", help="sign the requests of a load that sends as this user")
-    parser.add_argument("--secret-key")
-    parser.add_argument("--no-stamps", action="store_true", help="without protection from replays")
-    arguments = parser.parse_args()
+    arguments = parser().parse_args()
     count = Count(arguments.seconds, arguments.messages)
     profile = cProfile.Profile(time.process_time)  # CPU time: waiting does not count
     if arguments.profile:

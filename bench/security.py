@@ -2,13 +2,16 @@
 
 ``python -m bench.security [--parts loads,connections,memory,sdk] [--rows pull1,send64] [--seconds 6] [--rounds 3]
 [--json FILE]``. Loads are those of bench.side_by_side. All brokers of a row take turns, and those that are not measured
-are paused (SIGSTOP); each row has new stores. TLS is version 1.3 with ECDSA P-256 certificates that the client verifies,
-on a broker that would serve plain connections too. With access control, a user with four policies signs all requests.
-Needs Go, a JDK, Maven and openssl, and about 40 GB of disk. Exits with 1 if a limit is missed.
+are paused (SIGSTOP); each row has new stores. TLS has version 1.3 and ECDSA P-256 certificates, which the client
+verifies; the broker would serve plain connections too. With access control, a user with four policies signs all
+requests. ``connections`` are new ones with a full handshake and a request each, ``memory`` is that of idle ones, and
+``sdk`` shows what signatures and stamps cost our SDK. Needs Go, a JDK, Maven and openssl, and about 40 GB of disk. Exits with 1
+if a limit is missed.
 """
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -119,7 +122,8 @@ def running(name: str, root: Path, certificates: Certificates, **properties: obj
         command = apache_command(root / f"{name}-logs", *java_properties(security.tls))
     else:
         command = ["env", f"TRIMQ_NATIVE={'on' if kind.native else 'off'}", *our_command()]
-    with BrokerProcess(name, command, root, **settings) as broker:
+    with BrokerProcess(name, command, root, **settings) as broker, ExitStack() as stack:
+        stack.callback(broker.kill)
         address = f"127.0.0.1:{broker.port}"
         probe.ACCESS[address] = security.access
         if kind.acl:
@@ -150,24 +154,25 @@ def measured(
         for broker in brokers:  # messages for pulls; this warms up the JIT compiler too
             load(tool, broker.port, f"{WARM_UP} {options(broker.name, certificates)}", 60)
         raw = in_turns(brokers, rounds, measure)
-    found: dict[str, Any] = {
-        name: {figure: statistics.median(run[figure] for run in runs) for figure in FIGURES}
-        | {"failed": sum(run["failed"] for run in runs), "remark": next((run["remark"] for run in runs), "")}
-        for name, runs in raw.items()
-    }
+    found = {name: _summary(runs) for name, runs in raw.items()}
     for name, figures in found.items():
-        print(
-            f"{arguments.split(' -mixed')[0]:36s} {name:14s} {figures['msg_s']:9,.0f}/s p99 {figures['p99_ms']:8.2f} ms"
-            f"   failed {figures['failed']}",
-            flush=True,
-        )
-    return found | {"raw": raw}
+        rate = f"{figures['msg_s']:9,.0f}/s p99 {figures['p99_ms']:8.2f} ms   failed {figures['failed']}"
+        print(f"{arguments.partition(' -mixed')[0]:36s} {name:14s} {rate}", flush=True)
+    return {**found, "raw": raw}
+
+
+def _summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """The medians of a broker's rounds, all their failures, and the first remark on one."""
+    figures = {figure: statistics.median(run[figure] for run in runs) for figure in FIGURES}
+    remarks = [run["remark"] for run in runs if run["remark"]]
+    return figures | {"failed": sum(run["failed"] for run in runs), "remark": remarks[0] if remarks else ""}
 
 
 def ratio(row: dict[str, Any], one: str, other: str) -> float:
     """The throughput with one broker, divided by that with another one: the median of the ratios of single rounds."""
     pairs = zip(row["raw"][one], row["raw"][other], strict=True)
-    return round(statistics.median(first["msg_s"] / max(1, second["msg_s"]) for first, second in pairs), 3)
+    ratios = [float(first["msg_s"] / max(1, second["msg_s"])) for first, second in pairs]
+    return round(statistics.median(ratios), 3)
 
 
 def memory(name: str, certificates: Certificates, count: int = IDLE) -> dict[str, float]:
@@ -216,6 +221,7 @@ def sends(certificates: Certificates, rounds: int, seconds: int) -> dict[str, An
         for _ in range(rounds):
             for row, mode in SDK_LOADS.items():
                 for how, (name, more) in SDK.items():
+                    os.sync()  # else dirty pages of the previous load would be written during this one
                     with ExitStack() as others:
                         for other, (broker, _namesrv) in brokers.items():
                             if other != name:

@@ -95,7 +95,8 @@ def apache_command(home: Path, *options: str) -> list[str]:
     """The command that starts Apache's broker, with a heap of 2 GiB and more options of the JVM."""
     jars = partners.apache_servers()
     main = "org.apache.rocketmq.broker.BrokerStartup"
-    return ["java", *APACHE_MEMORY, *options, f"-Duser.home={home}", *APACHE_OPENINGS, "-cp", f"{jars}/*", main, "-c", "{conf}"]
+    java = ["java", *APACHE_MEMORY, *options, f"-Duser.home={home}", *APACHE_OPENINGS]
+    return [*java, "-cp", f"{jars}/*", main, "-c", "{conf}"]
 
 
 def load(tool: Path, port: int, arguments: str, seconds: int) -> dict[str, Any]:

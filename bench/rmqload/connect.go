@@ -46,11 +46,12 @@ var secure = sync.OnceValue(func() *tls.Config {
 
 // connect returns a connection to the broker, after the handshake if there is one.
 func connect() (net.Conn, error) {
+	config := secure()
 	nc, err := net.Dial("tcp", *addr)
-	if err != nil || secure() == nil {
+	if err != nil || config == nil {
 		return nc, err
 	}
-	encrypted := tls.Client(nc, secure())
+	encrypted := tls.Client(nc, config)
 	if err := encrypted.Handshake(); err != nil {
 		nc.Close()
 		return nil, err
