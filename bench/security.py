@@ -5,8 +5,9 @@
 are paused (SIGSTOP); each row has new stores. TLS has version 1.3 and ECDSA P-256 certificates, which the client
 verifies; the broker would serve plain connections too. With access control, a user with four policies signs all
 requests. ``connections`` are new ones with a full handshake and a request each, ``memory`` is that of idle ones, and
-``sdk`` shows what signatures and stamps cost our SDK. Needs Go, a JDK, Maven and openssl, and about 40 GB of disk. Exits with 1
-if a limit is missed.
+``sdk`` shows what signatures and stamps cost our SDK.
+
+Needs Go, a JDK, Maven and openssl, and about 40 GB of disk. Exits with 1 if a limit is missed.
 """
 
 import argparse
