@@ -68,7 +68,7 @@ ASKING: Final = {
     "authenticationEnabled": True,
     "authorizationEnabled": True,
     "allowSecretsInClear": True,
-    "initAuthenticationUser": json.dumps({"username": "root", "password": "of nobody"}),
+    "initAuthenticationUser": json.dumps({"username": "root", "password": "of no user"}),
 }
 """The configuration of a broker that asks who sends a request."""
 

@@ -1,3 +1,5 @@
+// TLS (-tls-ca) for all modes, and the mode connect, which opens one connection after the other.
+
 package main
 
 import (

@@ -16,10 +16,8 @@ from bench.processes import load_tool
 from bench.requests import ASKING
 from bench.side_by_side import ROWS, load
 from bench.wire import connected
-from tests.client.tls_servers import server_keys
 from tests.interop.harness import partners
 from tests.store.builders import records
-from tests.tls_certificates import Certificates
 from trimq.broker.controller import BrokerController
 from trimq.broker.testing import running_broker
 from trimq.protocol.codes import RequestCode
@@ -146,56 +144,6 @@ async def test_a_signed_load(load_of: str, tool: Path, tmp_path: Path) -> None:
             assert (found["messages"], refused["authentication"]) == (0, 9)
 
 
-@pytest.mark.parametrize(
-    "load_of",
-    [
-        "send -window 8",
-        "send -size 65536 -topic Large",
-        "batch -mixed {mixed}",
-        "pull",
-        "transaction",
-        "e2e -rate 500 -topics 2",
-        "connect",
-    ],
-)
-async def test_a_load_over_tls(load_of: str, tool: Path, certificates: Certificates, tmp_path: Path) -> None:
-    settings: dict[str, Any] = {**LARGER, **server_keys(certificates, "enforcing", mutual=False)}
-    enough = "-warm 0s -dur 400ms" if "e2e" in load_of else f"{COUNTED} 200"
-    verified = f"-tls-ca {certificates.ca}"
-    async with running_broker(tmp_path, **settings) as broker:
-        if load_of in ("pull", "connect"):
-            await run(tool, broker, f"-mode send {COUNTED} 200 {verified}")
-        found = await run(tool, broker, f"-mode {load_of} -conns 4 {enough} {verified}")
-        assert (found["failed"], found["remark"]) == (0, "")
-        assert found["messages"] >= 100
-
-
-@pytest.mark.parametrize("over", ["plain", "tls"])
-async def test_each_connection_is_a_new_one_with_a_full_handshake(
-    over: str, tool: Path, certificates: Certificates, tmp_path: Path
-) -> None:
-    keys = server_keys(certificates, "permissive" if over == "plain" else "enforcing", mutual=False)
-    settings: dict[str, Any] = {**LARGER, **keys}
-    verified = "" if over == "plain" else f"-tls-ca {certificates.ca}"
-    async with running_broker(tmp_path, **settings) as broker:
-        await run(tool, broker, f"-mode send {COUNTED} 8 {verified}")
-        stats = broker.reactor.stats
-        before = stats.accepted, stats.handshakes
-        found = await run(tool, broker, f"-mode connect -conns 1 {COUNTED} 30 {verified}")
-        assert (found["messages"], found["failed"]) == (30, 0)
-        opened = 30 + 1  # and one that looks whether there is a topic
-        handshakes = 0 if over == "plain" else opened
-        assert (stats.accepted - before[0], stats.handshakes - before[1]) == (opened, handshakes)
-
-
-@pytest.mark.parametrize("load_of", ["send", "connect", "e2e", "transaction", "scan"])
-async def test_the_broker_is_verified(load_of: str, tool: Path, certificates: Certificates, tmp_path: Path) -> None:
-    settings: dict[str, Any] = {**LARGER, **server_keys(certificates, "enforcing", mutual=False)}
-    async with running_broker(tmp_path, **settings) as broker:
-        with pytest.raises(RuntimeError, match="unknown authority"):
-            await run(tool, broker, f"-mode {load_of} -conns 1 {COUNTED} 9 -tls-ca {certificates.other.cert}")
-
-
 async def test_the_sequence_is_the_same_in_each_run(tool: Path, tmp_path: Path) -> None:
     runs = []
     for number in range(2):
@@ -285,8 +233,6 @@ async def test_topics_that_are_refused_end_the_load(tool: Path, tmp_path: Path) 
         ("-mode e2e -conns 1 -size 8", "-size must be at least 9"),
         ("-mode e2e -conns 1 -rate 0", "-rate"),
         ("-mode send -mixed /nowhere/mixed.jsonl", "no such file"),
-        ("-mode send -tls-ca /nowhere/ca.pem", "no such file"),
-        ("-mode send -tls-ca {tmp}", "has none in PEM"),
         ("-mode send -mixed {tmp}", "expected a topic, and a body"),
     ],
 )
