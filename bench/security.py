@@ -7,7 +7,7 @@ verifies; the broker would serve plain connections too. With access control, a u
 requests. ``connections`` are new ones with a full handshake and a request each, ``memory`` is that of idle ones, and
 ``sdk`` shows what signatures and stamps cost our SDK.
 
-Needs Go, a JDK, Maven and openssl, and about 40 GB of disk. Exits with 1 if a limit is missed.
+Needs the native extension, Go, a JDK, Maven and openssl, and about 40 GB of disk. Exits with 1 if a limit is missed.
 """
 
 import argparse
@@ -31,6 +31,7 @@ from tests.interop.harness import probe
 from tests.interop.harness.security import allow, create_user, java_properties, secured
 from tests.tls_certificates import Certificates
 from trimq.protocol.codes import RequestCode
+from trimq.protocol.native import NATIVE
 
 PARTS: Final = ("loads", "connections", "memory", "sdk")
 
@@ -293,6 +294,8 @@ def main() -> None:
     parts, rows = arguments.parts.split(","), arguments.rows.split(",")
     if set(parts) - set(PARTS) or set(rows) - set(LOADS):
         parser.error(f"--parts accepts {', '.join(PARTS)}, --rows {', '.join(LOADS)}")
+    if not NATIVE.is_on:  # else our brokers would all be without it
+        sys.exit(f"the native extension is needed: {NATIVE.status}")
     numbers = measure(parts, rows, arguments.rounds, arguments.seconds)
     if arguments.json:
         arguments.json.write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")

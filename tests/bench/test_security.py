@@ -71,6 +71,7 @@ def test_a_limit_that_is_missed_fails(
     changed: dict[str, float], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = numbers(**changed)
+    monkeypatch.setattr(security, "NATIVE", SimpleNamespace(is_on=True))
     monkeypatch.setattr(security, "measure", lambda *_: found)
     stored = tmp_path / "security.json"
     assert exit_code(security.main, monkeypatch, "--json", str(stored)) == int(bool(text))
@@ -265,6 +266,14 @@ def test_the_memory_of_idle_connections(name: str, certificates: Certificates, m
     assert found["kib_each"] == pytest.approx((found["idle_mib"] - found["before_mib"]) * 1024 / 400, abs=0.1)
     assert found["idle_mib"] > 10
     assert (found["kib_each"] > 5) == (name == "tls")
+
+
+def test_without_the_native_extension_nothing_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(security, "NATIVE", SimpleNamespace(is_on=False, status="another version"))
+    monkeypatch.setattr(security, "measure", lambda *_: {"rounds": 1, "seconds": 1})
+    stored = tmp_path / "security.json"
+    assert exit_code(security.main, monkeypatch, "--json", str(stored)) == 1
+    assert not stored.exists()
 
 
 def test_unknown_parts_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
