@@ -287,6 +287,11 @@ class AuthConfig:
         """The administrator to make at the first start. Blocks. Raises ValueError, see ``problem``."""
         return _given(_INITIAL, self.init_authentication_user, self.init_authentication_user_file)
 
+    @property
+    def has_inner_user(self) -> bool:
+        """Whether what the broker sends is signed."""
+        return bool(self.inner_client_authentication_credentials or self.inner_client_authentication_credentials_file)
+
     def inner_user(self) -> User | None:
         """The user that signs what this broker sends. Blocks. Raises ValueError, see ``problem``."""
         return _given(

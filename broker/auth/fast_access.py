@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from trimq.broker.auth.permit import ASKED_LATER
-from trimq.protocol.auth.model import User
+from trimq.protocol.auth.model import MOST_RESOURCE_BYTES, User
 from trimq.protocol.auth.permissions import TABLE
 from trimq.protocol.auth.rules import ByNames
 from trimq.protocol.auth.signature import secret_bytes
@@ -159,6 +159,8 @@ class FastAccess:
         """Whether the user of a request may do what it asks for."""
         if self._authorizer is None or code in self._needless:
             return True
+        if _is_long(names):  # 20,000 names as long as a frame would be kept otherwise
+            return self._decide(self._authorizer, self._users[number], code, names, address)
         key = number, code, names, address
         found = self._decisions.get(key)
         if found is None:
@@ -203,6 +205,13 @@ class FastAccess:
         if not isinstance(error, self._native.fault):
             raise error
         self._native.turn_off(str(error))
+
+
+def _is_long(names: _Names) -> bool:
+    """Whether a name is longer than any that is served usually, retry topics included."""
+    if isinstance(names, tuple):
+        return any(map(_is_long, names))
+    return names is not None and len(names) > MOST_RESOURCE_BYTES
 
 
 def _wire_name(rule: ByNames) -> str:

@@ -133,8 +133,11 @@ async def _migrate(store: AuthStore) -> None:
 
 async def inner_credentials(configuration: Configuration) -> Credentials | None:
     """What signs the broker's own requests; None: they are not signed. Raises StartError."""
+    config = configuration.section(AuthConfig)
+    if not config.has_inner_user:
+        return None
     try:
-        user = await trio.to_thread.run_sync(configuration.section(AuthConfig).inner_user)
+        user = await trio.to_thread.run_sync(config.inner_user)
     except ValueError as error:
         raise StartError(f"innerClientAuthenticationCredentialsFile: expected {error}") from None
     return None if user is None else Credentials(user.username, user.password)

@@ -10,6 +10,7 @@ came, which is how the store answers them. Requests that run as tasks are counte
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator
+from functools import partial
 from typing import Any, Final
 
 from trimq.broker.auth.user_limits_config import UserLimitsConfig
@@ -18,7 +19,7 @@ from trimq.protocol.command import RemotingCommand
 from trimq.remoting.runtime.clock import Clock
 from trimq.remoting.server.callers import Caller, Callers
 from trimq.remoting.server.connection import Connection
-from trimq.remoting.server.gate import Feature, Sees
+from trimq.remoting.server.gate import Feature, Follower, Sees
 from trimq.remoting.server.handlers import DEFERRED, Outcome
 from trimq.remoting.server.limits import ReactorStats
 from trimq.remoting.server.origins import busy, too_many
@@ -131,14 +132,16 @@ class UserLimits:
         if self._max_bytes and size:
             self._check_bytes(connection.data[_DATA], usage, size)
 
-    def follow(self, connection: Connection, command: RemotingCommand, outcome: Outcome) -> Outcome:
-        """Count the bytes of a request that is answered later."""
-        size = len(command.body)
+    def follow(self, connection: Connection, command: RemotingCommand) -> Follower:
+        """Count the bytes of a request if it is answered later. The handler may drop its body and its fields."""
+        user = self._user_of(command)
+        return partial(self._goes_on, connection, None if user is None else user.username, len(command.body))
+
+    def _goes_on(self, connection: Connection, name: str | None, size: int, outcome: Outcome) -> Outcome:
         if connection.closed or not (outcome is DEFERRED or isinstance(outcome, Awaitable)):
             return outcome
-        user = self._user_of(command)
         sender = _sender(connection, self._closed)
-        usage = self._usages.get(user.username) if user is not None else None
+        usage = self._usages.get(name) if name is not None else None
         sender.look()
         sender.add(usage, size)
         if isinstance(outcome, Awaitable):

@@ -30,4 +30,5 @@ def access_families(users: Users | None) -> Iterator[Metric]:
         "Clients whose requests are remembered, so that none is served twice.",
         users.access.replay_guard.senders if users is not None else 0,
     )
-    yield gauge("trimq_access_users", "Users of the broker.", len(users.store.users) if users is not None else 0)
+    auth = users.store if users is not None else None
+    yield gauge("trimq_access_users", "Users of the broker.", len(auth.users) if auth is not None else 0)

@@ -7,13 +7,12 @@ There is no option for a secret key: other users of the machine see command line
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import click
 
-from trimq.client.credentials_file import others_can_read, read_credentials
-from trimq.client.errors import UsageError
-from trimq.remoting.client.credentials import Credentials
+if TYPE_CHECKING:
+    from trimq.remoting.client.credentials import Credentials
 
 _META: Final = "trimq.credentials"
 _SECRET: Final = "TRIMQ_SECRET_KEY"  # noqa: S105 - the name of a variable
@@ -48,13 +47,15 @@ def keep(context: click.Context, options: dict[str, Any]) -> None:
     context.meta[_META] = options.pop("credentials"), options.pop("access_key")
 
 
-def kept() -> Credentials | None:
+def kept() -> "Credentials | None":
     """The credentials of the running command; None if none are given. Raises click.UsageError."""
     file, access_key = click.get_current_context().meta.get(_META, (None, None))
     if access_key:
         secret = os.environ.get(_SECRET)
         if not secret:
             raise click.UsageError(f"--access-key {access_key}: its secret key must be in the variable {_SECRET}")
+        from trimq.remoting.client.credentials import Credentials  # noqa: PLC0415 - slow to import
+
         return Credentials(access_key, secret)
     if file:
         return _read(Path(file))
@@ -63,7 +64,10 @@ def kept() -> Credentials | None:
     return _read(tools) if tools is not None and tools.is_file() else None
 
 
-def _read(path: Path) -> Credentials:
+def _read(path: Path) -> "Credentials":
+    from trimq.client.credentials_file import others_can_read, read_credentials  # noqa: PLC0415 - slow to import
+    from trimq.client.errors import UsageError  # noqa: PLC0415 - as above
+
     try:
         if others_can_read(path):
             click.echo(f"Warning: other users can read the secret key in {path}: chmod 600 {path}", err=True)

@@ -36,6 +36,10 @@ NO_STAMP: Final = (
     " mqadmin do: this one could be a recorded one."
 )
 BEFORE: Final = "the request was made before all those that this server remembers: send it anew."
+SET_BACK: Final = (
+    "the clock of this server was set back: for another {seconds} s, or until it is started again, it serves no "
+    "requests that say when they were made."
+)
 
 
 class ReplayError(RemotingError):
@@ -108,7 +112,7 @@ class ReplayGuard:
         self._check_time(stamp.time)
         entry = self._users.get(user.username)
         if stamp.time <= self._floor or (entry is not None and stamp.time <= entry.floor):
-            raise ReplayError(ResponseCode.SYSTEM_BUSY, BEFORE)
+            raise ReplayError(ResponseCode.SYSTEM_BUSY, self._before())
         sender = None if entry is None else entry.senders.get(stamp.sender)
         if entry is None or sender is None:
             self._add(user.username, stamp.sender, _Sender(stamp.number, stamp.time))
@@ -128,6 +132,11 @@ class ReplayGuard:
         """Whether the requests of a user are served only with a stamp."""
         required = self._required
         return user.username in required or ALL in required or (user.is_super and SUPER_USERS in required)
+
+    def _before(self) -> str:
+        """Why a request was made too early."""
+        ahead = self._floor - self._clock.wall_ms()
+        return BEFORE if ahead <= 0 else SET_BACK.format(seconds=ahead // 1000 + 1)
 
     def _check_time(self, time: int) -> None:
         difference = self._clock.wall_ms() - time

@@ -44,9 +44,12 @@ def open_port(sock: socket.socket, config: NettyServerConfig | None = None) -> N
 def bind(address: str, port: int, config: NettyServerConfig | None = None) -> socket.socket:
     """A bound socket that does not listen yet: the kernel refuses connections to it. Raises as ``listen`` does."""
     config = config or NettyServerConfig()
-    family, kind, protocol, _, where = socket.getaddrinfo(
-        address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
+    try:
+        family, kind, protocol, _, where = socket.getaddrinfo(
+            address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except UnicodeError as error:  # of a text as a..b
+        raise OSError(errno.EINVAL, f"cannot listen on {address}:{port}: this is no name of a machine") from error
     sock = socket.socket(family, kind, protocol)
     try:
         sock.setblocking(False)

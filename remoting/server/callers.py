@@ -4,6 +4,7 @@ from collections import OrderedDict
 from typing import Final
 
 from trimq.remoting.runtime.clock import Clock
+from trimq.remoting.runtime.log_budget import LogBudget
 
 MOST_LEFT: Final = 10_000
 """Callers without a connection that are remembered, for a second, so that a new connection is no new allowance."""
@@ -39,9 +40,10 @@ class TokenBucket:
 class Caller:
     """One address or user. ``connections`` are open now; ``bucket`` is None without a limit of requests."""
 
-    __slots__ = ("bucket", "connections", "key", "left_at", "logged_at")
+    __slots__ = ("_log_budget", "bucket", "connections", "key", "left_at", "logged_at")
 
-    def __init__(self, key: str, bucket: TokenBucket | None) -> None:
+    def __init__(self, key: str, bucket: TokenBucket | None, log_budget: LogBudget) -> None:
+        self._log_budget = log_budget
         self.key = key
         self.bucket = bucket
         self.connections = 0
@@ -49,11 +51,11 @@ class Caller:
         self.logged_at = float("-inf")
 
     def may_log(self, now: float) -> bool:
-        """Whether a refusal is logged: one a minute is."""
+        """Whether a refusal is logged: one a minute is, unless too many callers have one in a second."""
         if now - self.logged_at < _LOG_SECONDS:
             return False
         self.logged_at = now
-        return True
+        return self._log_budget.allows()
 
 
 class Callers:
@@ -66,6 +68,7 @@ class Callers:
         self._rate = rate
         self._clock = clock
         self._most_left = most_left
+        self._log_budget = LogBudget(clock)  # one client may have many IPv6 networks, or come back each second
         self._callers: dict[str, Caller] = {}
         self._left: OrderedDict[str, Caller] = OrderedDict()  # by the time at which they left
 
@@ -84,7 +87,7 @@ class Callers:
             caller = self._left.pop(key, None)
             if caller is None:
                 now = self._clock.monotonic()
-                caller = Caller(key, TokenBucket(self._rate, now) if self._rate else None)
+                caller = Caller(key, TokenBucket(self._rate, now) if self._rate else None, self._log_budget)
             self._callers[key] = caller
         caller.connections += 1
         return caller

@@ -79,6 +79,10 @@ class Verifier(Protocol):
         ...
 
 
+Follower = Callable[[Outcome], Outcome]
+"""Takes the outcome of a request, and returns the outcome to go on with."""
+
+
 @dataclass(frozen=True, eq=False)
 class Feature:
     """A feature that has to see requests before they are served.
@@ -89,7 +93,8 @@ class Feature:
     for READINESS. ``properties``, for PROPERTIES: their names. ``meter``, for AMOUNT: it counts what fast paths serve.
     ``verifier``, for FRAME.
 
-    ``follow`` is called with each outcome of a full handler behind ``check``, and returns the outcome to go on with.
+    ``follow`` is called between ``check`` and the full handler of each request: a handler may drop the body and the
+    header. What it returns is called with the outcome of the handler, and returns the outcome to go on with.
 
     Raises ValueError if ``sees`` and the given fields do not match, and for coroutine functions, whose results no task
     would wait for.
@@ -104,7 +109,7 @@ class Feature:
     properties: frozenset[str] = frozenset()
     meter: Meter | None = None
     verifier: Verifier | None = None
-    follow: Callable[["Connection", RemotingCommand, Outcome], Outcome] | None = None
+    follow: Callable[["Connection", RemotingCommand], Follower] | None = None
 
     def __post_init__(self) -> None:
         for kind, given in (
@@ -225,9 +230,12 @@ class Gate:
             return serve
 
         def serve_followed(connection: "Connection", command: RemotingCommand) -> Outcome:
-            outcome = serve(connection, command)
-            for follow in followers:
-                outcome = follow(connection, command, outcome)
+            for check in checks:
+                check(connection, command)
+            following = [follow(connection, command) for follow in followers]
+            outcome = handler(connection, command)
+            for goes_on in following:
+                outcome = goes_on(outcome)
             return outcome
 
         return serve_followed

@@ -69,3 +69,8 @@ class Proxied(Unsecured):
         if not self._decided(self._connection, self.raw):
             raise BlockingIOError
         return self._connection.sock.recv_into(buffer)
+
+    def close(self) -> None:
+        """Close the plain socket, and refer to the connection no more (see FirstBytes)."""
+        super().close()
+        del self._connection, self._decided

@@ -113,6 +113,15 @@ async def test_without_the_key_there_is_no_port_and_no_refusal(tmp_path: Path) -
         assert [feature.name for feature in broker.gate.features] == []
 
 
+async def test_an_address_that_no_machine_can_have_ends_the_start(tmp_path: Path) -> None:
+    with pytest.RaisesGroup(
+        pytest.RaisesExc(StartError, match=r"a\.\.b:1: this is no name of a machine: .*adminListenAddress"),
+        flatten_subgroups=True,
+    ):
+        async with running_broker(tmp_path, adminListenAddress="a..b:1"):
+            pass
+
+
 async def test_a_taken_address_ends_the_start(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

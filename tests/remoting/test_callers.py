@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from trimq.remoting.runtime.address_key import address_key
 from trimq.remoting.runtime.clock import ManualClock
@@ -102,3 +103,16 @@ def test_one_refusal_a_minute_is_logged() -> None:
 )
 def test_whom_an_address_belongs_to(address: str, key: str) -> None:
     assert address_key(address) == key
+
+
+def test_refusals_of_many_callers_are_logged_within_a_budget() -> None:
+    # guards the log: a client that has 65,536 networks of IPv6 would write as many lines in a minute
+    clock = ManualClock()
+    callers = Callers(1, clock)
+    many = [callers.join(f"2001:db8:{number:x}::/64") for number in range(1000)]
+    assert sum(caller.may_log(clock.monotonic()) for caller in many) == 20
+    clock.advance(1)
+    with capture_logs() as logs:
+        assert sum(caller.may_log(clock.monotonic()) for caller in many) == 0  # each tries once a minute
+        assert callers.join("another").may_log(clock.monotonic())
+    assert [(line["event"], line["count"]) for line in logs] == [("events_left_out", 980)]

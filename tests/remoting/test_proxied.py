@@ -1,7 +1,9 @@
 """Preambles of the PROXY protocol on a port: from proxies they give the client's address, from others they close."""
 
+import gc
 import ssl
 import struct
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -132,6 +134,24 @@ async def test_the_end_within_a_preamble() -> None:
             await peer.send_bytes(V1_LINE[:20])
         await until(server, "s.closed == 1")
         assert server.reactor.stats.connections == 0
+
+
+@pytest.mark.parametrize("sent", [b"", V1_LINE[:20], b"PROXY nonsense\r\n", V1_LINE])
+async def test_a_closed_connection_is_freed_without_the_collector(sent: bytes) -> None:
+    async with proxied(connections=1) as server:
+        gc.disable()
+        try:
+            async with server.peer() as peer:
+                await until(server, "s.connections")
+                freed = weakref.ref(server.connection())
+                if sent:
+                    await peer.send_bytes(sent)
+                await trio.testing.wait_all_tasks_blocked()
+            await until(server, "s.closed")
+            await trio.testing.wait_all_tasks_blocked()
+            assert freed() is None
+        finally:
+            gc.enable()
 
 
 async def test_the_limit_of_an_address_is_the_client_s_not_the_proxy_s() -> None:

@@ -65,38 +65,38 @@ class AuthAdminProcessor:
 
     async def create_user(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """AUTH_CREATE_USER (3001). The header's name counts, not the body's."""
-        store, by = self._asked(command)
+        auth, by = self._asked(command)
         username, change = self._user_change(command)
-        await self._change(store, store.create_user(username, change, by))
+        await self._change(auth, auth.create_user(username, change, by))
         return command.reply()
 
     async def update_user(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """AUTH_UPDATE_USER (3002): changes what the body gives."""
-        store, by = self._asked(command)
+        auth, by = self._asked(command)
         username, change = self._user_change(command)
-        await self._change(store, store.update_user(username, change, by))
+        await self._change(auth, auth.update_user(username, change, by))
         return command.reply()
 
     async def delete_user(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """AUTH_DELETE_USER (3003), with the policies. Succeeds if there is no such user."""
-        store, by = self._asked(command)
+        auth, by = self._asked(command)
         username = checked_username(command.header(UserRequestHeader).username)
-        await self._change(store, store.delete_user(username, by))
+        await self._change(auth, auth.delete_user(username, by))
         return command.reply()
 
     def get_user(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """AUTH_GET_USER (3004). No body if there is no such user."""
-        store, by = self._asked(command)
-        user = store.user(checked_username(command.header(UserRequestHeader).username))
+        auth, by = self._asked(command)
+        user = auth.user(checked_username(command.header(UserRequestHeader).username))
         if user is None:
             return command.reply()
         return command.reply(body=encode_user(user, with_password=self._shows_passwords(connection, by)))
 
     def list_users(self, connection: Connection, command: RemotingCommand) -> Outcome:
         """AUTH_LIST_USER (3005): the users with the filter's text in their name. No body if there are none."""
-        store, by = self._asked(command)
+        auth, by = self._asked(command)
         with_password = self._shows_passwords(connection, by)
-        found = store.list_users(command.header(ListUsersRequestHeader).filter or "")
+        found = auth.list_users(command.header(ListUsersRequestHeader).filter or "")
         return in_slices(
             connection, command, _array(found, lambda user: encode_user(user, with_password=with_password))
         )
@@ -110,34 +110,34 @@ class AuthAdminProcessor:
 
     async def write_acl(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """AUTH_CREATE_ACL (3006), AUTH_UPDATE_ACL (3007): both add entries, or replace those of the same resource."""
-        store, by = self._asked(command)
+        auth, by = self._asked(command)
         acl = decode_acl(command.body, command.header(AclRequestHeader).subject)
-        await self._change(store, store.write_acl(acl, by))
+        await self._change(auth, auth.write_acl(acl, by))
         return command.reply()
 
     async def delete_acl(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """AUTH_DELETE_ACL (3008): all policies of the subject, or the entry of a resource."""
-        store, by = self._asked(command)
+        auth, by = self._asked(command)
         header = command.header(DeleteAclRequestHeader)
         policy_type = PolicyType.of(header.policy_type) if header.policy_type else PolicyType.CUSTOM
         if policy_type is None:
             raise RemotingError(ResponseCode.INVALID_PARAMETER, "The policyType is illegal; expected Custom or Default")
         resource = Resource.parse(header.resource) if header.resource and header.resource.strip() else None
-        await self._change(store, store.delete_acl(header.subject or "", policy_type, resource, by))
+        await self._change(auth, auth.delete_acl(header.subject or "", policy_type, resource, by))
         return command.reply()
 
     def get_acl(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """AUTH_GET_ACL (3009). No body if the user has no policies."""
-        store, _ = self._asked(command)
-        acl = store.get_acl(command.header(AclRequestHeader).subject or "")
+        auth, _ = self._asked(command)
+        acl = auth.get_acl(command.header(AclRequestHeader).subject or "")
         return command.reply(body=b"" if acl is None else encode_acl(acl))
 
     def list_acls(self, connection: Connection, command: RemotingCommand) -> Outcome:
         """AUTH_LIST_ACL (3010): the policies of subjects with one filter's text, about resources with the other's."""
-        store, _ = self._asked(command)
+        auth, _ = self._asked(command)
         header = command.header(ListAclsRequestHeader)
         text = header.resource_filter or ""
-        found = store.list_acls(header.subject_filter or "")
+        found = auth.list_acls(header.subject_filter or "")
         return in_slices(connection, command, _array(found, lambda acl: _encoded(acl, text)))
 
     # common
@@ -153,13 +153,13 @@ class AuthAdminProcessor:
             )
         return self._users.store, by
 
-    async def _change(self, store: AuthStore, change: Awaitable[None]) -> None:
+    async def _change(self, auth: AuthStore, change: Awaitable[None]) -> None:
         """Make a change. Pulls that are held are checked again."""
-        before = store.generation
+        before = auth.generation
         try:
             await change
         finally:
-            if store.generation != before:
+            if auth.generation != before:
                 self._changed()
 
     def _shows_passwords(self, connection: Connection, by: User) -> bool:

@@ -15,7 +15,7 @@ from trimq.broker.auth import fast_access
 from trimq.broker.auth.access import Access
 from trimq.broker.auth.fast_access import FastAccess
 from trimq.broker.controller import BrokerController
-from trimq.protocol.auth.model import Action, Decision, PolicyEntry, Resource, UserChange
+from trimq.protocol.auth.model import MOST_RESOURCE_BYTES, Action, Decision, PolicyEntry, Resource, UserChange
 from trimq.protocol.auth.stamp import stamp_text
 from trimq.protocol.batch import encode_batch
 from trimq.protocol.codes import RequestCode
@@ -339,6 +339,22 @@ async def test_decisions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not lets(fast, f"U{number}")
         assert lets(fast)
         assert len(fast._decisions) <= 3
+
+
+@pytest.mark.parametrize("code", [11, 310])
+async def test_long_names_are_not_kept(code: int) -> None:
+    # Else each request could leave a name of kilobytes in the table, of topics that the user may not even send to.
+    store, _ = await filled()
+    everything = PolicyEntry(Resource.parse("*"), (Action.ALL,), Decision.ALLOW, ())
+    await store.write_acl(rules("me", everything))
+    fast = verifier(store)
+    me = store.user("me")
+    assert me is not None
+    fast.known(me)
+    for size, kept in ((MOST_RESOURCE_BYTES, 1), (MOST_RESOURCE_BYTES + 1, 1), (1 << 20, 1)):
+        name = "a" * size
+        assert fast._may(0, code, name if code == 310 else ("T", name), "127.0.0.1")
+        assert len(fast._decisions) == kept
 
 
 class Faulty:

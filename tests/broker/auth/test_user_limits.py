@@ -10,17 +10,19 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from tests.broker.auth.signed import ROOT, User, closed_broker
+from tests.broker.auth.signed import ROOT, User, closed_broker, signed
 from tests.broker.wire_client import WireClient, send_ext
 from trimq.broker.auth.user_limits import COUNT_SECONDS, UserLimits
 from trimq.broker.auth.user_limits_config import UserLimitsConfig
 from trimq.broker.testing import configuration
 from trimq.protocol.auth.model import User as AuthUser
-from trimq.protocol.codes import ResponseCode
+from trimq.protocol.codes import VERSION, ResponseCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.errors import RemotingError
+from trimq.protocol.frame import encode
 from trimq.remoting.config.properties import ConfigError
 from trimq.remoting.runtime.clock import ManualClock
+from trimq.remoting.server import intake
 from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.handler_table import HandlerTable
 from trimq.remoting.server.handlers import DEFERRED, HELD, Outcome
@@ -287,3 +289,24 @@ async def test_tasks_count_until_they_end_however_they_do(served: Served) -> Non
         await trio.testing.wait_all_tasks_blocked()
         assert served.bytes == 0
         nursery.cancel_scope.cancel()
+
+
+async def test_bytes_of_sends_that_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The handlers of sends drop body and header when they defer: what is counted has to be known before.
+    settings = {"maxBytesInFlightPerUser": 100, "flushDiskType": "SYNC_FLUSH"}
+    async with closed_broker(tmp_path, **settings) as (broker, root):
+        app = await root.make("app", "Topic:* All")
+        assert (await app.ask(310, send_ext("T"), bytes(60))).code == 0
+        frames = b""
+        for number, size in enumerate((60, 40, 1, 70), 7000):
+            body = bytes(size)
+            ext = signed(send_ext("T"), body, app.name, app.secret)
+            frames += encode(RemotingCommand(310, number, 0, VERSION, ext=ext, body=body))
+        # In one write, and so in one turn, which has no end: none of them is answered before the last one is served.
+        monkeypatch.setattr(intake, "perf_counter", lambda: 0.0)
+        await app.client.stream.send_all(frames)
+        replies = [await app.client.reply(7000 + number) for number in range(4)]
+        assert [reply.code for reply in replies] == [0, 0, BUSY, BUSY]
+        assert "maxBytesInFlightPerUser=100: requests of user app with 100 bytes are not" in (replies[2].remark or "")
+        assert (await app.ask(310, send_ext("T"), bytes(100))).code == 0
+        assert broker.reactor.stats.limited == {"maxBytesInFlightPerUser": 2}

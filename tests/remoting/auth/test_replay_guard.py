@@ -36,7 +36,8 @@ class Made:
             text, code = error.remark, error.code
         else:
             return ""
-        assert code == (ResponseCode.SYSTEM_BUSY if text == BEFORE else ResponseCode.NO_PERMISSION)
+        is_temporary = text == BEFORE or text.startswith("the clock of this server was set back")
+        assert code == (ResponseCode.SYSTEM_BUSY if is_temporary else ResponseCode.NO_PERMISSION)
         return text
 
 
@@ -97,6 +98,18 @@ def test_what_was_made_before_the_start_is_refused() -> None:
     # guards restarts: the guard does not know what the process before it has served
     made = Made()
     assert made.verdict(made.stamp(ago=0.001)) == BEFORE
+    assert made.verdict(made.stamp()) == ""
+
+
+def test_a_server_whose_clock_is_set_back_says_so() -> None:
+    # "Send it anew" would not help: a request that is made now is from before the start, by this clock.
+    made = Made()
+    made.clock.set_wall_ms(made.clock.wall_ms() - 3_600_000)
+    assert made.verdict(made.stamp()) == (
+        "the clock of this server was set back: for another 3600 s, or until it is started again, it serves no "
+        "requests that say when they were made."
+    )
+    made.clock.advance(3600)
     assert made.verdict(made.stamp()) == ""
 
 

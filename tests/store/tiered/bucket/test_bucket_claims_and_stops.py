@@ -223,8 +223,8 @@ async def test_a_power_cut_at_the_end_of_a_restore(moment: str, monkeypatch: pyt
     if moment != "end":
         call = getattr(disk, moment)
 
-        def then(*arguments: Any) -> Any:
-            result = call(*arguments)
+        def then(*arguments: Any, **options: Any) -> Any:
+            result = call(*arguments, **options)
             cut()
             return result
 
