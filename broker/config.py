@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from trimq.broker.auth.config import AUTH_INERT, AuthConfig, note_strategies
 from trimq.broker.controller_mode_config import ControllerModeConfig
 from trimq.broker.replication_config import REPLICATION_SETTINGS, BrokerRole, ReplicationConfig, parse_networks
 from trimq.broker.store_config import (
@@ -25,6 +24,7 @@ from trimq.broker.store_config import (
 from trimq.broker.tiered_config import TieredStoreConfig
 from trimq.broker.unsupported_config import HARMLESS, INERT, UNSUPPORTED
 from trimq.protocol import topic_rules
+from trimq.remoting.auth.config import AUTH_INERT, AuthConfig, note_strategies
 from trimq.remoting.config.configuration import Configuration, LogConfig, NettyServerConfig, Schema, option, options_of
 from trimq.remoting.config.environment import variable_of
 from trimq.remoting.config.sources import Flags, load

@@ -18,7 +18,6 @@ from trimq.broker.auth.open_access import inner_credentials, open_users
 from trimq.broker.config import AuthConfig, BrokerConfig, ReplicationConfig
 from trimq.broker.context import BrokerContext
 from trimq.broker.health import (
-    access_notes,
     log_hold_notes,
     name_server_reasons,
     native_notes,
@@ -59,6 +58,7 @@ from trimq.protocol.native import NATIVE
 from trimq.remoting.client.remoting_client import RemotingClient
 from trimq.remoting.config.command_line import stop_on_signal
 from trimq.remoting.config.configuration import Configuration, NettyServerConfig
+from trimq.remoting.http.access_health import access_notes
 from trimq.remoting.http.health import Health
 from trimq.remoting.http.tls_health import certificate_notes
 from trimq.remoting.http.web_config import WebConfig

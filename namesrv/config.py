@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from trimq.remoting.auth.config import AUTH_INERT, AuthConfig, note_strategies
+from trimq.remoting.auth.followed_config import AUTH_KEYS, FollowedUsersConfig, check_followed_users
 from trimq.remoting.config.configuration import Configuration, LogConfig, NettyServerConfig, Schema, option
 from trimq.remoting.config.sources import Flags, load
 from trimq.remoting.http.web_config import WebConfig
@@ -120,16 +122,16 @@ _UNSUPPORTED = {
 
 SCHEMA = Schema(
     program="mqnamesrv",
-    sections=(NamesrvConfig, NettyServerConfig, TlsConfig, WebConfig, LogConfig),
-    inert=_INERT,
+    sections=(NamesrvConfig, AuthConfig, FollowedUsersConfig, NettyServerConfig, TlsConfig, WebConfig, LogConfig),
+    inert=_INERT | AUTH_INERT,
     unsupported=_UNSUPPORTED,
     harmless={
         "clusterTest": "false",
         "notifyMinBrokerIdChanged": "false",
     },
     more=(apply_tls_file,),
-    checks=(check_tls_files,),
-    protected=frozenset({"configBlackList", "configStorePath", "kvConfigPath"}) | TLS_KEYS,
+    checks=(check_tls_files, note_strategies, check_followed_users),
+    protected=frozenset({"configBlackList", "configStorePath", "kvConfigPath"}) | TLS_KEYS | AUTH_KEYS,
 )
 
 

@@ -13,13 +13,19 @@ from trimq.namesrv.kv_config import NAMESPACE_ORDER_TOPIC_CONFIG, KVConfigManage
 from trimq.namesrv.processor import ClientRequestProcessor, DefaultRequestProcessor
 from trimq.namesrv.route_info import RouteInfoManager
 from trimq.namesrv.start_error import StartError
+from trimq.remoting.auth.config import AuthConfig
+from trimq.remoting.auth.followed_config import auth_settings_of
+from trimq.remoting.auth.followed_users import FollowedUsers, follow_users
+from trimq.remoting.auth.users import AccessError
 from trimq.remoting.config.configuration import Configuration, NettyServerConfig
 from trimq.remoting.config.properties import ConfigError
+from trimq.remoting.http.access_health import access_notes
 from trimq.remoting.http.health import Health
 from trimq.remoting.http.tls_health import certificate_notes
 from trimq.remoting.http.web_config import WebConfig
 from trimq.remoting.network import Network, SystemNetwork
 from trimq.remoting.runtime.clock import Clock, SystemClock
+from trimq.remoting.server.gate import Gate
 from trimq.remoting.server.reactor import Connection, HandlerTable, Reactor, ReactorLimits, ServerTls
 from trimq.remoting.tls.config import TlsConfig, settings_of
 from trimq.remoting.tls.contexts import TlsContexts
@@ -38,7 +44,8 @@ class NamesrvController:
 
     ``routes`` and ``kv_config`` are its state. ``address`` is its address once ``run`` has started, ``named_endpoints``
     are those of the named listeners, and ``web_endpoints`` those of ``health`` and metrics. ``embedded`` is the
-    controller in this process, if there is one. ``stopped`` is set at the end of ``run``.
+    controller in this process, if there is one. ``stopped`` is set at the end of ``run``. Features that check requests
+    are registered with ``gate``.
     """
 
     def __init__(
@@ -50,6 +57,9 @@ class NamesrvController:
         self._stop = trio.Event()
         self.stopped = trio.Event()
         self._tls: TlsContexts
+        self.gate = Gate()
+        self.users: FollowedUsers | None = None
+        """While authentication is on."""
         self._sock: socket.socket | None = None
         self._named_sockets: dict[str, socket.socket] = {}
         self._web_sockets: list[socket.socket] = []
@@ -78,7 +88,7 @@ class NamesrvController:
             for bound in [self._sock, *self._named_sockets.values(), *self._web_sockets]:
                 if bound is not None:
                     bound.close()
-            if isinstance(error, ConfigError):
+            if isinstance(error, (ConfigError, AccessError)):
                 raise StartError(str(error)) from error
             if isinstance(error, OSError):
                 raise StartError(str(error.strerror)) from error
@@ -88,6 +98,7 @@ class NamesrvController:
         config = self._configuration.section(NettyServerConfig)
         self.kv_config.load()
         self._read_certificate()
+        self._read_users()
         self._sock = self._listen(config.bind_address, self._config().listen_port, config)
         for name, port in named_ports(self._config().named_listen_ports).items():
             self._named_sockets[name] = sock = self._listen(config.bind_address, int(port), config)
@@ -105,6 +116,12 @@ class NamesrvController:
         days = config.tls_certificate_warning_days
         self.health.notes.append(lambda: certificate_notes(contexts, self._clock, days))
 
+    def _read_users(self) -> None:
+        users = self.users = follow_users(self._configuration, self._clock)
+        if users is not None:
+            self.gate.register(users.users.access.feature)
+        self.health.notes.append(lambda: access_notes(self._configuration.section(AuthConfig), users))
+
     def _listen(self, address: str, port: int, config: NettyServerConfig) -> socket.socket:
         sock = self._network.bind(address, port, config)
         self._network.open_port(sock, config)
@@ -115,8 +132,8 @@ class NamesrvController:
             from trimq.namesrv.embedded_controller import bind_controller  # noqa: PLC0415 - only if it is configured
 
             file = self._config().controller_config_file
-            tls = settings_of(self._configuration)
-            self.embedded = bind_controller(file, bind_address, tls, self._clock, self._network)
+            shared = settings_of(self._configuration) | auth_settings_of(self._configuration)
+            self.embedded = bind_controller(file, bind_address, shared, self._clock, self._network)
 
     async def _run_embedded(self, nursery: trio.Nursery) -> None:
         if (embedded := self.embedded) is None:
@@ -148,7 +165,7 @@ class NamesrvController:
         if self._configuration.section(WebConfig).serves_metrics:
             from trimq.namesrv.metrics import NamesrvMetrics  # noqa: PLC0415 - only if metrics are on
 
-            metrics = NamesrvMetrics(self.routes, reactor.stats, self.health)
+            metrics = NamesrvMetrics(self.routes, reactor.stats, self.health, self.users)
             app.metrics = metrics.page
             await nursery.start(metrics.probe.run)
         await stack.enter_async_context(web.served(app, self._web_sockets))
@@ -171,6 +188,8 @@ class NamesrvController:
                 await self._run_embedded(nursery)
                 nursery.start_soon(self._scan_not_active_brokers)
                 nursery.start_soon(self._tls.run, self._clock)
+                if self.users is not None:
+                    nursery.start_soon(self.users.run)
                 self.health.started()
                 _log.info("namesrv_started", address=f"{address[0]}:{address[1]}")
                 task_status.started(address)
@@ -193,7 +212,7 @@ class NamesrvController:
         self._stop.set()
 
     def _handlers(self, listener: str = "") -> HandlerTable:
-        table = HandlerTable()
+        table = HandlerTable(self.gate)
         ClientRequestProcessor(self.routes, self._config, self._clock, listener).register(table)
         DefaultRequestProcessor(self.routes, self.kv_config, self._configuration, listener).register(table)
         return table

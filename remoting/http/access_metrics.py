@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from prometheus_client.core import Metric
 
-from trimq.broker.auth.open_access import Users
+from trimq.remoting.auth.users import Users
 from trimq.remoting.http.metrics import counters, gauge
 
 _REASONS = ("authentication", "plain", "authorization")
@@ -25,4 +25,6 @@ def access_families(users: Users | None) -> Iterator[Metric]:
         ("reason",),
         {(reason,): refused.get(reason, 0) for reason in _REASONS},
     )
-    yield gauge("trimq_access_users", "Users of the broker.", len(users.store.users) if users is not None else 0)
+    yield gauge(
+        "trimq_access_users", "Users that this server knows.", len(users.store.users) if users is not None else 0
+    )
