@@ -3,6 +3,7 @@
 import ipaddress
 import socket
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -19,12 +20,14 @@ from trimq.broker.services.slave_timers import SlaveTimers
 from trimq.broker.services.topic_followers import TopicWatch
 from trimq.broker.start_error import StartError
 from trimq.broker.store.message_store import HAClient, MessageStore
+from trimq.broker.store.replication.ha_admission import HAAdmission, OpenStream
 from trimq.broker.store.replication.reminders import Reminders
 from trimq.protocol.body import GetBrokerMemberGroupResponseBody, decode_json
 from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.errors import RemotingError
 from trimq.protocol.headers.namesrv import GetBrokerMemberGroupRequestHeader
+from trimq.remoting.auth.secrets import SecretsError, read_keys
 from trimq.remoting.config.configuration import Configuration, NettyServerConfig
 from trimq.remoting.errors import RemotingTransportError
 from trimq.remoting.network import Network
@@ -51,6 +54,8 @@ class Replication:
         self._network = network
         self._sock: socket.socket | None = None
         self._not_known = Reminders()
+        self._proofs: HAAdmission | None = None
+        """While there is a secret (haSecretFile)."""
         self.master: SlaveMaster | None = None
         """A slave's view of its master."""
         self.client: HAClient | None = None
@@ -66,8 +71,9 @@ class Replication:
         return self._configuration.section(ReplicationConfig)
 
     def bind(self) -> None:
-        """Bind the port for slaves, if one is configured. Raises StartError if it is taken."""
+        """Read the secret; bind the port for slaves, if one is configured. Blocks. Raises StartError."""
         config = self.config
+        self._proofs = self._read_secret()
         if config.is_slave or config.ha_listen_port is None:
             return
         server = self._configuration.section(NettyServerConfig)
@@ -76,6 +82,21 @@ class Replication:
             self._network.open_port(self._sock, server)
         except OSError as error:
             raise StartError(f"{error.strerror or error}: set haListenPort") from error
+
+    def _read_secret(self) -> HAAdmission | None:
+        config = self.config
+        if config.ha_secret_file is None:
+            return None
+        try:
+            keys = read_keys(Path(config.ha_secret_file), b"ha", "haSecretFile")
+        except SecretsError as error:
+            raise StartError(str(error)) from None
+        return HAAdmission(
+            keys,
+            self._configuration.section(BrokerConfig).broker_name,
+            parse_networks(config.ha_allowed_without_proof),
+            silence=config.ha_housekeeping_interval / 1000,
+        )
 
     @property
     def port(self) -> int:
@@ -100,10 +121,17 @@ class Replication:
         if self._sock is not None and store.replication.ha is not None:
             listener = self._network.listener(self._sock)
             nursery.start_soon(
-                store.replication.ha.serve, listener, self._network.peer_of, self._admission(context.registration)
+                store.replication.ha.serve,
+                listener,
+                self._network.peer_of,
+                self._admission(context.registration),
+                None if self._proofs is None else self._proofs.of_slave,
             )
         if self.master is not None:
-            self.client = store.make_client(self.master, self._network.open_stream)
+            open_stream: OpenStream = self._network.open_stream
+            if self._proofs is not None:
+                open_stream = self._proofs.proving(open_stream, self._network.peer_of)
+            self.client = store.make_client(self.master, open_stream)
             self.synchronize = SlaveSynchronize(
                 self.master,
                 self.client,

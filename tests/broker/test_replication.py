@@ -19,6 +19,7 @@ from trimq.broker.controller import BrokerController
 from trimq.broker.testing import running_broker
 from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.command import RemotingCommand
+from trimq.remoting.auth.secrets import make_key_file
 from trimq.remoting.config.properties import ConfigError
 
 TOPIC = "Copied"
@@ -251,3 +252,53 @@ def test_a_sync_master_that_waits_for_no_slave_needs_no_port(tmp_path: Path) -> 
     path = tmp_path / "broker.conf"
     path.write_text("brokerRole=SYNC_MASTER\ninSyncReplicas=1\n")
     assert load_broker(path).warnings == []
+
+
+def key_file(path: Path) -> str:
+    make_key_file(path)
+    return str(path)
+
+
+async def test_master_and_slave_prove_that_they_know_the_secret(tmp_path: Path) -> None:
+    secret = {"haSecretFile": key_file(tmp_path / "ha.key")}
+    async with pair(tmp_path, secret, **secret) as (master, slave):
+        async with WireClient.connect(master.endpoint) as client:
+            assert (await client.send(TOPIC, b"x")).code == 0
+        await in_sync(master, slave)
+        assert slave.context.store.max_phy_offset == master.context.store.max_phy_offset > 0
+        # A client that knows no secret gets nothing.
+        async with await trio.open_tcp_stream("127.0.0.1", master.replication.port) as stream:
+            await stream.send_all(bytes(8))
+            assert await stream.receive_some(1) == b""
+
+
+@pytest.mark.parametrize("without", ["master", "slave", "neither"])
+async def test_a_secret_on_one_side_only(tmp_path: Path, without: str) -> None:
+    mine = {"haSecretFile": key_file(tmp_path / "ha.key")}
+    theirs = {"haSecretFile": key_file(tmp_path / "other.key")} if without == "neither" else {}
+    leader, follower = (mine, theirs) if without != "master" else (theirs, mine)
+    async with pair(tmp_path, leader, **follower) as (_, slave):
+        client = slave.replication.client
+        assert client is not None
+        with trio.fail_after(30):
+            while not client.state().error:  # noqa: ASYNC110 - there is no event for it
+                await trio.sleep(0.01)
+        assert slave.context.store.max_phy_offset == 0
+
+
+async def test_a_secret_that_cannot_be_read_refuses_the_start(tmp_path: Path) -> None:
+    path = tmp_path / "ha.key"
+    key_file(path)
+    path.chmod(0o644)
+    with pytest.raises(ExceptionGroup) as caught:
+        async with running_broker(tmp_path / "b", haSecretFile=str(path), haListenPort=0):
+            pass
+    text = str(caught.value.exceptions)
+    assert "haSecretFile" in text
+    assert "may be read by others (mode 0644)" in text
+
+
+def test_exceptions_need_a_secret() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_broker(flags={"haAllowedWithoutProof": ("10.0.0.1", "test")})
+    assert caught.value.key == "haAllowedWithoutProof"
