@@ -273,6 +273,7 @@ class BrokerController:
         users = await open_users(configuration, disk, clock)
         if users is not None:
             self.gate.register(users.access.feature)
+            users.store.on_adopted = self.gate.changed
         # Listen only after the state files were read: an unreadable file ends the start before a client can connect.
         ports.open()
         registration = await self._registration(services.topics, stack)

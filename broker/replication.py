@@ -143,6 +143,7 @@ class Replication:
                 modes=context.modes,
                 schedule=context.schedule,
                 timers=self.timers or SlaveTimers(store),
+                users=None if context.users is None else context.users.store,
             )
             store.hear_waiting(self.synchronize.message_waits)
             store.message_arriving.append(self.synchronize.message_arriving)

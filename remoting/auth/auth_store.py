@@ -10,7 +10,7 @@ that RocketMQ does not have: one enabled Super remains; only a Super changes pol
 others. Otherwise a user could give himself what he may not do.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol
@@ -43,6 +43,7 @@ from trimq.remoting.auth.secrets import Secrets, SecretsError
 MOST_USERS: Final = 10_000
 
 _CREATED_BY: Final = "The super user can only be create by super user"
+_MASTERS: Final = "the master's file of users"
 _UPDATED_BY: Final = "The super user can only be update by super user"
 
 
@@ -93,6 +94,8 @@ class AuthStore:
         self._acl_records: dict[str, bytes] = {}
         self._sealed: tuple[int, bytes, str] | None = None
         """Of a generation."""
+        self.on_adopted: Callable[[], None] = lambda: None
+        """Called when the users and policies of the master have been taken."""
         self._lock = trio.Lock()
 
     def __repr__(self) -> str:
@@ -174,18 +177,20 @@ class AuthStore:
             self._sealed = self.generation, data, auth_file.seal_of(data)
         return self._sealed[1:]
 
-    def read_of(self, data: bytes, secrets: Secrets) -> Followed:
+    def read_of(self, data: bytes, secrets: Secrets, origin: str = "") -> Followed:
         """What a file has that another server has written, for ``follow``. May be called in a thread: it takes time.
 
-        Raises AuthStoreError: also for a file without users, which would refuse everything.
+        ``origin``: for messages, if it is not this store's file. Raises AuthStoreError: also for a file without users,
+        which would refuse everything.
         """
+        origin = origin or self._file.path
         try:
             tables = auth_file.decode(data, secrets.keys)
             users, acls, records = self._decode(tables, secrets)
         except AuthFileError as error:
-            raise AuthStoreError(f"{self._file.path} cannot be used: {error}") from None
+            raise AuthStoreError(f"{origin} cannot be used: {error}") from None
         if not users:
-            raise AuthStoreError(f"{self._file.path} cannot be used: there are no users in it")
+            raise AuthStoreError(f"{origin} cannot be used: there are no users in it")
         user_records = {name: msgspec.json.encode(record) for name, record in records.items()}
         acl_records = {name: encode_acl(acl) for name, acl in acls.items()}
         return Followed(secrets, tables.version, users, acls, user_records, acl_records)
@@ -194,6 +199,25 @@ class AuthStore:
         """Take these users and policies in place of all others. Nothing is written here."""
         self._secrets, self._version = followed.secrets, followed.version
         self._take(followed.users, followed.acls, followed.user_records, followed.acl_records)
+
+    async def adopt(self, data: bytes) -> None:
+        """Take the file of this broker's master in place of all users and policies, once it is on disk here.
+
+        Only an encrypted one, which cannot be made without a key of this broker's key file. Raises AuthStoreError, and
+        has changed nothing then.
+        """
+        if not auth_file.is_encrypted(data):
+            raise AuthStoreError(f"{_MASTERS} cannot be used: its secrets are not encrypted")
+        followed = await trio.to_thread.run_sync(self.read_of, data, self._secrets, _MASTERS)
+        async with self._lock:
+            try:
+                # Shielded as in _write.
+                with trio.CancelScope(shield=True):
+                    await self._file.replace(data)
+                    self.follow(followed)
+            except OSError as error:
+                raise AuthStoreError(f"{self._file.path} cannot be written: {_reason(error)}") from error
+        self.on_adopted()
 
     async def _read(self) -> auth_file.AuthTables | None:
         try:
