@@ -233,6 +233,15 @@ async def test_who_proves_nothing_gets_no_byte_of_the_log(
         nursery.cancel_scope.cancel()
 
 
+async def test_a_report_without_a_greeting_is_refused_at_once_with_advice(autojump_clock: object) -> None:
+    here, there = trio.testing.memory_stream_pair()
+    await there.send_all(REPORT)
+    began = trio.current_time()
+    with pytest.raises(HAProofError, match="the slave proves nothing: set haSecretFile there"):
+        await admission().of_slave(here, PEER)
+    assert trio.current_time() == began
+
+
 async def test_connections_that_prove_nothing_are_few(autojump_clock: object) -> None:
     """Of one address eight wait; further ones are closed at once, and the deadline makes room again."""
     async with store_of(SimDisk(), ASYNC_MASTER) as master, trio.open_nursery() as nursery:
