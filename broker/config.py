@@ -370,6 +370,22 @@ def _role_problem(configuration: Configuration) -> tuple[str, str] | None:
     return None
 
 
+def _ha_tls_problem(configuration: Configuration) -> tuple[str, str] | None:
+    """Key and expectation if both sides of a replication with TLS could not verify each other."""
+    tls = configuration.section(TlsConfig)
+    if not configuration.section(ReplicationConfig).ha_tls:
+        return None
+    wanted = (
+        ("tls.server.mode=permissive or enforcing, and tls.server.certPath", tls.server_pair is not None),
+        ("tls.server.authClient=true", tls.auth_client),
+        ("tls.client.certPath", bool(tls.client_cert)),
+        ("tls.client.authServer=true", tls.auth_server),
+        ("tls.enable=true", tls.is_client),
+    )
+    missing = [text for text, given in wanted if not given]
+    return ("haTls", f"false, or also {', '.join(missing)}: master and slave verify each other") if missing else None
+
+
 SCHEMA = Schema(
     program="mqbroker",
     sections=(
@@ -388,7 +404,7 @@ SCHEMA = Schema(
     unsupported=UNSUPPORTED,
     harmless=HARMLESS,
     more=(apply_tls_file,),
-    checks=(_role_problem, check_tls_files, note_strategies),
+    checks=(_role_problem, check_tls_files, _ha_tls_problem, note_strategies),
     # Users and policies can be changed by requests; who checks them cannot.
     protected=frozenset({"configBlackList", "brokerConfigPath"})
     | TLS_KEYS

@@ -282,6 +282,7 @@ class BrokerController:
             # Each round costs one sync, so fewer and larger rounds are better: do not poll for the next requests.
             limits = replace(limits, spin_many=0.0)
         self._tls = self._contexts()
+        self.replication.prove(self._tls)
         self.reactor = Reactor(
             limits, clock, self.network.selector(), ServerTls.of(self._tls, self._section(TlsConfig))
         )

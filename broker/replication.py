@@ -20,7 +20,7 @@ from trimq.broker.services.slave_timers import SlaveTimers
 from trimq.broker.services.topic_followers import TopicWatch
 from trimq.broker.start_error import StartError
 from trimq.broker.store.message_store import HAClient, MessageStore
-from trimq.broker.store.replication.ha_admission import HAAdmission, OpenStream
+from trimq.broker.store.replication.ha_admission import HAAdmission, HATls, OpenStream
 from trimq.broker.store.replication.reminders import Reminders
 from trimq.protocol.body import GetBrokerMemberGroupResponseBody, decode_json
 from trimq.protocol.codes import RequestCode, ResponseCode
@@ -33,6 +33,8 @@ from trimq.remoting.errors import RemotingTransportError
 from trimq.remoting.network import Network
 from trimq.remoting.runtime.clock import Clock
 from trimq.remoting.server.reactor import HandlerTable
+from trimq.remoting.tls.config import TlsConfig
+from trimq.remoting.tls.contexts import TlsContexts, client_of
 
 if TYPE_CHECKING:
     from trimq.broker.replicas.replica import Replica
@@ -55,7 +57,7 @@ class Replication:
         self._sock: socket.socket | None = None
         self._not_known = Reminders()
         self._proofs: HAAdmission | None = None
-        """While there is a secret (haSecretFile)."""
+        """With haSecretFile or haTls."""
         self.master: SlaveMaster | None = None
         """A slave's view of its master."""
         self.client: HAClient | None = None
@@ -71,9 +73,8 @@ class Replication:
         return self._configuration.section(ReplicationConfig)
 
     def bind(self) -> None:
-        """Read the secret; bind the port for slaves, if one is configured. Blocks. Raises StartError."""
+        """Bind the port for slaves, if one is configured. Raises StartError if it is taken."""
         config = self.config
-        self._proofs = self._read_secret()
         if config.is_slave or config.ha_listen_port is None:
             return
         server = self._configuration.section(NettyServerConfig)
@@ -83,20 +84,24 @@ class Replication:
         except OSError as error:
             raise StartError(f"{error.strerror or error}: set haListenPort") from error
 
-    def _read_secret(self) -> HAAdmission | None:
+    def prove(self, contexts: TlsContexts) -> None:
+        """Read the secret. ``contexts``: those of this broker's ports. Blocks. Raises StartError."""
         config = self.config
-        if config.ha_secret_file is None:
-            return None
-        try:
-            keys = read_keys(Path(config.ha_secret_file), b"ha", "haSecretFile")
-        except SecretsError as error:
-            raise StartError(str(error)) from None
-        return HAAdmission(
-            keys,
-            self._configuration.section(BrokerConfig).broker_name,
-            parse_networks(config.ha_allowed_without_proof),
-            silence=config.ha_housekeeping_interval / 1000,
-        )
+        keys: dict[bytes, bytes] = {}
+        if config.ha_secret_file is not None:
+            try:
+                keys = read_keys(Path(config.ha_secret_file), b"ha", "haSecretFile")
+            except SecretsError as error:
+                raise StartError(str(error)) from None
+        client = client_of(self._configuration.section(TlsConfig)) if config.ha_tls else None
+        if keys or client is not None:
+            self._proofs = HAAdmission(
+                keys,
+                self._configuration.section(BrokerConfig).broker_name,
+                parse_networks(config.ha_allowed_without_proof),
+                tls=None if client is None else HATls(lambda: contexts.server, client),
+                silence=config.ha_housekeeping_interval / 1000,
+            )
 
     @property
     def port(self) -> int:

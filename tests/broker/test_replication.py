@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,7 +15,9 @@ from structlog.testing import capture_logs
 
 from tests.broker.auth.signed import ROOT, ROOT_SECRET, User, is_refused
 from tests.broker.wire_client import WireClient
+from tests.client.tls_servers import server_keys
 from tests.ports import free_port
+from tests.tls_certificates import Certificates, certificates
 from trimq.broker.config import load_broker
 from trimq.broker.controller import BrokerController
 from trimq.broker.testing import running_broker
@@ -23,6 +26,8 @@ from trimq.protocol.command import RemotingCommand
 from trimq.remoting.auth.auth_store import AuthStore
 from trimq.remoting.auth.secrets import make_key_file
 from trimq.remoting.config.properties import ConfigError
+
+__all__ = ["certificates"]
 
 TOPIC = "Copied"
 
@@ -421,3 +426,65 @@ async def test_a_master_of_rocketmq_has_no_file_of_users(tmp_path: Path) -> None
             await in_sync(master, slave)
             assert users_of(slave).user("app") is None
             assert len([line for line in logs if line["event"] == "not_synchronized"]) == before
+
+
+def tls_of(certificates: Certificates, **more: Any) -> dict[str, Any]:
+    keys = server_keys(certificates, "permissive", mutual=True)
+    keys |= {"tls.server.need.client.auth": "optional", "tls.enable": "true"}
+    return {**keys, "haTls": True, "brokerIP1": "127.0.0.1", **more}
+
+
+@pytest.mark.parametrize("secret", [False, True], ids=["certificates", "certificates and a secret"])
+async def test_replication_over_tls(tmp_path: Path, certificates: Certificates, secret: bool) -> None:
+    more = {"haSecretFile": key_file(tmp_path / "ha.key")} if secret else {}
+    async with pair(tmp_path, tls_of(certificates, **more), **tls_of(certificates, **more)) as (master, slave):
+        async with WireClient.connect(master.endpoint) as client:
+            for _ in range(3):
+                assert (await client.send(TOPIC, b"x" * 100_000)).code == 0
+        await in_sync(master, slave)
+        assert slave.context.store.max_phy_offset == master.context.store.max_phy_offset > 300_000
+        address = ("127.0.0.1", master.replication.port)
+        async with await trio.open_tcp_stream(*address) as stream:
+            await stream.send_all(bytes(8))
+            assert await stream.receive_some(1) == b""
+        # A certificate of no CA of ours, and none at all.
+        for shown in (certificates.foreign_client, None):
+            context = ssl.create_default_context(cafile=str(certificates.ca))
+            if shown is not None:
+                context.load_cert_chain(shown.cert, shown.key)
+            tls = trio.SSLStream(await trio.open_tcp_stream(*address), context, server_hostname="127.0.0.1")
+            got = b""
+            with contextlib.suppress(trio.BrokenResourceError):
+                await tls.send_all(bytes(8))
+                got = bytes(await tls.receive_some(100))
+            assert got == b""
+            await trio.aclose_forcefully(tls)
+
+
+@pytest.mark.parametrize("side", ["master", "slave"])
+async def test_replication_with_tls_on_one_side_only(tmp_path: Path, certificates: Certificates, side: str) -> None:
+    with_tls, without = tls_of(certificates), tls_of(certificates, haTls=False)
+    leader, follower = (with_tls, without) if side == "master" else (without, with_tls)
+    async with pair(tmp_path, leader, **follower) as (_, slave):
+        client = slave.replication.client
+        assert client is not None
+        with trio.fail_after(30):
+            while not client.state().error:  # noqa: ASYNC110 - there is no event for it
+                await trio.sleep(0.01)
+        assert slave.context.store.max_phy_offset == 0
+
+
+def test_what_replication_over_tls_needs(certificates: Certificates) -> None:
+    keys = {key: str(value).lower() if value is True else str(value) for key, value in tls_of(certificates).items()}
+    load_broker(flags={key: (value, "test") for key, value in keys.items()})
+    for without in (
+        {"tls.enable": "false"},
+        {"tls.server.authClient": "false", "tls.server.need.client.auth": "none"},
+        {"tls.client.authServer": "false"},
+        {"tls.client.certPath": "", "tls.client.keyPath": ""},
+        {"tls.server.certPath": "", "tls.server.keyPath": ""},
+    ):
+        with pytest.raises(ConfigError) as caught:
+            load_broker(flags={key: (value, "test") for key, value in (keys | without).items()})
+        assert caught.value.key == "haTls"
+        assert next(iter(without)).rpartition(".")[2] in str(caught.value)

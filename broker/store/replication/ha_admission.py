@@ -1,11 +1,13 @@
-"""Proofs on connections of replication: before the first report, master and slave show that they know a secret.
+"""Proofs on connections of replication: before the first report, master and slave show who they are.
 
-Without a secret nothing here is used. The bytes and what they prove: protocol/ha_proof.py.
+By a secret that both know, by TLS with certificates of both, or both. Without any of them nothing here is used. What
+is sent for the secret: protocol/ha_proof.py.
 """
 
 import ipaddress
+import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple, Protocol
 
 import trio
 
@@ -18,8 +20,11 @@ from trimq.protocol.ha_proof import (
     MasterProof,
     SlaveProof,
 )
+from trimq.remoting.tls.key_files import KeyFileError
 
 PROOF_SECONDS: Final = 5.0
+_TLS: Final = b"\x16"
+"""The first byte of a TLS handshake. Reports, greetings and RocketMQ's handshakes begin with another one."""
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 OpenStream = Callable[[str, int], Awaitable[trio.abc.Stream]]
@@ -54,16 +59,41 @@ class BegunStream(trio.abc.Stream):
         await self._stream.aclose()
 
 
+class ClientContext(Protocol):
+    """The part of ClientTls that is used here."""
+
+    async def context(self) -> ssl.SSLContext:
+        """The context for a new connection. Raises an exception if its files cannot be used."""
+        ...
+
+
+class HATls(NamedTuple):
+    """The contexts of both sides; both verify the other one. ``server`` returns that of new connections."""
+
+    server: Callable[[], ssl.SSLContext | None]
+    client: ClientContext
+
+
 class HAAdmission:
     """Proofs of both sides. ``without_proof``: the addresses of RocketMQ's brokers, which cannot prove anything."""
 
     def __init__(
-        self, keys: Mapping[bytes, bytes], name: str, without_proof: Sequence[Network] = (), *, silence: float = 20.0
+        self,
+        keys: Mapping[bytes, bytes],
+        name: str,
+        without_proof: Sequence[Network] = (),
+        *,
+        tls: HATls | None = None,
+        silence: float = 20.0,
     ) -> None:
-        """``keys`` and ``name``: see protocol/ha_proof.py. ``silence``: RocketMQ's slave reports in this time."""
+        """``keys`` and ``name``: see protocol/ha_proof.py; without keys ``tls`` alone is the proof.
+
+        ``silence``: RocketMQ's slave reports in this time, in seconds.
+        """
         self._keys = keys
         self._name = name
         self._without_proof = without_proof
+        self._tls = tls
         self._silence = silence
 
     def may_prove_nothing(self, address: str) -> bool:
@@ -83,7 +113,15 @@ class HAAdmission:
         # RocketMQ's slave may send its first report some seconds after it has connected.
         with trio.move_on_after(self._silence if exempt else PROOF_SECONDS):
             begin = bytes(await stream.receive_some(len(HELLO)))
-            if exempt and not HELLO.startswith(begin[:1] or b"\0"):
+            if self._tls is not None and (begin[:1] == _TLS or not exempt):
+                if begin[:1] != _TLS:
+                    raise HAProofError("the slave connects without TLS (haTls)")
+                stream = await _secured(BegunStream(stream, begin), self._tls.server())
+                if not self._keys:
+                    return stream
+                exempt = False
+                begin = bytes(await stream.receive_some(len(HELLO)))
+            if exempt and (not self._keys or not HELLO.startswith(begin[:1] or b"\0")):
                 return BegunStream(stream, begin)
             if not begin or not HELLO.startswith(begin):
                 raise HAProofError("the slave proves nothing: set haSecretFile there, or haAllowedWithoutProof here")
@@ -116,15 +154,45 @@ class HAAdmission:
             if self._without_proof and self.may_prove_nothing(peer_of(stream)):
                 return stream
             try:
-                await self.of_master(stream)
+                return await self._proved(stream, host)
             except BaseException as error:
                 await trio.aclose_forcefully(stream)
-                if isinstance(error, HAProofError):
+                if isinstance(error, HAProofError | KeyFileError):
                     raise OSError(str(error)) from error
                 raise
-            return stream
 
         return opened
+
+    async def _proved(self, stream: trio.abc.Stream, host: str) -> trio.abc.Stream:
+        if self._tls is not None:
+            with trio.move_on_after(PROOF_SECONDS) as scope:
+                stream = await _secured(stream, await self._tls.client.context(), host)
+            if scope.cancelled_caught:
+                raise HAProofError("the master does not answer the TLS handshake: set haTls there")
+        if self._keys:
+            await self.of_master(stream)
+        return stream
+
+
+async def _secured(
+    stream: trio.abc.Stream, context: ssl.SSLContext | None, host: str | None = None
+) -> trio.SSLStream[trio.abc.Stream]:
+    """The stream after a handshake in which each side has verified the other. ``host``: for a client.
+
+    Raises HAProofError.
+    """
+    if context is None:
+        raise HAProofError("this broker has no certificate for TLS")
+    found = trio.SSLStream(stream, context, server_hostname=host, server_side=host is None)
+    try:
+        await found.do_handshake()
+    except trio.BrokenResourceError as error:
+        reason = error.__cause__ or error
+        raise HAProofError(f"no TLS connection: {reason}") from None
+    # A server's context may let clients in that have no certificate.
+    if not found.getpeercert(binary_form=True):
+        raise HAProofError("the slave has no certificate (tls.client.certPath)")
+    return found
 
 
 async def _exactly(stream: trio.abc.Stream, count: int, begin: bytes = b"") -> bytes:

@@ -1,6 +1,7 @@
 """Proofs on the port for slaves: who is let in, who is not, and what that costs the master."""
 
 import ipaddress
+import ssl
 import struct
 from collections.abc import Awaitable, Callable
 
@@ -22,9 +23,13 @@ from tests.store.replication.pairs import (
 )
 from tests.store.simdisk import SimDisk
 from tests.store.stores import fill
+from tests.tls_certificates import Certificates, KeyPair, certificates
 from trimq.broker.store.message_store import HAClient, MessageStore
-from trimq.broker.store.replication.ha_admission import BegunStream, HAAdmission
+from trimq.broker.store.replication.ha_admission import BegunStream, HAAdmission, HATls
 from trimq.protocol.ha_proof import ANSWER_BYTES, CHALLENGE, CHALLENGE_BYTES, HELLO, HAProofError, MasterProof
+from trimq.remoting.tls.key_files import KeyFileError, Part
+
+__all__ = ["certificates"]
 
 KEYS = {b"one!": b"1" * 32}
 OTHER = {b"one!": b"2" * 32}
@@ -309,3 +314,125 @@ async def test_what_was_received_comes_first() -> None:
     await stream.aclose()
     assert await there.receive_some(5) == b""
     assert MasterProof(KEYS, "a").challenge() != MasterProof(KEYS, "a").challenge()
+
+
+class Client:
+    """A ClientTls. Without a context its files cannot be used."""
+
+    def __init__(self, context: ssl.SSLContext | None) -> None:
+        self._context = context
+
+    async def context(self) -> ssl.SSLContext:
+        if self._context is None:
+            raise KeyFileError(Part.CERT, "no.pem", "a file")
+        return self._context
+
+
+def client_context(found: Certificates, pair: KeyPair | None) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=str(found.ca))
+    if pair is not None:
+        context.load_cert_chain(pair.cert, pair.key)
+    return context
+
+
+def server_context(found: Certificates, pair: KeyPair | None = None) -> ssl.SSLContext:
+    context = found.server_context(pair, clients=found.ca)
+    context.verify_mode = ssl.CERT_OPTIONAL
+    return context
+
+
+async def over_tls(
+    server: ssl.SSLContext | None,
+    client: ssl.SSLContext | None,
+    *networks: str,
+    keys: tuple[dict[bytes, bytes], dict[bytes, bytes]] = ({}, {}),
+    host: str = "127.0.0.1",
+) -> tuple[str, str]:
+    """Why a master has refused a slave, and why the slave a master; empty if they talk."""
+    here, there = trio.testing.memory_stream_pair()
+    found = [ipaddress.ip_network(text) for text in networks]
+    master = HAAdmission(keys[0], "a", found, tls=HATls(lambda: server, Client(None)))
+    slave = HAAdmission(keys[1], "a", tls=HATls(lambda: None, Client(client)))
+    problems = ["", ""]
+
+    async def open_stream(_host: str, _port: int) -> trio.abc.Stream:
+        return here
+
+    async def side_of_master() -> None:
+        try:
+            stream = await master.of_slave(there, PEER)
+            assert await stream.receive_some(100) == REPORT
+            await stream.send_all(b"log")
+        except (HAProofError, trio.BrokenResourceError) as error:
+            problems[0] = str(error) or "lost"
+            await trio.aclose_forcefully(there)
+
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(side_of_master)
+            try:
+                stream = await slave.proving(open_stream, lambda _: MASTER)(host, 1)
+                await stream.send_all(REPORT)
+                assert await stream.receive_some(100) == b"log"
+            except (OSError, trio.BrokenResourceError, AssertionError) as error:
+                problems[1] = str(error) or "lost"
+                await trio.aclose_forcefully(here)
+    return problems[0], problems[1]
+
+
+async def test_certificates_of_both_sides(certificates: Certificates, autojump_clock: object) -> None:
+    found = certificates
+    good = client_context(found, found.client)
+    assert await over_tls(server_context(found), good) == ("", "")
+    assert await over_tls(server_context(found), good, keys=(KEYS, KEYS)) == ("", "")
+    assert "the slave does not know the secret" in (await over_tls(server_context(found), good, keys=(KEYS, OTHER)))[0]
+    # A secret on one side only.
+    refused = await over_tls(server_context(found), good, keys=(KEYS, {}))
+    assert "the slave proves nothing" in refused[0]
+    assert "the slave has no certificate" in (await over_tls(server_context(found), client_context(found, None)))[0]
+    foreign = client_context(found, found.foreign_client)
+    assert "no TLS connection" in (await over_tls(server_context(found), foreign))[0]
+    for server in (found.foreign, found.elsewhere, found.expired):
+        refused = await over_tls(server_context(found, server), good)
+        assert "certificate verify failed" in refused[1].lower()
+        assert refused[0]
+    assert "no certificate for TLS" in (await over_tls(None, good))[0]
+    assert "no.pem: expected a file" in (await over_tls(server_context(found), None))[1]
+
+
+async def test_without_tls_only_the_addresses_of_rocketmqs_brokers(
+    certificates: Certificates, autojump_clock: object
+) -> None:
+    tls = HATls(lambda: server_context(certificates), Client(None))
+    for begin in (REPORT, HELLO):
+        here, there = trio.testing.memory_stream_pair()
+        await there.send_all(begin)
+        with pytest.raises(HAProofError, match="connects without TLS"):
+            await HAAdmission({}, "a", tls=tls).of_slave(here, PEER)
+    proofs = HAAdmission({}, "a", [ipaddress.ip_network("10.0.0.0/24")], tls=tls)
+    here, there = trio.testing.memory_stream_pair()
+    await there.send_all(REPORT)
+    assert await (await proofs.of_slave(here, PEER)).receive_some(100) == REPORT
+    # TLS from there is TLS: what follows must be a handshake.
+    here, there = trio.testing.memory_stream_pair()
+    await there.send_all(b"\x16" + bytes(50))
+    with pytest.raises(HAProofError, match="no TLS connection"):
+        await proofs.of_slave(here, PEER)
+
+
+async def test_a_handshake_that_does_not_end(certificates: Certificates, autojump_clock: object) -> None:
+    proofs = HAAdmission({}, "a", tls=HATls(lambda: None, Client(client_context(certificates, certificates.client))))
+    here, _ = trio.testing.memory_stream_pair()
+
+    async def open_stream(_host: str, _port: int) -> trio.abc.Stream:
+        return here
+
+    with pytest.raises(OSError, match="does not answer the TLS handshake: set haTls there"):
+        await proofs.proving(open_stream, lambda _: MASTER)("127.0.0.1", 1)
+    proofs = HAAdmission({}, "a", tls=HATls(lambda: server_context(certificates), Client(None)))
+    here, there = trio.testing.memory_stream_pair()
+    await there.send_all(b"\x16\x03\x01\x02\x00\x01")
+    began = trio.current_time()
+    with pytest.raises(HAProofError, match="has proved nothing in time"):
+        await proofs.of_slave(here, PEER)
+    assert trio.current_time() - began == pytest.approx(5)
