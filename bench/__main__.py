@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench import bucket_report, failover, micro_benchmarks, replication, spark_report, tier, timers
+from bench import bucket_report, failover, micro_benchmarks, replication, security_report, spark_report, tier, timers
 from bench.plots import Bar, Plots, bars, lines
 from bench.processes import describe
 from bench.stalls import ENDS_MS
@@ -44,6 +44,7 @@ PARTS = (
     "replication",
     "failover",
     "sdk",
+    "security",
 )
 
 PLOTS = Plots(HERE / "plots")
@@ -135,6 +136,7 @@ def report() -> str:
         ("A master that waits for its slave, beside Apache RocketMQ 5.5.0", "replication", _replication),
         ("Failover by controllers, beside Apache RocketMQ 5.5.0", "failover", _failover),
         ("The SDK beside the Java client", "sdk", _sdk),
+        ("TLS and access control, beside Apache RocketMQ 5.5.0", "security", security_report.security),
         ("Footprint", "footprint", _footprint),
         ("Sends with and without scrapes of a page of 10,000 topics", "scrape", _footprint),
         ("CPU time of one request, in process", "requests", _requests),
@@ -430,7 +432,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--skip", default="", help="parts not to run: " + ", ".join(PARTS))
     parser.add_argument("--rows", default="", help="those of side_by_side")
-    parser.add_argument("--rounds", type=int, default=3, help="those of side_by_side")
+    parser.add_argument("--rounds", type=int, default=3, help="those of side_by_side and security")
     parser.add_argument("--seconds", type=int, default=6)
     parser.add_argument("--runs", type=int, default=1, help="number of runs of the comparison with Apache's broker")
     parser.add_argument("--beside", help="another interpreter, for a second broker of ours in that comparison")
@@ -448,6 +450,7 @@ def main() -> None:
         "side_by_side": [*comparison, "--rounds", str(arguments.rounds), *rows],
         "transactions": comparison,
         "sdk": ["--profile"],
+        "security": ["--seconds", str(arguments.seconds), "--rounds", str(arguments.rounds)],
     }
     bad = [name for name in PARTS if name not in skipped and not run_part(name, extra.get(name, []))]
     (HERE / "REPORT.md").write_text(report(), encoding="utf-8")

@@ -1,10 +1,13 @@
 """CPU cost of requests in this process: frames as rmqload makes them, served by the real broker, without waiting.
 
-python -m bench.requests [--rows send,batch,pull,query] [--count 20000] [--profile] [--json FILE] [--set KEY=VALUE].
+python -m bench.requests [--rows send,batch,pull,query] [--count 20000] [--profile] [--json FILE] [--set KEY=VALUE]
+[--signed].
+
 Each figure is the loop thread's time for a request, and for the index work after it. The frame is in a socket; a round
 of the reactor receives it, serves it and sends the reply. Each row has its own broker and states which path its
 requests take, with the native extension or without (bench/paths.py, TRIMQ_NATIVE). If they take another path the row
-fails, because its figure would be that of another path.
+fails, because its figure would be that of another path. With --signed the broker has authentication and authorization
+on, and a user with policies signs the requests.
 """
 
 import argparse
@@ -15,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -25,8 +28,20 @@ from bench import frames, mixed
 from bench.frames import BATCH, BIG
 from bench.paths import OtherPathError, PathCounter, RequestPath
 from bench.wire import Turn, Wire, connected
+from trimq.broker.controller import BrokerController
 from trimq.broker.store.index.index_service import WAKE_AT
 from trimq.broker.testing import running_broker
+from trimq.protocol.auth.model import (
+    Acl,
+    Action,
+    Decision,
+    Policy,
+    PolicyEntry,
+    PolicyType,
+    Resource,
+    UserChange,
+    subject_of,
+)
 from trimq.protocol.codes import RequestCode
 from trimq.protocol.native import NATIVE
 from trimq.protocol.topic_rules import TRANS_HALF_TOPIC
@@ -45,6 +60,20 @@ _CODES: Final = (
     RequestCode.QUERY_MESSAGE,
     RequestCode.END_TRANSACTION,
 )
+
+
+USER: Final = "load"
+SECRET: Final = "secret of load"  # noqa: S105 - of this process
+ASKING: Final = {
+    "authenticationEnabled": True,
+    "authorizationEnabled": True,
+    "allowSecretsInClear": True,
+    "initAuthenticationUser": json.dumps({"username": "root", "password": "of no user"}),
+}
+"""The configuration of a broker that asks who sends a request."""
+
+Sign = Callable[[bytes], bytes]
+"""Signs a frame, or returns it as it is."""
 
 
 class Make(Protocol):
@@ -103,8 +132,9 @@ ROWS: Final[dict[str, Row]] = {
 class Load:
     """The requests of a row, turn by turn."""
 
-    def __init__(self, wire: Wire, row: Row) -> None:
+    def __init__(self, wire: Wire, row: Row, sign: Sign = bytes) -> None:
         self._wire = wire
+        self._sign = sign
         self._row = row
         self._turns = 0
 
@@ -124,11 +154,12 @@ class Load:
 
     async def _serve(self, made: list[bytes]) -> Turn:
         connections = self._row.connections
+        made = [self._sign(one) for one in made]
         return await self._wire.turn([b"".join(made[at::connections]) for at in range(connections)])
 
 
 async def measure(
-    wire: Wire, name: str, count: int, profile: cProfile.Profile | None = None
+    wire: Wire, name: str, count: int, profile: cProfile.Profile | None = None, sign: Sign = bytes
 ) -> dict[str, float | str | dict[RequestPath, int]]:
     """Measure the requests of a row in microseconds: the first decile of each kind of turn, and the mean of these.
 
@@ -142,7 +173,7 @@ async def measure(
     paths: Counter[RequestPath] = Counter()
     behind = 0.0
     waiting = others = 0
-    load = Load(wire, row)
+    load = Load(wire, row, sign)
     with PathCounter(wire.connections[0].table, _CODES) as counter:
         for _ in range(max(row.kinds, 8)):  # creates topics and queues, and fills caches
             counter.taken((await load.turn(counter)).requests)
@@ -190,21 +221,50 @@ def _shares(paths: Counter[RequestPath]) -> str:
 
 
 async def measure_row(
-    name: str, count: int, settings: Mapping[str, object], profile: cProfile.Profile | None = None
+    name: str,
+    count: int,
+    settings: Mapping[str, object],
+    profile: cProfile.Profile | None = None,
+    *,
+    signed: bool = False,
 ) -> dict[str, Any]:
-    """The figures of a row, on a new broker with ``settings`` and a filled store."""
+    """The figures of a row, on a new broker with ``settings`` and a filled store.
+
+    ``signed``: the broker asks for signatures, and the requests have them.
+    """
+    sign = _sign if signed else bytes
+    settings = {**settings, **(ASKING if signed else {})}
     with tempfile.TemporaryDirectory() as directory:
         async with running_broker(Path(directory), clock=None, disk=None, **settings) as broker:
+            if signed:
+                await _make_user(broker)
             async with connected(broker) as wire:
-                await fill(wire)
+                await fill(wire, sign)
             async with connected(broker, ROWS[name].connections) as wire:
-                return await measure(wire, name, count, profile)
+                return await measure(wire, name, count, profile, sign)
 
 
-async def fill(wire: Wire) -> None:
+def _sign(request: bytes) -> bytes:
+    return frames.signed(request, USER, SECRET)
+
+
+async def _make_user(broker: BrokerController) -> None:
+    """Make the user, with a policy of several entries."""
+    assert broker.context.users is not None
+    store = broker.context.users.store
+    await store.create_user(USER, UserChange(SECRET))
+    both = (Action.PUB, Action.SUB)
+    entries = [
+        PolicyEntry(Resource.parse(text), both, Decision.ALLOW, ())
+        for text in ("Topic:*", "Group:*", "Topic:Other", "Topic:More*")
+    ]
+    await store.write_acl(Acl(subject_of(USER), (Policy(PolicyType.CUSTOM, tuple(entries)),)))
+
+
+async def fill(wire: Wire, sign: Sign = bytes) -> None:
     """Send the messages that pulls and queries read, and wait until they are in the index."""
     for begin in range(0, FILLED, WINDOW):
-        await wire.turn([b"".join([frames.send(number) for number in range(begin, begin + WINDOW)])])
+        await wire.turn([b"".join([sign(frames.send(number)) for number in range(begin, begin + WINDOW)])])
         await trio.lowlevel.checkpoint()
     index = wire.broker.context.store.index
     while index is not None and index.pending and index.apply():
@@ -216,7 +276,8 @@ async def run(arguments: argparse.Namespace) -> None:
     profile = cProfile.Profile() if arguments.profile else None
     results: dict[str, Any] = {}
     for name in arguments.rows.split(","):
-        result = results[name] = await measure_row(name, arguments.count, BIG | arguments.set, profile)
+        settings = BIG | arguments.set
+        result = results[name] = await measure_row(name, arguments.count, settings, profile, signed=arguments.signed)
         print(
             f"{name:12s} {result['us_request']:8.2f} us a request  {result['us_message']:7.2f} us a message  "
             f"index afterwards {result['us_index']:6.2f} us  {result['path']}",
@@ -238,6 +299,7 @@ def main() -> None:
     parser.add_argument(
         "--set", type=_setting, action="append", default=[], help="KEY=VALUE of the broker's configuration"
     )
+    parser.add_argument("--signed", action="store_true", help="with authentication and authorization")
     arguments = parser.parse_args()
     unknown = set(arguments.rows.split(",")) - set(ROWS)
     if unknown:

@@ -50,25 +50,30 @@ PROFILED = ("send64", "linger64", "process", "batches")
 TOP = 14
 
 
-def _figures(command: list[str], seconds: float) -> float:
+def figures(command: list[str], seconds: float) -> dict[str, float]:
+    """The figures that a load prints. Raises RuntimeError if it failed, or any of its sends."""
     run = subprocess.run(command, capture_output=True, text=True, timeout=seconds + 120, check=False)
     if run.returncode or not run.stdout.strip():
         raise RuntimeError(f"{' '.join(command)[-200:]} failed: {run.stderr[-2000:]}")
-    figures = json.loads(run.stdout.splitlines()[-1])
-    if figures.get("failed"):
-        raise RuntimeError(f"{' '.join(command)[-200:]}: {figures['failed']} sends failed")
-    return float(figures["msg_s"])
+    found: dict[str, float] = json.loads(run.stdout.splitlines()[-1])
+    if found.get("failed"):
+        raise RuntimeError(f"{' '.join(command)[-200:]}: {found['failed']} sends failed")
+    return found
+
+
+def our_figures(namesrv: str, topic: str, load: str, seconds: float, *options: str) -> dict[str, float]:
+    """The figures of a load of bench.sdk_load: ``msg_s``, and ``cpu_us`` of this client for a message."""
+    return figures([sys.executable, "-m", "bench.sdk_load", namesrv, topic, load, str(seconds), *options], seconds)
 
 
 def ours(namesrv: str, topic: str, load: str, seconds: float, *options: str) -> float:
-    command = [sys.executable, "-m", "bench.sdk_load", namesrv, topic, load, str(seconds), *options]
-    return _figures(command, seconds)
+    return our_figures(namesrv, topic, load, seconds, *options)["msg_s"]
 
 
 def java(namesrv: str, topic: str, mode: str, in_flight: int, seconds: float) -> float:
     source = str(HERE / "java" / "SdkLoad.java")
     command = ["java", "-Xms512m", "-Xmx512m", "-cp", partners.java_driver("5.5.0"), source]
-    return _figures([*command, namesrv, topic, mode, str(in_flight), str(seconds), "1024"], seconds)
+    return figures([*command, namesrv, topic, mode, str(in_flight), str(seconds), "1024"], seconds)["msg_s"]
 
 
 def sends(namesrv: str, seconds: float) -> dict[str, float]:
@@ -145,10 +150,10 @@ def run_all(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"rates": rates, "ratios": ratios, "floors": FLOORS, "rounds": rounds, "profiles": found}
 
 
-def _base(name: str, figures: dict[str, float]) -> float:
+def _base(name: str, rates: dict[str, float]) -> float:
     if name in CONSUMES:
-        return figures["raw pull loop"]
-    return max(figures[f"java {method}"] for method in JAVA)
+        return rates["raw pull loop"]
+    return max(rates[f"java {method}"] for method in JAVA)
 
 
 def main() -> None:

@@ -1,6 +1,7 @@
 """One load of bench/sdk.py in a process of its own: runs for some seconds and prints its figures as a line of JSON.
 
 python -m bench.sdk_load NAMESRV TOPIC LOAD SECONDS [--messages N] [--backend asyncio] [--in-flight 64] [--profile FILE]
+[--access-key NAME --secret-key SECRET [--no-stamps]]
 where LOAD is: fill (writes N messages), send, linger, raw_pull, process, batches, poll (from a topic with N messages).
 """
 
@@ -16,7 +17,7 @@ from typing import Any
 
 import anyio
 
-from trimq.client import Consumer, Message, Producer, PullConsumer
+from trimq.client import ClientOptions, Consumer, Credentials, Message, Producer, PullConsumer
 from trimq.protocol.codes import RequestCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.frame import FrameDecoder, encode
@@ -70,9 +71,11 @@ async def during(count: Count, work: Callable[[], Coroutine[Any, Any, None]], ta
         group.cancel_scope.cancel()
 
 
-async def send(namesrv: str, topic: str, count: Count, in_flight: int, linger: float | None) -> None:
+async def send(
+    namesrv: str, topic: str, count: Count, in_flight: int, linger: float | None, options: ClientOptions
+) -> None:
     body = bytes(SIZE)
-    async with Producer("bench_sdk", namesrv=namesrv, linger=linger) as producer:
+    async with Producer("bench_sdk", namesrv=namesrv, linger=linger, options=options) as producer:
 
         async def work() -> None:
             while True:
@@ -179,27 +182,43 @@ async def route(namesrv: str, topic: str) -> tuple[str, int]:
     return found.master(queues[0].broker_name) or "", len(queues)
 
 
+def options(arguments: argparse.Namespace) -> ClientOptions:
+    """The credentials of a load that sends."""
+    if arguments.access_key is None:
+        return ClientOptions()
+    stamps = not arguments.no_stamps
+    return ClientOptions(credentials=Credentials(arguments.access_key, arguments.secret_key, replay_protection=stamps))
+
+
 async def run(arguments: argparse.Namespace, count: Count) -> None:
     namesrv, topic, load = arguments.namesrv, arguments.topic, arguments.load
     if load == "fill":
         await fill(namesrv, topic, arguments.messages)
     elif load in ("send", "linger"):
-        await send(namesrv, topic, count, arguments.in_flight, 0.0 if load == "linger" else None)
+        await send(namesrv, topic, count, arguments.in_flight, 0.0 if load == "linger" else None, options(arguments))
     else:
         await consume(namesrv, topic, count, load)
 
 
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    found = argparse.ArgumentParser(description=__doc__)
+    found.add_argument("namesrv")
+    found.add_argument("topic")
+    found.add_argument("load")
+    found.add_argument("seconds", type=float)
+    found.add_argument("--backend", default="trio")
+    found.add_argument("--in-flight", type=int, default=64)
+    found.add_argument("--messages", type=int, default=sys.maxsize)
+    found.add_argument("--profile", type=Path)
+    found.add_argument("--access-key", help="sign the requests of a load that sends as this user")
+    found.add_argument("--secret-key")
+    found.add_argument("--no-stamps", action="store_true", help="without protection from replays")
+    return found
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("namesrv")
-    parser.add_argument("topic")
-    parser.add_argument("load")
-    parser.add_argument("seconds", type=float)
-    parser.add_argument("--backend", default="trio")
-    parser.add_argument("--in-flight", type=int, default=64)
-    parser.add_argument("--messages", type=int, default=sys.maxsize)
-    parser.add_argument("--profile", type=Path)
-    arguments = parser.parse_args()
+    arguments = parser().parse_args()
     count = Count(arguments.seconds, arguments.messages)
     profile = cProfile.Profile(time.process_time)  # CPU time: waiting does not count
     if arguments.profile:

@@ -15,7 +15,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -91,11 +91,12 @@ FIGURES = ("msg_s", "mb_s", "p50_ms", "p99_ms", "p999_ms", "failed")
 WARM_UP = "-mode send -conns 8 -window 32 -n 60000"
 
 
-def apache_command(home: Path) -> list[str]:
-    """The command that starts Apache's broker, with a heap of 2 GiB."""
+def apache_command(home: Path, *options: str) -> list[str]:
+    """The command that starts Apache's broker, with a heap of 2 GiB and more options of the JVM."""
     jars = partners.apache_servers()
     main = "org.apache.rocketmq.broker.BrokerStartup"
-    return ["java", *APACHE_MEMORY, f"-Duser.home={home}", *APACHE_OPENINGS, "-cp", f"{jars}/*", main, "-c", "{conf}"]
+    java = ["java", *APACHE_MEMORY, *options, f"-Duser.home={home}", *APACHE_OPENINGS]
+    return [*java, "-cp", f"{jars}/*", main, "-c", "{conf}"]
 
 
 def load(tool: Path, port: int, arguments: str, seconds: int) -> dict[str, Any]:
@@ -109,10 +110,17 @@ def load(tool: Path, port: int, arguments: str, seconds: int) -> dict[str, Any]:
     return figures
 
 
-def compare(
-    tool: Path, brokers: list[BrokerProcess], row: str, rounds: int, seconds: int, *, together: bool = False
-) -> dict[str, Any]:
-    """Measure a row: medians of each broker, and ours divided by Apache's. ``together``: do not pause the others."""
+def in_turns(
+    brokers: list[BrokerProcess],
+    rounds: int,
+    measure: Callable[[BrokerProcess], dict[str, Any]],
+    *,
+    together: bool = False,
+) -> dict[str, list[dict[str, Any]]]:
+    """The figures of each broker by its name, one for each round; the brokers take turns.
+
+    ``together``: do not pause those that are not measured.
+    """
     got: dict[str, list[dict[str, Any]]] = {broker.name: [] for broker in brokers}
     for _ in range(rounds):
         for broker in brokers:
@@ -121,7 +129,19 @@ def compare(
                 for other in brokers:
                     if other is not broker and not together:
                         stack.enter_context(other.paused())
-                got[broker.name].append(load(tool, broker.port, ROWS[row].load, seconds))
+                got[broker.name].append(measure(broker))
+    return got
+
+
+def compare(
+    tool: Path, brokers: list[BrokerProcess], row: str, rounds: int, seconds: int, *, together: bool = False
+) -> dict[str, Any]:
+    """Measure a row: medians of each broker, and ours divided by Apache's. ``together``: do not pause the others."""
+
+    def measure(broker: BrokerProcess) -> dict[str, Any]:
+        return load(tool, broker.port, ROWS[row].load, seconds)
+
+    got = in_turns(brokers, rounds, measure, together=together)
     result: dict[str, Any] = {
         name: {figure: statistics.median(run[figure] for run in runs) for figure in FIGURES}
         for name, runs in got.items()

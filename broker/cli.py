@@ -19,7 +19,7 @@ from trimq.broker.config import (
 )
 from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.program import fail, loaded, open_log, report_readiness
-from trimq.remoting.tls.config import TlsConfig, port_text
+from trimq.remoting.tls.config import TlsConfig, TlsMode, port_text
 
 if TYPE_CHECKING:
     from trimq.broker.controller import BrokerController
@@ -186,8 +186,11 @@ def banner(
         lines.append(f"  health         http://{join(host, port)}/readyz")
     if servers and not controller.configuration.section(ReplicationConfig).is_slave:
         first = controller.name_servers[0].partition(" ")[0]
-        lines.append(f"  first message  mqadmin sendMessage -n {first} -t Hello -p 'hello world'")
-        lines.append(f"                 mqadmin consumeMessage -n {first} -t Hello")
+        mqadmin = (
+            "mqadmin --tls" if controller.configuration.section(TlsConfig).mode is TlsMode.ENFORCING else "mqadmin"
+        )
+        lines.append(f"  first message  {mqadmin} sendMessage -n {first} -t Hello -p 'hello world'")
+        lines.append(f"                 {mqadmin} consumeMessage -n {first} -t Hello")
     return lines
 
 

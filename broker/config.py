@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from trimq.broker.auth.user_limits_config import USER_LIMITS_KEYS, UserLimitsConfig, check_user_limits
 from trimq.broker.controller_mode_config import ControllerModeConfig
 from trimq.broker.replication_config import REPLICATION_SETTINGS, BrokerRole, ReplicationConfig, parse_networks
 from trimq.broker.store_config import (
@@ -25,6 +26,7 @@ from trimq.broker.tiered_config import TieredStoreConfig
 from trimq.broker.unsupported_config import HARMLESS, INERT, UNSUPPORTED
 from trimq.protocol import topic_rules
 from trimq.remoting.auth.config import AUTH_INERT, AuthConfig, note_strategies
+from trimq.remoting.config.client_limits import CLIENT_LIMITS_KEYS, ClientLimitsConfig
 from trimq.remoting.config.configuration import Configuration, LogConfig, NettyServerConfig, Schema, option, options_of
 from trimq.remoting.config.environment import variable_of
 from trimq.remoting.config.sources import Flags, load
@@ -44,6 +46,7 @@ __all__ = [
     "MessageStoreConfig",
     "NettyServerConfig",
     "ReplicationConfig",
+    "UserLimitsConfig",
     "load_broker",
     "parse_delay_levels",
     "parse_networks",
@@ -73,6 +76,13 @@ def _addresses_problem(text: str) -> str:
         if not host or not port.isdigit() or not 0 < int(port) <= _PORT:
             return "HOST:PORT, several separated by ;"
     return ""
+
+
+def _admin_address_problem(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    if not text or (host and port.isascii() and port.isdigit() and int(port) <= _PORT):
+        return ""
+    return "HOST:PORT"
 
 
 def _listeners_problem(text: str) -> str:
@@ -133,6 +143,13 @@ class BrokerConfig:
         minimum=0,
         maximum=_PORT,
         unset="listenPort - 2",
+    )
+    admin_listen_address: str = option(
+        "",
+        "HOST:PORT of another port, which serves all requests. While it is set, the ports for clients answer requests "
+        "of administrators with NO_PERMISSION and this address.",
+        check=_admin_address_problem,
+        ours=True,
     )
     namesrv_addr: str | None = option(
         None,
@@ -395,7 +412,9 @@ SCHEMA = Schema(
         ControllerModeConfig,
         TieredStoreConfig,
         AuthConfig,
+        UserLimitsConfig,
         NettyServerConfig,
+        ClientLimitsConfig,
         TlsConfig,
         WebConfig,
         LogConfig,
@@ -404,9 +423,11 @@ SCHEMA = Schema(
     unsupported=UNSUPPORTED,
     harmless=HARMLESS,
     more=(apply_tls_file,),
-    checks=(_role_problem, check_tls_files, _ha_tls_problem, note_strategies),
+    checks=(_role_problem, check_tls_files, _ha_tls_problem, check_user_limits, note_strategies),
     # Users and policies can be changed by requests; who checks them cannot.
-    protected=frozenset({"configBlackList", "brokerConfigPath"})
+    protected=frozenset({"configBlackList", "brokerConfigPath", "adminListenAddress"})
+    | USER_LIMITS_KEYS
+    | CLIENT_LIMITS_KEYS
     | TLS_KEYS
     | {opt.key for opt in options_of(AuthConfig)},
 )

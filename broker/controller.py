@@ -14,8 +14,10 @@ import structlog
 import trio
 
 from trimq.broker import addresses
+from trimq.broker.auth.admin_port import AdminPort
 from trimq.broker.auth.open_access import inner_credentials, open_users
-from trimq.broker.config import AuthConfig, BrokerConfig, ReplicationConfig
+from trimq.broker.auth.user_limits import UserLimits
+from trimq.broker.config import AuthConfig, BrokerConfig, ReplicationConfig, UserLimitsConfig
 from trimq.broker.context import BrokerContext
 from trimq.broker.health import (
     log_hold_notes,
@@ -55,7 +57,10 @@ from trimq.broker.wiring import connect
 from trimq.protocol.codes import RequestCode
 from trimq.protocol.message_id import UniqueIdGenerator
 from trimq.protocol.native import NATIVE
+from trimq.remoting.auth.permit import OPEN
+from trimq.remoting.auth.users import Users
 from trimq.remoting.client.remoting_client import RemotingClient
+from trimq.remoting.config.client_limits import ClientLimitsConfig
 from trimq.remoting.config.command_line import stop_on_signal
 from trimq.remoting.config.configuration import Configuration, NettyServerConfig
 from trimq.remoting.http.access_health import access_notes
@@ -66,7 +71,8 @@ from trimq.remoting.network import Network, SystemNetwork
 from trimq.remoting.runtime.clock import Clock, SystemClock
 from trimq.remoting.runtime.log_setup import StructuredLog
 from trimq.remoting.server.gate import Gate
-from trimq.remoting.server.reactor import Reactor, ReactorLimits, ServerTls
+from trimq.remoting.server.limits import ReactorStats
+from trimq.remoting.server.reactor import Origins, Reactor, ReactorLimits, ServerTls
 from trimq.remoting.tls.config import TlsConfig
 from trimq.remoting.tls.contexts import TlsContexts, client_of
 from trimq.remoting.tls.key_files import KeyFileError
@@ -136,6 +142,7 @@ class BrokerController:
         self.context: BrokerContext
         self.reactor: Reactor
         self._tls: TlsContexts
+        self._admin_port: AdminPort | None = None
         self._replica = replica
         self._settle = settle
         self._changes_role = False
@@ -192,6 +199,8 @@ class BrokerController:
                 self.reactor.add_listener(ports.sockets[0], table)
                 for sock in ports.sockets[1:]:
                     self.reactor.add_listener(sock, table.without(*_NOT_ON_FAST_PORT))
+                if ports.admin is not None and self._admin_port is not None:
+                    self.reactor.add_listener(ports.admin, self._admin_port.table(table))
                 stack.enter_context(NATIVE.heard_by(self._native_failed))
                 async with trio.open_nursery() as nursery:
                     await self._start(context, nursery)
@@ -254,6 +263,23 @@ class BrokerController:
             replica.opened(store)
         return store
 
+    def _register_checks(
+        self, origins: Origins | None, stats: ReactorStats, users: Users | None, ports: ClientPorts
+    ) -> None:
+        """Register the features that may refuse a request, in the order of what they cost."""
+        if origins is not None and origins.feature is not None:
+            self.gate.register(origins.feature)
+        if ports.admin_address:
+            self._admin_port = AdminPort(ports.admin_address, stats)
+            self.gate.register(self._admin_port.feature)
+        if users is None:
+            return
+        self.gate.register(users.access.feature)
+        users.store.on_adopted = self.gate.changed
+        config = self._section(UserLimitsConfig)
+        if config.is_on:
+            self.gate.register(UserLimits(config, self.clock, stats, users.access.user).feature)
+
     def _bind(self) -> ClientPorts:
         ports = ClientPorts(self._section(BrokerConfig), self._section(NettyServerConfig), self.network)
         self.address, self.endpoint, self.listening = ports.address, ports.endpoint, ports.listening
@@ -270,10 +296,10 @@ class BrokerController:
         if self._section(ReplicationConfig).is_slave:
             self.replication.timers = SlaveTimers(store)
         await services.load(store, self.replication.timers)
+        stats = ReactorStats()
+        origins = Origins.of(self._section(ClientLimitsConfig), clock, stats)
         users = await open_users(configuration, disk, clock)
-        if users is not None:
-            self.gate.register(users.access.feature)
-            users.store.on_adopted = self.gate.changed
+        self._register_checks(origins, stats, users, ports)
         # Listen only after the state files were read: an unreadable file ends the start before a client can connect.
         ports.open()
         registration = await self._registration(services.topics, stack)
@@ -283,11 +309,10 @@ class BrokerController:
             limits = replace(limits, spin_many=0.0)
         self._tls = self._contexts()
         self.replication.prove(self._tls)
-        self.reactor = Reactor(
-            limits, clock, self.network.selector(), ServerTls.of(self._tls, self._section(TlsConfig))
-        )
+        tls = ServerTls.of(self._tls, self._section(TlsConfig))
+        self.reactor = Reactor(limits, clock, self.network.selector(), tls, origins, stats)
         consumers = ConsumerManager(configuration, clock)
-        producers = ProducerManager(configuration, clock)
+        producers = ProducerManager(configuration, clock, OPEN if users is None else users.access)
         return BrokerContext(
             identity=BrokerIdentity(broker_name=broker.broker_name, address=self.address),
             configuration=configuration,

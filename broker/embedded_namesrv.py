@@ -7,6 +7,7 @@ from trimq.namesrv import controller as namesrv
 from trimq.namesrv.config import load_namesrv
 from trimq.remoting.auth.config import AuthConfig
 from trimq.remoting.auth.followed_config import auth_settings_of
+from trimq.remoting.config.client_limits import limits_of
 from trimq.remoting.config.configuration import ConfigError, Configuration, NettyServerConfig
 from trimq.remoting.network import Network
 from trimq.remoting.runtime.clock import Clock
@@ -18,7 +19,7 @@ def bind_namesrv(configuration: Configuration, clock: Clock, network: Network) -
     broker, server = configuration.section(BrokerConfig), configuration.section(NettyServerConfig)
     directory = configuration.section(MessageStoreConfig).config_path
     flags = settings_of(configuration) | auth_settings_of(configuration)
-    settings = {
+    settings = limits_of(configuration) | {
         "listenPort": str(broker.embedded_namesrv_port),
         "namedListenPorts": broker.embedded_namesrv_named_listen_ports,
         "bindAddress": server.bind_address,

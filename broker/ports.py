@@ -13,7 +13,9 @@ from trimq.remoting.network import Network
 
 
 class ClientPorts:
-    """The bound sockets, main port first. None listens before ``open``; leaving the block closes them.
+    """The bound sockets, main port first, and ``admin`` (adminListenAddress), None without one.
+
+    None listens before ``open``; leaving the block closes them.
 
     ``address`` is the advertised ``host:port``, ``endpoint`` one that this machine can connect to, ``listening``
     describes where the sockets listen.
@@ -33,6 +35,7 @@ class ClientPorts:
         except OSError as error:
             self._stack.close()
             raise _port_taken(error) from error
+        self.admin = self._bind_admin(broker.admin_listen_address)
         port = self.sockets[0].getsockname()[1]
         host = addresses.advertised_address(broker.broker_ip1, config.bind_address)
         self.address = addresses.join(host, port)
@@ -41,6 +44,24 @@ class ClientPorts:
             f"{config.bind_address}:{found.getsockname()[1]}" + (" (without pulls)" if n else "")
             for n, found in enumerate(self.sockets)
         ]
+        if self.admin is not None:
+            self.listening.append(f"{self.admin_address} (for administrators)")
+
+    @property
+    def admin_address(self) -> str:
+        """HOST:PORT of the admin port; empty without one."""
+        return "" if self.admin is None else addresses.join(*self.admin.getsockname()[:2])
+
+    def _bind_admin(self, address: str) -> socket.socket | None:
+        if not address:
+            return None
+        host, _, port = address.rpartition(":")
+        try:
+            found = self._network.bind(host.strip("[]"), int(port), self._config)
+        except OSError as error:
+            self._stack.close()
+            raise StartError(f"{error.strerror or error}: set another adminListenAddress") from error
+        return self._stack.enter_context(found)
 
     def __enter__(self) -> Self:
         return self
@@ -53,7 +74,7 @@ class ClientPorts:
     def open(self) -> None:
         """Listen: clients can connect from here on. Raises StartError."""
         try:
-            for sock in self.sockets:
+            for sock in [*self.sockets, *([] if self.admin is None else [self.admin])]:
                 self._network.open_port(sock, self._config)
         except OSError as error:
             raise _port_taken(error) from error

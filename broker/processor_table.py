@@ -85,6 +85,7 @@ def register_processors(table: HandlerTable, context: BrokerContext, reactor: Re
             filters=context.filters,
             producers=context.producers,
             registration=context.registration,
+            permit=_permit(context),
         ),
         LockProcessor(locks=context.locks),
         QueryAssignmentProcessor(

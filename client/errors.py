@@ -242,6 +242,17 @@ _WHO: Final = (
         ),
     ),
     (re.compile(r"User:\S* is disabled"), "Enable the user with mqadmin updateUser -s enable."),
+    (
+        re.compile(r"your clock is \d+ s "),
+        (
+            "Set the clock of this machine or of the server's (NTP); Credentials(..., replay_protection=False) signs "
+            "without a time, where the server accepts that."
+        ),
+    ),
+    (
+        re.compile(r"\(authRequireReplayProtection\)"),
+        "Use credentials with replay_protection=True, which is the default.",
+    ),
 )
 """Texts by which brokers refuse to accept a user (RocketMQ's ACL 2.0 and 1.0), and what to do."""
 _WHAT: Final = re.compile(r"has no permission to access|No default permission for")

@@ -8,7 +8,7 @@ from typing import Literal, Protocol, TypeAlias
 import anyio
 
 from trimq.client.core import Client
-from trimq.client.errors import RocketMQError, UsageError
+from trimq.client.errors import NoPermissionError, RocketMQError, UsageError
 from trimq.client.message import MessageQueue
 from trimq.protocol.body import encode_json
 from trimq.protocol.codes import RequestCode, ResponseCode
@@ -89,7 +89,12 @@ async def first_offset(client: Client, queue: MessageQueue, start: StartFrom) ->
     if queue.topic.startswith(RETRY_PREFIX):
         return 0
     if start == "first":
-        return await min_offset(client, queue)
+        try:
+            return await min_offset(client, queue)
+        except NoPermissionError:
+            # A user who may consume (Sub) but not ask for offsets (Get), as Java's consumers need not. A pull at 0 is
+            # answered with the first offset if that is another.
+            return 0
     if start == "last":
         return await max_offset(client, queue)
     return await offset_by_time(client, queue, start)

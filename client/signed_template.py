@@ -8,6 +8,7 @@ import msgspec
 from trimq.client.message import MessageQueue
 from trimq.client.sending import Prepared, send_command
 from trimq.protocol.auth.signature import SIGNATURE, content
+from trimq.protocol.auth.stamp import STAMP
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.errors import FrameError
 from trimq.protocol.frame import MAX_FRAME, encode
@@ -26,13 +27,17 @@ class SignedTemplate:
     """Requests like ``command``, whose ext fields ``variable`` get another value in each. It is not changed.
 
     ``variable`` must be in the order of the alphabet, in which values are signed. The header has the fields in that
-    order too, so both are put together from the same values.
+    order too, so both are put together from the same values. A stamp comes before all of them.
     """
 
-    __slots__ = ("_behind", "_header", "_mac", "_signed")
+    __slots__ = ("_behind", "_code", "_header", "_mac", "_signed", "_signer")
 
     def __init__(self, signer: Signer, command: RemotingCommand, variable: tuple[str, ...]) -> None:
         fields = signer.fields(command)
+        self._code = command.code
+        self._signer = signer if STAMP in fields else None
+        if self._signer is not None:
+            variable = (STAMP, *variable)
         marks = {name: _VARIABLE % number for number, name in enumerate(variable)}
         fields = dict(sorted((fields | marks).items()))
         begin, *signed = _split(content(fields, b"", command.version), [mark.encode() for mark in marks.values()])
@@ -57,6 +62,8 @@ class SignedTemplate:
     def frame(self, values: tuple[str, ...], body: bytes, opaque: int) -> bytes:
         """The request with the values of the variable fields. Raises FrameError if it is longer than a frame may be."""
         mac = self._mac.copy()
+        if self._signer is not None:
+            values = (self._signer.stamp(self._code), *values)
         header: list[bytes] = []
         signed: list[bytes] = []
         # As many fragments as values are before one; the last one of the header is before the signature.

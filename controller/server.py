@@ -25,6 +25,7 @@ from trimq.remoting.auth.followed_users import FollowedUsers, follow_users
 from trimq.remoting.auth.users import AccessError, inner_credentials
 from trimq.remoting.client.credentials import Credentials
 from trimq.remoting.client.remoting_client import RemotingClient
+from trimq.remoting.config.client_limits import ClientLimitsConfig
 from trimq.remoting.config.configuration import Configuration, NettyServerConfig
 from trimq.remoting.errors import RemotingTransportError
 from trimq.remoting.http.access_health import access_notes
@@ -35,7 +36,8 @@ from trimq.remoting.network import Network, SystemNetwork
 from trimq.remoting.runtime.clock import Clock, SystemClock
 from trimq.remoting.runtime.log_setup import StructuredLog
 from trimq.remoting.server.gate import Gate
-from trimq.remoting.server.reactor import HandlerTable, Reactor, ReactorLimits, ServerTls
+from trimq.remoting.server.limits import ReactorStats
+from trimq.remoting.server.reactor import HandlerTable, Origins, Reactor, ReactorLimits, ServerTls
 from trimq.remoting.tls.config import TlsConfig
 from trimq.remoting.tls.contexts import TlsContexts, client_of
 from trimq.remoting.tls.key_files import KeyFileError
@@ -156,6 +158,15 @@ class ControllerManager:
             raise StartError(str(error)) from error
         self.health.notes.append(lambda: access_notes(self._configuration.section(AuthConfig), users))
 
+    def _gate(self, origins: Origins | None) -> Gate:
+        """The checks of requests, in the order of what they cost."""
+        gate = Gate()
+        if origins is not None and origins.feature is not None:
+            gate.register(origins.feature)
+        if self.users is not None:
+            gate.register(self.users.users.access.feature)
+        return gate
+
     async def _credentials(self) -> Credentials | None:
         """What signs the requests to brokers."""
         try:
@@ -194,11 +205,9 @@ class ControllerManager:
                     )
                 )
                 tls = ServerTls.of(self._tls, self._configuration.section(TlsConfig))
-                reactor = Reactor(ReactorLimits.of(config), self._clock, self._network.selector(), tls)
-                gate = Gate()
-                if self.users is not None:
-                    gate.register(self.users.users.access.feature)
-                table = HandlerTable(gate)
+                origins = Origins.of(self._configuration.section(ClientLimitsConfig), self._clock, ReactorStats())
+                reactor = Reactor(ReactorLimits.of(config), self._clock, self._network.selector(), tls, origins)
+                table = HandlerTable(self._gate(origins))
                 lost = self.lost = LostMasters(
                     self.replicas, self._network, self._clock, self._replace, partial(_answers, client)
                 )

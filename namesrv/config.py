@@ -6,6 +6,7 @@ from pathlib import Path
 
 from trimq.remoting.auth.config import AUTH_INERT, AuthConfig, note_strategies
 from trimq.remoting.auth.followed_config import AUTH_KEYS, FollowedUsersConfig, check_followed_users
+from trimq.remoting.config.client_limits import CLIENT_LIMITS_KEYS, ClientLimitsConfig
 from trimq.remoting.config.configuration import Configuration, LogConfig, NettyServerConfig, Schema, option
 from trimq.remoting.config.sources import Flags, load
 from trimq.remoting.http.web_config import WebConfig
@@ -122,7 +123,16 @@ _UNSUPPORTED = {
 
 SCHEMA = Schema(
     program="mqnamesrv",
-    sections=(NamesrvConfig, AuthConfig, FollowedUsersConfig, NettyServerConfig, TlsConfig, WebConfig, LogConfig),
+    sections=(
+        NamesrvConfig,
+        AuthConfig,
+        FollowedUsersConfig,
+        NettyServerConfig,
+        ClientLimitsConfig,
+        TlsConfig,
+        WebConfig,
+        LogConfig,
+    ),
     inert=_INERT | AUTH_INERT,
     unsupported=_UNSUPPORTED,
     harmless={
@@ -131,7 +141,10 @@ SCHEMA = Schema(
     },
     more=(apply_tls_file,),
     checks=(check_tls_files, note_strategies, check_followed_users),
-    protected=frozenset({"configBlackList", "configStorePath", "kvConfigPath"}) | TLS_KEYS | AUTH_KEYS,
+    protected=frozenset({"configBlackList", "configStorePath", "kvConfigPath"})
+    | TLS_KEYS
+    | AUTH_KEYS
+    | CLIENT_LIMITS_KEYS,
 )
 
 

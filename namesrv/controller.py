@@ -17,6 +17,7 @@ from trimq.remoting.auth.config import AuthConfig
 from trimq.remoting.auth.followed_config import auth_settings_of
 from trimq.remoting.auth.followed_users import FollowedUsers, follow_users
 from trimq.remoting.auth.users import AccessError
+from trimq.remoting.config.client_limits import ClientLimitsConfig
 from trimq.remoting.config.configuration import Configuration, NettyServerConfig
 from trimq.remoting.config.properties import ConfigError
 from trimq.remoting.http.access_health import access_notes
@@ -26,7 +27,8 @@ from trimq.remoting.http.web_config import WebConfig
 from trimq.remoting.network import Network, SystemNetwork
 from trimq.remoting.runtime.clock import Clock, SystemClock
 from trimq.remoting.server.gate import Gate
-from trimq.remoting.server.reactor import Connection, HandlerTable, Reactor, ReactorLimits, ServerTls
+from trimq.remoting.server.limits import ReactorStats
+from trimq.remoting.server.reactor import Connection, HandlerTable, Origins, Reactor, ReactorLimits, ServerTls
 from trimq.remoting.tls.config import TlsConfig, settings_of
 from trimq.remoting.tls.contexts import TlsContexts
 from trimq.remoting.tls.key_files import KeyFileError
@@ -118,8 +120,6 @@ class NamesrvController:
 
     def _read_users(self) -> None:
         users = self.users = follow_users(self._configuration, self._clock)
-        if users is not None:
-            self.gate.register(users.users.access.feature)
         self.health.notes.append(lambda: access_notes(self._configuration.section(AuthConfig), users))
 
     def _listen(self, address: str, port: int, config: NettyServerConfig) -> socket.socket:
@@ -176,7 +176,13 @@ class NamesrvController:
         sock = self._sock or self.bind()
         address = self.address = sock.getsockname()[:2]
         tls = ServerTls.of(self._tls, self._configuration.section(TlsConfig))
-        reactor = Reactor(ReactorLimits.of(config), self._clock, self._network.selector(), tls)
+        origins = Origins.of(self._configuration.section(ClientLimitsConfig), self._clock, ReactorStats())
+        reactor = Reactor(ReactorLimits.of(config), self._clock, self._network.selector(), tls, origins)
+        # In the order of what they cost.
+        if origins is not None and origins.feature is not None:
+            self.gate.register(origins.feature)
+        if self.users is not None:
+            self.gate.register(self.users.users.access.feature)
         reactor.add_listener(sock, self._handlers())
         for name, named in self._named_sockets.items():
             reactor.add_listener(named, self._handlers(name))

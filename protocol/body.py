@@ -402,7 +402,7 @@ def decode_json(data: bytes | memoryview, kind: type[T]) -> T:
     """
     try:
         return msgspec.json.decode(data, type=kind, strict=False)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         pass
     try:
         return msgspec.convert(_without_nulls(lenient_json.loads(bytes(data))), kind, strict=False)

@@ -121,6 +121,11 @@ class RemotingCommand(Struct, gc=False):
             raise RemotingError(ResponseCode.SYSTEM_ERROR, "the ext fields are not an object")
         return {key: _text(value) for key, value in fields.items() if value is not None}
 
+    @property
+    def ext_size(self) -> int:
+        """Bytes of JSON that ``ext_fields`` would decode; 0 if they are decoded."""
+        return len(memoryview(self.ext_raw))
+
     def header(self, kind: type[T]) -> T:
         """The ext fields as ``kind``.
 

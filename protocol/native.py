@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Literal, Protocol, cast
 
-VERSION: Final = "0.6.0"
+VERSION: Final = "0.7.0"
 """The version of the extension that this code needs, as in native/Cargo.toml: others may take other arguments."""
 VARIABLE: Final = "TRIMQ_NATIVE"
 _HOW: Final = "with Rust (https://rustup.rs), make native in a checkout, or pip install ./native"
@@ -197,6 +197,39 @@ class MakeReader(Protocol):
         ...
 
 
+Asked = tuple[int, int, str | None]
+"""A signed frame: number of the user, request code, and the topic that it names."""
+
+
+class Signers(Protocol):
+    """The users whose signatures are known; protocol/auth/signers.py is the same in Python.
+
+    A signature that is found has been checked. None: the full path has to look at the request.
+    """
+
+    def add(self, name: str, secret: bytes, /) -> int:
+        """Add a user, who must not be known yet. Returns the number: 0, 1, and so on."""
+        ...
+
+    def signer(self, head: Any, body: Any, /) -> int | None:
+        """The user who has signed a request with this JSON header."""
+        ...
+
+    def asked(self, frame: Any, /) -> Asked | None:
+        """The same for a frame of one of the codes, and what it asks for."""
+        ...
+
+    def round(
+        self, frames: Any, spans: list[tuple[int, int, int]], most: int, /
+    ) -> list[tuple[int, int, list[tuple[Asked, int, int]]]]:
+        """The signed frames at the start of each span (begin, end, most), at most ``most`` in all.
+
+        For each span: their number, where they end, and what they ask for, each once, with the number of frames before
+        the first one that asks for it, and where these end.
+        """
+        ...
+
+
 class Extension(Protocol):
     """The type of the module ``trimq_native``, for type checks without it. A test compares it with the module."""
 
@@ -210,6 +243,16 @@ class Extension(Protocol):
 
     def Keys(self, hashes: list[int], physical: list[int], store_timestamp: int, /) -> Keys:  # noqa: N802 - a class
         """Keys of messages with the same store timestamp."""
+        ...
+
+    def Signers(  # noqa: N802 - a class
+        self, topics: list[tuple[int, str]], mark: bytes, unknown: bytes, /
+    ) -> Signers:
+        """No users. ``topics``: the codes of frames, and the field of each that names its topic.
+
+        Requests whose signed text begins with ``mark`` are left to Python; empty: there are none. ``unknown``: a secret
+        that no user has.
+        """
         ...
 
     def flat(self, entries: Any, /) -> tuple[bytes, bytes, bytes]:
@@ -344,7 +387,7 @@ class NativeExtension:
 
     @property
     def status(self) -> str:
-        """The implementation in use, as a short text: ``native 0.6.0``, ``python (not installed)``."""
+        """The implementation in use, as a short text: ``native 0.7.0``, ``python (not installed)``."""
         return f"native {VERSION}" if self.is_on else f"python ({self.reason.partition(':')[0]})"
 
 

@@ -56,6 +56,12 @@ class TypedRequest(Struct, Generic[H], gc=False):
         )
 
 
+class HeadedRequest(TypedRequest[H], Generic[H], gc=False):
+    """A TypedRequest with ``head``, the JSON header that it was decoded from. It may be a view, as ``body``."""
+
+    head: Any = field(name="~head", default=b"")
+
+
 class TypedCommand(RemotingCommand, gc=False):
     """A command whose header was decoded together with its envelope.
 
@@ -71,6 +77,11 @@ class TypedCommand(RemotingCommand, gc=False):
         if type(self.typed) is kind:
             return self.typed
         return self._whole().header(kind)
+
+    @property
+    def ext_size(self) -> int:
+        """See RemotingCommand; of the complete header."""
+        return len(self.head)
 
     def ext_fields(self) -> dict[str, str]:
         """See RemotingCommand."""
@@ -96,3 +107,16 @@ def decoder(header: type[H]) -> Callable[[Any], TypedRequest[H]]:
     """A function that decodes JSON headers with ext fields of this type. It raises one of NOT_DECODED."""
     decode: Callable[[Any], TypedRequest[H]] = msgspec.json.Decoder(TypedRequest[header], strict=False).decode  # type: ignore[valid-type]
     return decode
+
+
+@cache
+def headed_decoder(header: type[H]) -> Callable[[Any], HeadedRequest[H]]:
+    """The same with the header as received."""
+    decode: Callable[[Any], HeadedRequest[H]] = msgspec.json.Decoder(HeadedRequest[header], strict=False).decode  # type: ignore[valid-type]
+
+    def decode_and_keep(head: Any) -> HeadedRequest[H]:
+        request = decode(head)
+        request.head = head
+        return request
+
+    return decode_and_keep

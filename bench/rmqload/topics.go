@@ -25,7 +25,7 @@ type link struct {
 }
 
 func dial() *link {
-	nc, err := net.Dial("tcp", *addr)
+	nc, err := connect()
 	if err != nil {
 		exit("connecting", err)
 	}

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"bytes"
 	"fmt"
-	"net"
 	"os"
 	"strconv"
 	"sync"
@@ -48,7 +47,7 @@ type startedAt struct {
 // commits runs the transactions of one connection, *window at a time, and returns their latencies. An even opaque is
 // that of a half message, the odd one after it that of its commit.
 func commits(c int, body []byte, stop *int32) []int64 {
-	nc, err := net.Dial("tcp", *addr)
+	nc, err := connect()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)

@@ -40,6 +40,7 @@ from trimq.protocol.headers.client import (
 )
 from trimq.protocol.json_pieces import BATCH, list_pieces, object_pieces
 from trimq.protocol.topic_rules import retry_topic
+from trimq.remoting.auth.permit import OPEN, Permit
 from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.handler_table import HandlerTable
@@ -67,7 +68,9 @@ class ClientProcessor:
         filters: ConsumerFilterManager,
         producers: ProducerManager,
         registration: BrokerOuterAPI,
+        permit: Permit = OPEN,
     ) -> None:
+        self._permit = permit
         self._section = configuration.section
         self._topics = topics
         self._groups = groups
@@ -129,7 +132,7 @@ class ClientProcessor:
         for consumer in data.consumer_data_set:
             changed = self._consumer(connection, command, data, consumer, compiled) or changed
         for producer in data.producer_data_set:
-            self._producers.register(producer.group_name, _channel(connection, command, data.client_id))
+            self._producers.register(producer.group_name, self._channel(connection, command, data.client_id))
         header = HeartbeatResponseHeader(
             is_sub_change=changed if data.heartbeat_fingerprint else True, trimq_msgpack=True
         )
@@ -162,7 +165,7 @@ class ClientProcessor:
         with_subscriptions = not (data.heartbeat_fingerprint and data.without_sub)
         self._consumers.register(
             consumer.group_name,
-            _channel(connection, command, data.client_id),
+            self._channel(connection, command, data.client_id),
             consumer.consume_type,
             consumer.message_model,
             consumer.consume_from_where,
@@ -177,6 +180,10 @@ class ClientProcessor:
         known = self._fingerprints.get(consumer.group_name)
         self._fingerprints[consumer.group_name] = data.heartbeat_fingerprint
         return known is not None and known != data.heartbeat_fingerprint
+
+    def _channel(self, connection: Connection, command: RemotingCommand, client_id: str) -> ClientChannel:
+        user = self._permit.user_name(command)
+        return ClientChannel(connection, client_id, command.language, command.version, user=user)
 
     def unregister(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """UNREGISTER_CLIENT (35): the client leaves the named groups."""
@@ -224,7 +231,3 @@ class ClientProcessor:
             except SubscriptionError as error:
                 raise RemotingError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from None
         return command.reply()
-
-
-def _channel(connection: Connection, command: RemotingCommand, client_id: str) -> ClientChannel:
-    return ClientChannel(connection, client_id, command.language, command.version)

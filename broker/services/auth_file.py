@@ -32,17 +32,18 @@ class DiskAuthFile:
         await self._disk.run(self._replace, data)
 
     def _read(self) -> bytes | None:
-        found = self._disk.stat(self.path)
-        if found is None:
-            return None
-        if found.permissions & _OTHERS_READ_OR_WRITE:
-            raise AuthFileError(f"others may read it (mode {found.permissions:04o}): chmod 600 {self.path}")
+        # Also without a file: one that was made now would refuse the next start.
         directory = self._disk.stat(self._directory)
         if directory is not None and directory.permissions & _OTHERS_WRITE:
             raise AuthFileError(
                 f"others may replace it (mode {directory.permissions:04o} of its directory): "
                 f"chmod go-w {self._directory}"
             )
+        found = self._disk.stat(self.path)
+        if found is None:
+            return None
+        if found.permissions & _OTHERS_READ_OR_WRITE:
+            raise AuthFileError(f"others may read it (mode {found.permissions:04o}): chmod 600 {self.path}")
         return read_whole(self._disk, self.path)
 
     def _replace(self, data: bytes) -> None:

@@ -11,7 +11,8 @@ from trimq.remoting.server.connection import Connection
 class ClientChannel(Struct):
     """One client process on one connection.
 
-    ``last_update`` is monotonic seconds, ``last_update_timestamp`` the same moment in ms since the epoch.
+    ``last_update`` is monotonic seconds, ``last_update_timestamp`` the same moment in ms since the epoch. ``user``: who
+    has signed the heartbeat; empty if it needed no signature.
     """
 
     connection: Connection
@@ -20,6 +21,7 @@ class ClientChannel(Struct):
     version: int = 0
     last_update: float = 0.0
     last_update_timestamp: int = 0
+    user: str = ""
 
 
 def watch(connection: Connection, closed: Callable[[Connection], None]) -> None:

@@ -8,6 +8,8 @@ import trio
 
 from trimq.broker.config import BrokerConfig
 from trimq.broker.services.client_channel import ClientChannel, watch
+from trimq.protocol.auth.rules import PUB
+from trimq.remoting.auth.permit import OPEN, Permit
 from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.runtime.clock import Clock
 from trimq.remoting.runtime.log_budget import LogBudget
@@ -21,11 +23,13 @@ SCAN_SECONDS: Final = 10.0
 class ProducerManager:
     """Producer groups that have members: group -> connection -> client."""
 
-    def __init__(self, configuration: Configuration, clock: Clock) -> None:
+    def __init__(self, configuration: Configuration, clock: Clock, permit: Permit = OPEN) -> None:
+        self._permit = permit
         self._configuration = configuration
         self._clock = clock
         self._groups_of: dict[Connection, set[str]] = {}
-        self._clients: dict[str, dict[Connection, None]] = {}
+        self._clients: dict[str, dict[Connection, str]] = {}
+        """The connections of each client id, the oldest first, with the users of their heartbeats."""
         self._log_budget = LogBudget(clock)
         self._turns: dict[str, itertools.count[int]] = {}
         self.table: dict[str, dict[Connection, ClientChannel]] = {}
@@ -42,7 +46,7 @@ class ProducerManager:
         if before is not None and before.client_id != channel.client_id:
             self._forget_client(before)
         members[channel.connection] = channel
-        self._clients.setdefault(channel.client_id, {})[channel.connection] = None
+        self._clients.setdefault(channel.client_id, {})[channel.connection] = channel.user
         if new:
             watch(channel.connection, self.client_closed)
             self._groups_of.setdefault(channel.connection, set()).add(group)
@@ -99,6 +103,11 @@ class ProducerManager:
         """The members of a group."""
         return list(self.table.get(group, {}).values())
 
+    def senders(self, group: str, topic: str) -> list[ClientChannel]:
+        """The members of a group who may send to a topic. Every user may be a member: that needs no permission."""
+        permit = self._permit
+        return [one for one in self.channels(group) if permit.may(one.connection, one.user, topic, PUB)]
+
     def available_channel(self, group: str) -> ClientChannel | None:
         """A connected member of a group. Successive calls return the members in turn."""
         members = [channel for channel in self.channels(group) if not channel.connection.closed]
@@ -108,9 +117,16 @@ class ProducerManager:
         return members[turn % len(members)]
 
     def find_by_client_id(self, client_id: str) -> Connection | None:
-        """The newest connection of a client."""
+        """The newest connection of a client.
+
+        A client chooses its own id. So as long as there is a connection with it, later ones of other users do not
+        count: they would get what is meant for the first.
+        """
         connections = self._clients.get(client_id)
-        return next(reversed(connections), None) if connections else None
+        if not connections:
+            return None
+        owner = next(iter(connections.values()))
+        return next(connection for connection in reversed(connections) if connections[connection] == owner)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Remove silent clients every 10 s, forever."""

@@ -33,6 +33,7 @@ _PRETTY_LIMIT = 64 * 1024  # files up to this size are indented, for people who 
 _SLICE_SECONDS = 0.0005
 _CHUNK = 128 * 1024
 _RETRY_SECONDS = 1.0
+_OTHERS_READ = 0o004
 
 
 class StateFileError(Exception):
@@ -53,14 +54,17 @@ def _value_pieces(value: Any) -> Any:
 def replace_file(disk: Disk, path: str, *data: bytes) -> None:
     """Replace ``path`` by ``data`` (in pieces), and preserve the old content as ``.bak``.
 
-    Blocks. Raises OSError; the old content is then still in ``path`` or in its ``.bak``.
+    A file that others may not read stays so: secrets may be in it, as in a configuration. Blocks. Raises OSError; the
+    old content is then still in ``path`` or in its ``.bak``.
     """
     directory = path.rpartition("/")[0]
     make_durable_directory(disk, directory)
+    old = disk.stat(path)
+    private = old is not None and not old.permissions & _OTHERS_READ
     # At every moment of this sequence ``path`` or its ``.bak`` is a complete file: the new text is synced before the
     # first rename, and the last directory sync makes both renames durable before the caller's reply.
-    temporary = write_beside(disk, path, *data)
-    if disk.stat(path) is not None:
+    temporary = write_beside(disk, path, *data, private=private)
+    if old is not None:
         disk.rename(path, path + ".bak")
     disk.rename(temporary, path)
     disk.sync_directory(directory)

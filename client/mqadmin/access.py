@@ -12,7 +12,18 @@ from trimq.client.mqadmin.shell import Commands, Output, one_of
 from trimq.client.mqadmin.users import on_brokers, to_change
 from trimq.protocol.auth.decision import decide, explain, refusal
 from trimq.protocol.auth.migrate import Migration
-from trimq.protocol.auth.model import Acl, Action, Resource, User, UserChange, address_of, username_of
+from trimq.protocol.auth.model import (
+    Acl,
+    Action,
+    Resource,
+    ResourceType,
+    User,
+    UserChange,
+    address_of,
+    username_of,
+)
+from trimq.protocol.auth.rules import on_topic
+from trimq.protocol.topic_rules import RETRY_PREFIX
 
 commands: Commands = Commands()
 
@@ -38,6 +49,8 @@ async def explain_access(
     asked, wanted = usable(lambda: Resource.parse(resource)), actions_of(actions)
     if not wanted:
         raise UsageError("give at least one action with -a")
+    if asked.resource_type is ResourceType.TOPIC and asked.name.startswith(RETRY_PREFIX):
+        asked, wanted = usable(lambda: on_topic(asked.name, wanted))  # as the broker's gate: it stands for its group
     if source_ip is not None and address_of(source_ip) is None:
         raise UsageError(f"-i {source_ip}: expected an IP address")
     source = source_ip or _NOWHERE

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import click
+from click.core import ParameterSource
 
 if TYPE_CHECKING:
     from trimq.client import Tls
@@ -75,7 +76,9 @@ def take_tls(options: dict[str, Any]) -> "Tls | bool":
     ca, cert, key, password_file = (
         options.pop(name) for name in ("tls_ca", "tls_cert", "tls_key", "tls_key_password_file")
     )
-    if not (any((ca, cert, key, password_file)) if wanted is None else wanted):
+    if wanted is None:
+        wanted = any((ca, cert, key, password_file)) or any(map(_is_given, ("tls_verify", "tls_verify_host_name")))
+    if not wanted:
         return False
     from trimq.client import Tls  # noqa: PLC0415 - only with TLS
 
@@ -91,6 +94,12 @@ def take_tls(options: dict[str, Any]) -> "Tls | bool":
         )
     except ValueError as error:
         raise click.UsageError(f"TLS: {error}") from None
+
+
+def _is_given(name: str) -> bool:
+    """Whether the command line has the option. A variable may be there for the servers of this environment only."""
+    context = click.get_current_context(silent=True)
+    return context is not None and context.get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
 def keep(context: click.Context, options: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import Any, Final, Self
 
+from trimq.protocol.auth.stamp import MARK
 from trimq.protocol.codes import ResponseCode
 from trimq.protocol.errors import RemotingError
 
@@ -21,6 +22,9 @@ MOST_ENTRIES: Final = 1000
 """Entries of all policies of one user."""
 MOST_SOURCE_IPS: Final = 100
 """Source addresses of one entry."""
+
+_MAPPED_BITS: Final = 96
+"""Of an IPv4 address in IPv6 form (::ffff:10.0.0.1), in front of the IPv4 address."""
 
 IPNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -329,6 +333,8 @@ def checked_username(name: Any) -> str:
     if not isinstance(name, str) or not name.strip():
         raise RemotingError(ResponseCode.INVALID_PARAMETER, "The username is blank")
     _check_text(name, "The username", MOST_NAME_BYTES)
+    if name.startswith(MARK):  # what this user signs would be taken for a stamp
+        raise RemotingError(ResponseCode.INVALID_PARAMETER, f"The username must not begin with {MARK}")
     return name
 
 
@@ -379,8 +385,15 @@ def _check_entry(entry: PolicyEntry) -> None:
 
 @lru_cache(maxsize=4096)
 def network_of(text: str) -> IPNetwork:
-    """The network of a source address: one address or a CIDR block. Raises ValueError."""
-    return ipaddress.ip_network(text.strip(), strict=False)
+    """The network of a source address: one address or a CIDR block. Raises ValueError.
+
+    One of IPv4 addresses in IPv6 form is that of the IPv4 addresses, as in ``address_of``.
+    """
+    network = ipaddress.ip_network(text.strip(), strict=False)
+    mapped = network.network_address.ipv4_mapped if isinstance(network, ipaddress.IPv6Network) else None
+    if mapped is None or network.prefixlen < _MAPPED_BITS:
+        return network
+    return ipaddress.IPv4Network((mapped, network.prefixlen - _MAPPED_BITS))
 
 
 @lru_cache(maxsize=4096)

@@ -53,6 +53,9 @@ Code = RequestCode
 ALL_TOPICS: Final = Resource.every(ResourceType.TOPIC)
 ALL_GROUPS: Final = Resource.every(ResourceType.GROUP)
 
+MOST_NEEDS: Final = 10_000
+"""Of one request. A frame could name a million topics: to check them would take seconds, in which nothing is served."""
+
 TO_CLIENTS: Final = frozenset(
     {
         Code.CHECK_TRANSACTION_STATE,
@@ -134,19 +137,38 @@ BETWEEN_SERVERS: Final = frozenset(
 """What brokers, name servers and controllers send each other. These also change something."""
 
 
-def needs(command: RemotingCommand, cluster: str) -> list[Need]:
-    """What a request needs, without repetitions; all of it. Empty: a user is enough.
+def needs(command: RemotingCommand, cluster: str) -> Iterator[Need]:
+    """What a request needs, without repetitions; all of it. None: a user is enough.
 
     ``cluster`` is the name of the own cluster: one in the request is not looked at. Raises RemotingError(NO_PERMISSION)
-    for a code without an entry, and for a request whose topics and groups cannot be read or are blank.
+    for a code without an entry, for a request whose topics and groups cannot be read or are blank, and for one with
+    more than MOST_NEEDS of them. The needs come one by one, so that the first that is refused ends the work.
     """
     rule = TABLE.get(command.code)
     if rule is None:
         raise RemotingError(
             ResponseCode.NO_PERMISSION, f"authorization context is empty: the request code {command.code} has no entry."
         )
+    return _distinct(rule, command, cluster)
+
+
+def _distinct(rule: Rule, command: RemotingCommand, cluster: str) -> Iterator[Need]:
+    found: set[Need] = set()
+    for need in _read(rule, command, cluster):
+        if need in found:
+            continue
+        if len(found) >= MOST_NEEDS:
+            raise RemotingError(
+                ResponseCode.NO_PERMISSION,
+                f"a request may name {MOST_NEEDS} topics and groups: send more of them in several requests",
+            )
+        found.add(need)
+        yield need
+
+
+def _read(rule: Rule, command: RemotingCommand, cluster: str) -> Iterator[Need]:
     try:
-        return list(dict.fromkeys(rule(command, cluster)))
+        yield from rule(command, cluster)
     except RemotingError as error:
         if error.code == ResponseCode.NO_PERMISSION:
             raise

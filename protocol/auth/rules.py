@@ -4,6 +4,7 @@ The names are read as the handlers read them, by the same typed headers and bodi
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from msgspec import Struct
@@ -83,17 +84,32 @@ def group_field(actions: tuple[Action, ...], name: str = "group", *, optional: b
     return Named(name, on_group, actions, optional)
 
 
+@dataclass(frozen=True, eq=False)
+class ByNames:
+    """A rule that reads ``attributes`` of a header and nothing else: requests with the same names need the same.
+
+    ``of`` is what requests with these names need, in the order of ``attributes``. Raises RemotingError.
+    """
+
+    kind: type[Struct]
+    attributes: tuple[str, ...]
+    of: Callable[[tuple[str | None, ...]], Iterable[Need]]
+
+    def __call__(self, command: RemotingCommand, _cluster: str) -> Iterable[Need]:
+        """See Rule."""
+        header = command.header(self.kind)
+        return self.of(tuple([getattr(header, name) for name in self.attributes]))
+
+
 def of_fields(kind: type[Struct], *fields: Named) -> Rule:
     """The topics and groups that a header names."""
 
-    def rule(command: RemotingCommand, _cluster: str) -> Iterator[Need]:
-        header = command.header(kind)
-        for field in fields:
-            name = getattr(header, field.name)
+    def of(names: tuple[str | None, ...]) -> Iterator[Need]:
+        for field, name in zip(fields, names, strict=True):
             if not (field.optional and not (name and name.strip())):
                 yield field.make(name, field.actions)
 
-    return rule
+    return ByNames(kind, tuple([field.name for field in fields]), of)
 
 
 def of_member(
@@ -105,12 +121,7 @@ def of_member(
     group: str = "consumer_group",
 ) -> Rule:
     """The topic and the consumer group in a header."""
-
-    def rule(command: RemotingCommand, _cluster: str) -> list[Need]:
-        header = command.header(kind)
-        return consumed(getattr(header, topic), getattr(header, group), on_topics, on)
-
-    return rule
+    return ByNames(kind, (topic, group), lambda names: consumed(names[0], names[1], on_topics, on))
 
 
 def of_body(kind: type[Any], read: Callable[[Any], Iterable[Need]]) -> Rule:

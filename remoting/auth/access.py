@@ -1,8 +1,8 @@
 """Access: the feature of the gate that lets a request through only if its user may do what it asks for.
 
-It sees every request with all header fields, so while it is registered no fast path serves, and codes without a handler
-are checked too. Each request stands for itself: its signature is checked, whatever the connection has sent before. The
-order is authentication, administration on plain connections, authorization; only then is a body read.
+It sees every request, codes without a handler too; fast paths serve only what FastAccess lets through. Each request
+stands for itself: its signature is checked, whatever the connection has sent before. The order is authentication,
+recorded requests, administration on plain connections, authorization; only then is a body read.
 
 Source: RocketMQ's AuthenticationPipeline and AuthorizationPipeline.
 """
@@ -24,10 +24,12 @@ from trimq.remoting.auth.auth_store import AuthStore
 from trimq.remoting.auth.authenticator import NO_USERNAME, Authenticator
 from trimq.remoting.auth.authorizer import Authorizer
 from trimq.remoting.auth.config import AuthConfig
-from trimq.remoting.auth.permit import topic_of
+from trimq.remoting.auth.fast_access import FastAccess
+from trimq.remoting.auth.permit import ASKED_LATER, topic_of
+from trimq.remoting.auth.replay_guard import ReplayError
 from trimq.remoting.runtime.log_budget import LogBudget
 from trimq.remoting.server.connection import Connection
-from trimq.remoting.server.gate import Feature
+from trimq.remoting.server.gate import Feature, Sees
 
 _log = structlog.get_logger("access")
 
@@ -35,15 +37,21 @@ PLAIN: Final = (
     "requests of administrators are served on TLS connections only: connect with TLS, or set allowAdminOverPlain=true"
 )
 
-_BY_OFFSET: Final = frozenset(
-    {RequestCode.VIEW_MESSAGE_BY_ID, RequestCode.CONSUMER_SEND_MSG_BACK, RequestCode.END_TRANSACTION}
+MOST_FIELDS_BYTES: Final = 256 * 1024
+MOST_FIELDS: Final = 1024
+"""Of the ext fields of a request, in JSON. The properties of a message, the longest field, take 192 KiB at most."""
+
+LARGE: Final = (
+    f"the ext fields of a request may take {MOST_FIELDS_BYTES} bytes, and be {MOST_FIELDS}, while authentication is on"
 )
-"""Their handlers may ask for the user (``require_record``) after the receive buffer, of which a raw header is a view,
-holds the requests of others: so they keep the decoded fields."""
+
+_KEEPS_FIELDS: Final = ASKED_LATER | {RequestCode.HEART_BEAT}
+"""Their handlers may ask for the user after the receive buffer, of which a raw header is a view, holds the requests of
+others: so they keep the decoded fields."""
 
 
 class Access:
-    """Checks requests. ``refused`` counts refusals by reason: authentication, plain, authorization."""
+    """Checks requests. ``refused`` counts refusals by reason: authentication, replay, plain, authorization."""
 
     def __init__(
         self,
@@ -57,28 +65,40 @@ class Access:
     ) -> None:
         """``cluster`` is the name of the own cluster, which policies of clusters are compared with."""
         self.authorizes = config.authorization_enabled
-        self.refused: Counter[str] = Counter(authentication=0, plain=0, authorization=0)
+        self.refused: Counter[str] = Counter(authentication=0, replay=0, plain=0, authorization=0)
         self._cluster = cluster
         self._store = store
         self._authenticator = authenticator
+        self.replay_guard = authenticator.replay_guard
         self._authorizer = authorizer
         self._log_budget = log_budget
         self._unsigned = config.whitelisted
         self._needless = config.needless
         self._administration = frozenset() if config.allow_admin_over_plain else ADMINISTRATION
-        self.feature = Feature("access", self.check)
+        self._fast = FastAccess(
+            store=store,
+            authenticator=authenticator,
+            authorizer=authorizer if self.authorizes else None,
+            unsigned=self._unsigned,
+            needless=self._needless,
+            administration=self._administration,
+        )
+        self.feature = Feature("access", self.check, sees=Sees.FRAME, verifier=self._fast)
 
     def check(self, connection: Connection, command: RemotingCommand) -> None:
-        """Let a request through, or raise RemotingError(NO_PERMISSION)."""
+        """Let a request through, or raise RemotingError(NO_PERMISSION); SYSTEM_BUSY as ReplayGuard does."""
         code = command.code
         if code in self._unsigned:
             return
         try:
             fields = _fields(command)
-            user = self._authenticator.verify(fields, command.body, command.version, connection.peer[0])
+            user = self._authenticator.verify(fields, command.body, command.version, connection.peer[0], code)
+        except ReplayError as error:
+            raise self._refused(connection, command, "replay", error) from None
         except RemotingError as error:
             raise self._refused(connection, command, "authentication", error) from None
-        if code in _BY_OFFSET:
+        self._fast.known(user)
+        if code in _KEEPS_FIELDS:
             command.ext = fields
         if code in self._administration and not is_encrypted(connection):
             raise self._refused(connection, command, "plain", RemotingError(ResponseCode.NO_PERMISSION, PLAIN))
@@ -127,8 +147,27 @@ class Access:
 
         None also for the codes that need no signature: the name in such a request is a mere claim.
         """
-        name = "" if command.code in self._unsigned else _named(command)
+        name = self.user_name(command)
         return self._store.user(name) if name else None
+
+    def user_name(self, command: RemotingCommand) -> str:
+        """The name of the user who has signed a request that was let through; empty if the code needs no signature."""
+        return "" if command.code in self._unsigned else _named(command)
+
+    def may(self, connection: Connection, user_name: str, topic: str, actions: tuple[Action, ...]) -> bool:
+        """Whether this user, who has signed a heartbeat, may now do one of ``actions`` to ``topic``.
+
+        Without a name, which is so while heartbeats need no signature: whatever a heartbeat asks for.
+        """
+        if not user_name:
+            return RequestCode.HEART_BEAT in self._unsigned
+        user = self._store.user(user_name)
+        if user is None or not user.is_enabled:
+            return False
+        if user.is_super or not self.authorizes or RequestCode.HEART_BEAT in self._needless:
+            return True
+        resource, needed = on_topic(topic, actions)
+        return self._authorizer.verdict(user_name, resource, needed, connection.peer[0]).allowed
 
     def _refused(
         self, connection: Connection, command: RemotingCommand, reason: str, error: RemotingError
@@ -156,16 +195,29 @@ def is_encrypted(connection: Connection) -> bool:
 def _named(command: RemotingCommand) -> str:
     """The name that a request gives itself; empty if there is none."""
     try:
-        return command.ext_fields().get(ACCESS_KEY, "")
+        return _decoded(command).get(ACCESS_KEY, "")
     except RemotingError:
         return ""
 
 
 def _fields(command: RemotingCommand) -> dict[str, str]:
+    fields = _decoded(command)
+    if not fields.get(ACCESS_KEY):
+        raise RemotingError(ResponseCode.NO_PERMISSION, NO_USERNAME)
+    return fields
+
+
+def _decoded(command: RemotingCommand) -> dict[str, str]:
+    """The ext fields; empty if they are unreadable. Raises RemotingError(NO_PERMISSION) if there are too many.
+
+    The sender is not known yet: a header as long as a frame would take seconds, in which nothing is served.
+    """
+    if command.ext_size > MOST_FIELDS_BYTES or len(command.ext or ()) > MOST_FIELDS:
+        raise RemotingError(ResponseCode.NO_PERMISSION, LARGE)
     try:
         fields = command.ext_fields()
     except RemotingError:
-        fields = {}
-    if not fields.get(ACCESS_KEY):
-        raise RemotingError(ResponseCode.NO_PERMISSION, NO_USERNAME)
+        return {}
+    if len(fields) > MOST_FIELDS:
+        raise RemotingError(ResponseCode.NO_PERMISSION, LARGE)
     return fields

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from trimq.protocol.auth.decision import Verdict, decide, refusal
-from trimq.protocol.auth.model import Action, Resource, refused
+from trimq.protocol.auth.model import MOST_RESOURCE_BYTES, Action, Resource, refused
 from trimq.remoting.auth.auth_store import AuthStore
 
 MOST_DECISIONS: Final = 20_000
@@ -28,6 +28,8 @@ class Authorizer:
         if self._generation != self._store.generation:
             kept.clear()
             self._generation = self._store.generation
+        if len(resource.name) > MOST_RESOURCE_BYTES:  # 20,000 names as long as a frame would be kept otherwise
+            return decide(self._store.acl(username), resource, actions, source_ip)
         key = (username, resource, tuple(actions), source_ip)
         found = kept.get(key)
         if found is None:

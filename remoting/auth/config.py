@@ -10,6 +10,7 @@ from typing import Final
 from trimq.protocol import lenient_json
 from trimq.protocol.auth.model import User, UserType, checked_secret, checked_username
 from trimq.protocol.errors import RemotingError
+from trimq.remoting.auth.replay_guard import WINDOW_SECONDS
 from trimq.remoting.config.configuration import Configuration, option
 
 _AUTHENTICATION: Final = "org.apache.rocketmq.auth.authentication"
@@ -196,6 +197,18 @@ class AuthConfig:
         "request can send it again. There is no exception for the loopback.",
         ours=True,
     )
+    auth_require_replay_protection: str = option(
+        "",
+        "Users, separated by commas, whose requests are served only with the stamp of TriMQ's SDK and mqadmin, which "
+        "makes recorded requests useless; superUsers and all stand for those.",
+        ours=True,
+    )
+    auth_replay_window_seconds: int = option(
+        WINDOW_SECONDS,
+        "How old a stamped request may be, and by how much clocks of clients may differ from the broker's.",
+        check=lambda seconds: "" if 1 <= seconds <= 3600 else "1 to 3600 seconds",
+        ours=True,
+    )
     migrate_auth_from_v1_enabled: bool = option(
         False,
         "At each start, take over the users of RocketMQ 4's conf/plain_acl.yml and conf/acl/*.yml in ROCKETMQ_HOME, as "
@@ -266,6 +279,11 @@ class AuthConfig:
     def needless(self) -> frozenset[int]:
         """The codes that need no policy."""
         return frozenset(map(int, _parts(self.authorization_whitelist)))
+
+    @property
+    def replay_protected(self) -> frozenset[str]:
+        """The users whose requests need a stamp, see ReplayGuard."""
+        return frozenset(_parts(self.auth_require_replay_protection))
 
     def initial_user(self) -> User | None:
         """The administrator to make at the first start. Blocks. Raises ValueError, see ``problem``."""

@@ -7,14 +7,26 @@ gate has checked the topic that the request names; the record may be of another 
 from typing import Any, Final, Protocol
 
 from trimq.protocol.auth.model import Action
+from trimq.protocol.codes import RequestCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.real_place import waiting_for
 from trimq.protocol.record import decode_head
 from trimq.remoting.server.connection import Connection
 
+ASKED_LATER: Final = frozenset(
+    {
+        RequestCode.VIEW_MESSAGE_BY_ID,
+        RequestCode.CONSUMER_SEND_MSG_BACK,
+        RequestCode.END_TRANSACTION,
+        RequestCode.CONSUME_MESSAGE_DIRECTLY,
+        RequestCode.RESUME_CHECK_HALF_MESSAGE,
+    }
+)
+"""The codes whose handlers ask a Permit. Fast paths do not ask, so they serve these for Supers only."""
+
 
 class Permit(Protocol):
-    """The part of Access that handlers use. Both raise RemotingError(NO_PERMISSION)."""
+    """The part of Access that handlers and services use. Two raise RemotingError(NO_PERMISSION)."""
 
     def require_topic(
         self, connection: Connection, command: RemotingCommand, topic: str, actions: tuple[Action, ...]
@@ -26,6 +38,17 @@ class Permit(Protocol):
         self, connection: Connection, command: RemotingCommand, record: Any, actions: tuple[Action, ...]
     ) -> None:
         """The same for the topic of a record, or the topic that it waits for."""
+        ...
+
+    def user_name(self, command: RemotingCommand) -> str:
+        """The name of the user who has signed a request that was let through; empty if it needed no signature."""
+        ...
+
+    def may(self, connection: Connection, user_name: str, topic: str, actions: tuple[Action, ...]) -> bool:
+        """Whether this user may now do one of ``actions`` to ``topic`` over a connection.
+
+        For what the broker itself sends: a heartbeat says who is to get it, and no request asks for it.
+        """
         ...
 
 
@@ -41,6 +64,14 @@ class _Open:
         self, _connection: Connection, _command: RemotingCommand, _record: Any, _actions: tuple[Action, ...]
     ) -> None:
         """Return."""
+
+    def user_name(self, _command: RemotingCommand) -> str:
+        """No name: requests are not signed."""
+        return ""
+
+    def may(self, _connection: Connection, _user_name: str, _topic: str, _actions: tuple[Action, ...]) -> bool:
+        """True."""
+        return True
 
 
 OPEN: Final[Permit] = _Open()

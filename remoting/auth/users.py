@@ -10,6 +10,7 @@ from trimq.remoting.auth.auth_store import AuthStore
 from trimq.remoting.auth.authenticator import Authenticator
 from trimq.remoting.auth.authorizer import Authorizer
 from trimq.remoting.auth.config import AuthConfig
+from trimq.remoting.auth.replay_guard import ReplayGuard
 from trimq.remoting.auth.secrets import Secrets, read_key_file
 from trimq.remoting.client.credentials import Credentials
 from trimq.remoting.runtime.clock import Clock
@@ -30,11 +31,12 @@ class Users:
 
 def users_of(config: AuthConfig, cluster: str, store: AuthStore, clock: Clock) -> Users:
     """``store`` with what checks requests. Policies of clusters are compared with ``cluster``."""
+    guard = ReplayGuard(clock, window_seconds=config.auth_replay_window_seconds, required=config.replay_protected)
     access = Access(
         config=config,
         cluster=cluster,
         store=store,
-        authenticator=Authenticator(store, clock),
+        authenticator=Authenticator(store, clock, replay_guard=guard),
         authorizer=Authorizer(store),
         log_budget=LogBudget(clock),
     )

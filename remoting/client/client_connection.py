@@ -280,7 +280,9 @@ class ClientConnection:
         try:
             count = self._socket.recv_into(self._arrived.space())
             if not count:
-                self.close("the server closed the connection")
+                mute = self._tls is None and not self.received
+                hint = "; it has answered nothing: it may serve TLS only" if mute else ""
+                self.close(f"the server closed the connection{hint}")
                 return False
             self.active_at = self._clock.monotonic()
             # In the order of arrival, replies and requests alike: the reading task would process them in no other.

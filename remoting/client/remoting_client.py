@@ -72,7 +72,7 @@ class RemotingClient:
         tls: ClientTls | None = None,
     ) -> None:
         self._encoding = encoding
-        self.signer: Signer | None = None if credentials is None else Signer(credentials)
+        self.signer: Signer | None = None if credentials is None else Signer(credentials, clock)
         self.encode: Callable[[RemotingCommand], bytes] = encode if self.signer is None else self.signer.encode
         self._connect_timeout = connect_timeout
         self._idle = idle

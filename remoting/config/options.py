@@ -131,9 +131,10 @@ def option(default: Any, doc: str, **facts: Unpack[OptionFacts]) -> Any:
     depends on the machine. ``secret`` marks a value that nothing shows. A callable ``default`` is called for the value.
     """
     metadata = {"doc": doc, "key": None, "maximum": None, "unit": ""} | facts
+    shows = not facts.get("secret", False)
     if callable(default):
-        return dataclasses.field(default_factory=default, metadata=metadata)
-    return dataclasses.field(default=default, metadata=metadata)
+        return dataclasses.field(default_factory=default, metadata=metadata, repr=shows)
+    return dataclasses.field(default=default, metadata=metadata, repr=shows)
 
 
 _type_hints = functools.cache(typing.get_type_hints)

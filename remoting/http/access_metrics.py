@@ -7,7 +7,7 @@ from prometheus_client.core import Metric
 from trimq.remoting.auth.users import Users
 from trimq.remoting.http.metrics import counters, gauge
 
-_REASONS = ("authentication", "plain", "authorization")
+_REASONS = ("authentication", "replay", "plain", "authorization")
 
 
 def access_families(users: Users | None) -> Iterator[Metric]:
@@ -20,10 +20,15 @@ def access_families(users: Users | None) -> Iterator[Metric]:
     refused = users.access.refused if users is not None else {}
     yield counters(
         "trimq_access_refused_total",
-        "Requests refused because of their signature (authentication), because administration needs TLS (plain), or"
-        " because no policy allows them (authorization).",
+        "Requests refused because of their signature (authentication), because they may be recorded ones (replay),"
+        " because administration needs TLS (plain), or because no policy allows them (authorization).",
         ("reason",),
         {(reason,): refused.get(reason, 0) for reason in _REASONS},
+    )
+    yield gauge(
+        "trimq_access_senders",
+        "Clients whose requests are remembered, so that none is served twice.",
+        users.access.replay_guard.senders if users is not None else 0,
     )
     yield gauge(
         "trimq_access_users", "Users that this server knows.", len(users.store.users) if users is not None else 0

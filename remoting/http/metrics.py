@@ -168,6 +168,7 @@ def reactor_families(stats: ReactorStats) -> Iterator[Metric]:
         "trimq_connections_idle_closed_total", "Connections closed because they were idle.", stats.idle_closed
     )
     yield from _tls_families(stats)
+    yield from _origin_families(stats)
     yield gauge("trimq_unfinished_frame_bytes", "Memory of incompletely received frames.", stats.unfinished)
     yield counter(
         "trimq_connections_unfinished_closed_total",
@@ -183,6 +184,35 @@ def reactor_families(stats: ReactorStats) -> Iterator[Metric]:
     yield counter("trimq_received_bytes_total", "Bytes received from clients.", stats.bytes_in)
     yield counter("trimq_sent_bytes_total", "Bytes sent to clients.", stats.bytes_out)
     yield counter("trimq_reactor_rounds_total", "Rounds of the reactor.", stats.rounds)
+
+
+def _origin_families(stats: ReactorStats) -> Iterator[Metric]:
+    yield counters(
+        "trimq_limited_total",
+        "Connections and requests refused by a limit of an address or a user, by the key of that limit.",
+        ("limit",),
+        {(key,): count for key, count in sorted(stats.limited.items())},
+    )
+    yield counter(
+        "trimq_proxied_connections_total",
+        "Connections whose client's address came from a PROXY protocol preamble.",
+        stats.proxied,
+    )
+    yield counter(
+        "trimq_proxied_without_preamble_total",
+        "Connections from proxyProtocolNetworks that began without a preamble.",
+        stats.proxied_without_preamble,
+    )
+    yield counter(
+        "trimq_proxy_preambles_refused_total",
+        "Connections closed because of a preamble from an address that is not one of proxyProtocolNetworks.",
+        stats.preambles_refused,
+    )
+    yield counter(
+        "trimq_admin_requests_refused_total",
+        "Requests of administrators refused because they did not come to adminListenAddress.",
+        stats.admin_refused,
+    )
 
 
 def _tls_families(stats: ReactorStats) -> Iterator[Metric]:

@@ -79,11 +79,16 @@ class Acceptor:
         selector: Selector,
         log_budget: LogBudget,
         adopt: Callable[[socket.socket, HandlerTable, tuple[str, int]], object],
+        admits: Callable[[str], bool] | None = None,
     ) -> None:
-        """``adopt`` takes a client's socket, the table of the port it connected to, and the client's address."""
+        """``adopt`` takes a client's socket, the table of the port it connected to, and the client's address.
+
+        ``admits``: whether one more connection from an IP address is accepted; it counts those that are not.
+        """
         self._limits = limits
         self._stats = stats
         self._adopt = adopt
+        self._admits = admits
         self._selector = selector
         self._log_budget = log_budget
         self._listeners: dict[int, tuple[socket.socket, HandlerTable]] = {}
@@ -140,10 +145,14 @@ class Acceptor:
             if self._log_budget.allows():
                 _log.warning("connection_refused", peer=peer[0], max_connections=stats.connections)
             return
+        address = peer[0].removeprefix("::ffff:")
+        if self._admits is not None and not self._admits(address):
+            client.close()
+            return
         stats.accepted += 1
         with suppress(OSError):  # not a TCP socket, or the client has already disconnected
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._adopt(client, table, (peer[0].removeprefix("::ffff:"), peer[1]))
+        self._adopt(client, table, (address, peer[1]))
 
     def _turn_away(self, fd: int, sock: socket.socket, error: OSError) -> None:
         """Accept and close waiting clients with the reserved descriptor. If that fails too, pause the listener."""

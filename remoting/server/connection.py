@@ -14,6 +14,7 @@ from trimq.protocol.errors import FrameError
 from trimq.protocol.frame import encode, encode_head
 from trimq.remoting.errors import RemotingSendError, RemotingTimeoutError
 from trimq.remoting.server.big_frame import BigFrame
+from trimq.remoting.server.callers import Caller
 from trimq.remoting.server.handler_table import HandlerTable
 from trimq.remoting.server.handlers import Outcome, Reply
 from trimq.remoting.server.limits import ReactorLimits, ReactorStats
@@ -132,6 +133,7 @@ class Connection:
         "mask",
         "on_close",
         "oneways",
+        "origin",
         "out",
         "paused",
         "peer",
@@ -146,8 +148,8 @@ class Connection:
     )
 
     def __init__(self, sock: ByteSocket, peer: tuple[str, int], table: HandlerTable, owner: ConnectionOwner) -> None:
-        self.peer = peer
-        self.peer_text = f"[{peer[0]}]:{peer[1]}" if ":" in peer[0] else f"{peer[0]}:{peer[1]}"
+        self.came_from(peer)
+        self.origin: Caller | None = None  # set and read by Origins
         self.encoding: Encoding = Encoding.JSON
         self.closed = False
         self.data: dict[str, Any] = {}
@@ -180,6 +182,11 @@ class Connection:
 
     def __repr__(self) -> str:
         return f"<Connection {self.peer_text}{' closed' if self.closed else ''}>"
+
+    def came_from(self, peer: tuple[str, int]) -> None:
+        """Set the client's address: that of the socket, or the one that a proxy has named."""
+        self.peer = peer
+        self.peer_text = f"[{peer[0]}]:{peer[1]}" if ":" in peer[0] else f"{peer[0]}:{peer[1]}"
 
     @property
     def waiting(self) -> int:

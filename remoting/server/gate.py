@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from weakref import WeakValueDictionary
 
 from trimq.protocol.command import RemotingCommand
-from trimq.protocol.typed_request import TypedRequest
+from trimq.protocol.typed_request import HeadedRequest, TypedRequest
 from trimq.remoting.server.handlers import FastHandler, GroupedServer, Handler, Later, Outcome, Served, Span
+from trimq.remoting.server.meters import Meter, MeteredGroup, metered
 
 if TYPE_CHECKING:
     from trimq.remoting.server.connection import Connection
@@ -36,8 +37,13 @@ class Sees(Flag):
     """Who the client is. Fast paths are open to connections that have been admitted."""
     READINESS = auto()
     """A state that may change at any time. Fast paths are open while it is set."""
+    AMOUNT = auto()
+    """How many requests a connection sends. Fast paths are open while there is room, and what they serve is counted."""
     PROPERTIES = auto()
     """Messages with one of the feature's properties. Fast paths that check for these are open to all other messages."""
+    FRAME = auto()
+    """The received bytes of each request. Fast paths are open to requests that the feature's ``verifier`` lets through;
+    all others get to ``check``."""
 
 
 class Readiness:
@@ -49,6 +55,30 @@ class Readiness:
         self.is_set = is_set
 
 
+class Verifier(Protocol):
+    """Looks at the requests of fast paths, in front of them.
+
+    It may let through only what ``Feature.check`` lets through. A request that it does not let through is no refused
+    one: the full path serves it, behind ``check``. It has no side effects and counts nothing, since a fast path may
+    decline the request afterwards, and ``check`` sees it then. It does not raise exceptions.
+    """
+
+    def verify(self, connection: "Connection", code: int, request: HeadedRequest[Any]) -> bool:
+        """Whether a fast handler may serve ``request``, with its header and body as received."""
+        ...
+
+    def verify_frame(self, connection: "Connection", frame: memoryview) -> bool:
+        """Whether GroupedServer.serve_one may serve ``frame``."""
+        ...
+
+    def verify_spans(self, frames: memoryview, spans: Sequence[Span], most: int) -> Sequence[Span]:
+        """The spans without their first frame that GroupedServer.serve may not serve, and without all after it.
+
+        A span may be left empty. ``most``: no more frames than these have to be looked at in all.
+        """
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class Feature:
     """A feature that has to see requests before they are served.
@@ -56,7 +86,10 @@ class Feature:
     ``check`` is called before the full handler of each request; it refuses one by raising RemotingError. ``codes`` are
     the request codes concerned; None for all codes, including those without a handler. ``admits``, for IDENTITY:
     whether a connection's requests may be served by fast paths without ``check``, see ``Gate.admit``. ``readiness``,
-    for READINESS. ``properties``, for PROPERTIES: their names.
+    for READINESS. ``properties``, for PROPERTIES: their names. ``meter``, for AMOUNT: it counts what fast paths serve.
+    ``verifier``, for FRAME.
+
+    ``follow`` is called with each outcome of a full handler behind ``check``, and returns the outcome to go on with.
 
     Raises ValueError if ``sees`` and the given fields do not match, and for coroutine functions, whose results no task
     would wait for.
@@ -69,16 +102,21 @@ class Feature:
     admits: Callable[["Connection"], bool] | None = None
     readiness: Readiness | None = None
     properties: frozenset[str] = frozenset()
+    meter: Meter | None = None
+    verifier: Verifier | None = None
+    follow: Callable[["Connection", RemotingCommand, Outcome], Outcome] | None = None
 
     def __post_init__(self) -> None:
         for kind, given in (
             (Sees.IDENTITY, self.admits is not None),
             (Sees.READINESS, self.readiness is not None),
             (Sees.PROPERTIES, bool(self.properties)),
+            (Sees.AMOUNT, self.meter is not None),
+            (Sees.FRAME, self.verifier is not None),
         ):
             if (kind in self.sees) != given:
                 raise ValueError(f"the feature {self.name} sees {self.sees}: this does not match its field for {kind}")
-        for function in (self.check, self.admits):
+        for function in (self.check, self.admits, self.follow):
             if function is not None and _is_async(function):
                 raise ValueError(f"the feature {self.name} has a coroutine function: it would never be awaited")
 
@@ -116,7 +154,7 @@ class Gate:
         self.listeners: list[Callable[[], None]] = []
         self._admission = object()
         # Weak: tables get new servers whenever the configuration changes, and nothing tells which are gone.
-        self._groups: WeakValueDictionary[tuple[GroupedServer, Sequence[Feature]], _GuardedGroup]
+        self._groups: WeakValueDictionary[tuple[GroupedServer, Sequence[Feature]], GroupedServer]
         self._groups = WeakValueDictionary()
 
     def register(self, feature: Feature) -> None:
@@ -172,16 +210,27 @@ class Gate:
 
     def checked(self, code: int, handler: Handler) -> Handler:
         """``handler`` preceded by the checks of the features."""
-        checks = [feature.check for feature in self.features if feature.is_about(code)]
-        if not checks:
+        features = self.about(code)
+        if not features:
             return handler
+        checks = [feature.check for feature in features]
+        followers = [feature.follow for feature in features if feature.follow is not None]
 
         def serve(connection: "Connection", command: RemotingCommand) -> Outcome:
             for check in checks:
                 check(connection, command)
             return handler(connection, command)
 
-        return serve
+        if not followers:
+            return serve
+
+        def serve_followed(connection: "Connection", command: RemotingCommand) -> Outcome:
+            outcome = serve(connection, command)
+            for follow in followers:
+                outcome = follow(connection, command, outcome)
+            return outcome
+
+        return serve_followed
 
     def check(self, connection: "Connection", command: RemotingCommand) -> None:
         """Run the features' checks on a request without a handler. Raises RemotingError if one refuses it."""
@@ -191,30 +240,71 @@ class Gate:
 
     def opens(self, code: int, offers: Sees) -> bool:
         """Whether a fast path that offers ``offers`` may serve requests of ``code`` at all."""
-        offers |= Sees.IDENTITY | Sees.READINESS  # every fast path has these: its guard checks them for each request
+        # Every fast path has these: its guards look at them for each request.
+        offers |= Sees.IDENTITY | Sees.READINESS | Sees.AMOUNT | Sees.FRAME
         return all(feature.sees in offers for feature in self.features if feature.is_about(code))
 
     def guarded(self, code: int, fast: FastHandler) -> FastHandler:
-        """``fast`` behind a guard: None for a connection that is not admitted, and while a readiness is not set."""
+        """``fast`` behind a guard: None for a connection that is not admitted, and while a readiness is not set.
+
+        None also for requests that a verifier does not let through, and without room (Sees.AMOUNT). If there is a
+        verifier (``verifies``), the requests have to be HeadedRequests.
+        """
+        guarded = self._verified(code, fast)
+        # Before the other guards, since it costs less than what they may look at.
+        for meter in self._meters(code):
+            guarded = metered(meter, guarded)
+        return guarded
+
+    def _verified(self, code: int, fast: FastHandler) -> FastHandler:
         guard = self._guard(code)
-        if guard is None:
+        verifiers = self._verifiers(code)
+        if len(verifiers) == 1 and guard is None:  # access alone, the usual case
+            verify = verifiers[0].verify
+
+            def serve_verified(
+                connection: "Connection", request: TypedRequest[Any]
+            ) -> bytes | Literal[Later.DEFERRED] | None:
+                # The table decodes HeadedRequests for it.
+                return fast(connection, request) if verify(connection, code, request) else None  # type: ignore[arg-type]
+
+            return serve_verified
+        if guard is None and not verifiers:
             return fast
 
         def serve(connection: "Connection", request: TypedRequest[Any]) -> bytes | Literal[Later.DEFERRED] | None:
-            return fast(connection, request) if guard(connection) else None
+            if guard is not None and not guard(connection):
+                return None
+            for verifier in verifiers:
+                if not verifier.verify(connection, code, request):  # type: ignore[arg-type]  # as above
+                    return None
+            return fast(connection, request)
 
         return serve
 
     def guarded_group(self, code: int, server: GroupedServer) -> GroupedServer:
         """The same for a grouped server. Of a server of several codes it is one object, if ``about`` is the same."""
-        guard = self._guard(code)
-        if guard is None:
+        guard, verifiers, meters = self._guard(code), self._verifiers(code), self._meters(code)
+        if guard is None and not verifiers and not meters:
             return server
-        return self._groups.setdefault((server, self.about(code)), _GuardedGroup(server, guard))
+        guarded = server if guard is None and not verifiers else _GuardedGroup(server, guard, verifiers)
+        for meter in meters:
+            guarded = MeteredGroup(meter, guarded)
+        return self._groups.setdefault((server, self.about(code)), guarded)
+
+    def verifies(self, code: int) -> bool:
+        """Whether fast handlers of ``code`` need the header of a request as received."""
+        return bool(self._verifiers(code))
+
+    def _verifiers(self, code: int) -> list[Verifier]:
+        return [feature.verifier for feature in self.about(code) if feature.verifier is not None]
 
     def about(self, code: int) -> tuple[Feature, ...]:
         """The features that have to see requests of ``code``. Codes with the same ones may be served together."""
         return tuple(feature for feature in self.features if feature.is_about(code))
+
+    def _meters(self, code: int) -> list[Meter]:
+        return [feature.meter for feature in self.about(code) if feature.meter is not None]
 
     def _guard(self, code: int) -> Callable[["Connection"], bool] | None:
         features = self.about(code)
@@ -230,16 +320,29 @@ class Gate:
 
 
 class _GuardedGroup:
-    """A GroupedServer behind a guard, which has to pass the connection of every span."""
+    """A GroupedServer behind a guard, which has to pass the connection of every span, and behind verifiers."""
 
-    def __init__(self, server: GroupedServer, guard: Callable[["Connection"], bool]) -> None:
+    def __init__(
+        self, server: GroupedServer, guard: Callable[["Connection"], bool] | None, verifiers: Sequence[Verifier]
+    ) -> None:
         self._server = server
         self._guard = guard
+        self._verifiers = verifiers
 
     def serve(self, frames: memoryview, spans: Sequence[Span], most: int) -> Served | None:
-        if not all(self._guard(span.connection) for span in spans):
+        guard = self._guard
+        if guard is not None and not all(guard(span.connection) for span in spans):
             return None
+        for verifier in self._verifiers:
+            spans = verifier.verify_spans(frames, spans, most)
+            if not any(span.most for span in spans):
+                return None
         return self._server.serve(frames, spans, most)
 
     def serve_one(self, connection: "Connection", frame: memoryview) -> bytes | Literal[Later.DEFERRED] | None:
-        return self._server.serve_one(connection, frame) if self._guard(connection) else None
+        if self._guard is not None and not self._guard(connection):
+            return None
+        for verifier in self._verifiers:
+            if not verifier.verify_frame(connection, frame):
+                return None
+        return self._server.serve_one(connection, frame)

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.not_supported import not_supported
-from trimq.protocol.typed_request import TypedRequest, decoder
+from trimq.protocol.typed_request import TypedRequest, decoder, headed_decoder
 from trimq.remoting.server.gate import Gate, Sees
 from trimq.remoting.server.handlers import FastHandler, GroupedServer, Handler, Outcome, with_copy
 
@@ -157,6 +157,7 @@ class HandlerTable:
         self.grouped.pop(front, None)
         self.grouped.pop(binary_front(code), None)
         if is_open and route.fast is not None and route.header is not None:
-            self.fast[front] = FastPath(code, decoder(route.header), gate.guarded(code, route.fast))
+            decode = headed_decoder(route.header) if gate.verifies(code) else decoder(route.header)
+            self.fast[front] = FastPath(code, decode, gate.guarded(code, route.fast))
         if is_open and route.grouped is not None:
             self.grouped[front] = self.grouped[binary_front(code)] = gate.guarded_group(code, route.grouped)

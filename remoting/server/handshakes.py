@@ -5,7 +5,7 @@ has arrived, and the reactor takes one step after each round, when the replies o
 clients shake hands, a request waits for one step at most.
 """
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -65,23 +65,28 @@ class ServerTls:
 class _Handshake(Unsecured):
     """Stands in for the socket of a connection until its handshake has ended: it stores what arrives for the next step.
 
-    ``step_wanted``: the connection is in the queue.
+    ``enqueue`` puts the connection into the queue, if it is not there yet. ``answered``: a step was taken.
     """
 
-    __slots__ = ("_enqueue", "began_at", "step_wanted", "tls")
+    __slots__ = ("_enqueue", "answered", "began_at", "tls")
 
     def __init__(self, tls: TlsSocket, began_at: float, enqueue: Callable[[], None]) -> None:
         super().__init__(tls.raw)
         self.tls = tls
         self.began_at = began_at
-        self.step_wanted = True
+        self.answered = False
         self._enqueue = enqueue
 
     def recv_into(self, _: memoryview) -> int:
         """Take what has arrived for the next step. Always raises: BlockingIOError, or OSError if the peer is gone."""
-        if self.tls.fill() and not self.step_wanted:
-            self.step_wanted = True
-            self._enqueue()
+        try:
+            if self.tls.fill():
+                self._enqueue()
+        except ConnectionResetError:
+            # What waits for the next step may end the handshake, with requests behind it. The socket reports the end
+            # again. Before the first answer nothing can: a step would only cost.
+            if not (self.answered and self.tls.arrived):
+                raise
         raise BlockingIOError
 
     def close(self) -> None:
@@ -91,7 +96,12 @@ class _Handshake(Unsecured):
 
 
 class Handshakes:
-    """The unfinished handshakes. ``queue`` has the connections for which a step can be taken."""
+    """The unfinished handshakes. ``queue`` has the connections for which a step can be taken, each once.
+
+    A closed connection leaves both at once: clients that begin handshakes and close would fill a queue that is emptied
+    by one in each round. When the most are unfinished, the host with the most of them loses one for a client of another
+    host: a host that begins handshakes and does not go on cannot keep the others away.
+    """
 
     def __init__(
         self,
@@ -112,7 +122,8 @@ class Handshakes:
         self._watch = watch
         self._continue_later = continue_later
         self._unfinished: dict[Connection, _Handshake] = {}  # in the order of their beginning
-        self.queue: deque[Connection] = deque()
+        self._by_host: dict[str, dict[Connection, None]] = {}  # in the same order
+        self.queue: OrderedDict[Connection, None] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._unfinished)
@@ -125,26 +136,38 @@ class Handshakes:
     def begin(self, conn: Connection, raw: Unsecured, first: memoryview) -> None:
         """Begin the handshake of a connection whose ``first`` bytes are those of TLS, or close it."""
         context = self._contexts.server
-        if context is None or len(self._unfinished) >= self._most:
+        if context is None:
             self._stats.handshakes_refused += 1
-            conn.close(
-                f"{len(self._unfinished)} TLS handshakes are unfinished (tlsMaxHandshakes)"
-                if context is not None
-                else "TLS is not possible: the server has no certificate (tls.server.certPath)"
-            )
+            conn.close("TLS is not possible: the server has no certificate (tls.server.certPath)")
             return
+        if len(self._unfinished) >= self._most:
+            self._stats.handshakes_refused += 1
+            refused = self._one_too_many(conn)
+            if refused is not conn:
+                self._ended(refused)
+                refused.tls = None
+            refused.close(f"{self._most} TLS handshakes are unfinished (tlsMaxHandshakes)")
+            if refused is conn:
+                return
         conn.tls = TlsSocket(raw.raw, context, server_side=True, first=first)
-        conn.sock = self._unfinished[conn] = _Handshake(conn.tls, self._time.now, partial(self.queue.append, conn))
-        self.queue.append(conn)
+        conn.sock = self._unfinished[conn] = _Handshake(conn.tls, self._time.now, partial(self._enqueue, conn))
+        self._by_host.setdefault(conn.peer[0], {})[conn] = None
+        self._enqueue(conn)
         conn.active_at = self._time.now
+
+    def _one_too_many(self, conn: Connection) -> Connection:
+        """The oldest of the host with the most unfinished handshakes; ``conn`` itself if its host is one of those."""
+        largest = max(self._by_host.values(), key=len)
+        return conn if len(self._by_host.get(conn.peer[0], ())) >= len(largest) else next(iter(largest))
+
+    def _enqueue(self, conn: Connection) -> None:
+        self.queue[conn] = None
 
     def step(self) -> None:
         """Take the next step of one handshake."""
-        conn = self.queue.popleft()
-        handshake = self._unfinished.get(conn)
-        if handshake is None:  # closed meanwhile
-            return
-        handshake.step_wanted = False
+        conn, _ = self.queue.popitem(last=False)
+        handshake = self._unfinished[conn]
+        handshake.answered = True
         tls = handshake.tls
         try:
             established = tls.do_handshake()
@@ -152,7 +175,7 @@ class Handshakes:
             conn.close(str(error), broken=True)
             return
         if established:
-            del self._unfinished[conn]
+            self._ended(conn)
             self._stats.handshakes += 1
             self._stats.tls_connections += 1
             conn.sock = tls
@@ -174,14 +197,23 @@ class Handshakes:
 
     def time_out(self, conn: Connection) -> None:
         """Close a connection whose handshake takes too long."""
-        del self._unfinished[conn]
+        self._ended(conn)
         self._stats.handshakes_timed_out += 1
         conn.tls = None
         conn.close(f"the TLS handshake took more than {self._timeout:g} s", broken=True)
 
     def forget(self, conn: Connection) -> None:
         """Note that a connection is being closed."""
-        if self._unfinished.pop(conn, None) is not None:
+        if conn in self._unfinished:
+            self._ended(conn)
             self._stats.handshakes_failed += 1
         elif conn.tls is not None:
             self._stats.tls_connections -= 1
+
+    def _ended(self, conn: Connection) -> None:
+        del self._unfinished[conn]
+        self.queue.pop(conn, None)
+        host = self._by_host[conn.peer[0]]
+        del host[conn]
+        if not host:
+            del self._by_host[conn.peer[0]]

@@ -9,6 +9,7 @@ from trimq.protocol.codes import ResponseCode
 from trimq.protocol.command import ONEWAY_FLAG, Encoding, RemotingCommand
 from trimq.protocol.errors import FrameError
 from trimq.protocol.frame import check_length, decode, decode_at
+from trimq.protocol.proxy_preamble import begins
 from trimq.protocol.typed_request import NOT_DECODED
 from trimq.remoting.runtime.clock import CoarseTime
 from trimq.remoting.server.big_frame import SPARE_SIZE, SPARES, BigFrame
@@ -37,8 +38,10 @@ _length_at = struct.Struct(">I").unpack_from
 _FOREIGN: Final = {
     0x16: "a TLS handshake where a frame has to be: the connection began without TLS, or the port has none "
     "(tls.server.mode, tls.server.certPath)",
+    0x0D: "a PROXY protocol preamble from an address that is not one of proxyProtocolNetworks",
     0x47: "an HTTP request on a remoting port",
-    0x50: "an HTTP request or a proxy protocol preamble on a remoting port",
+    0x50: "an HTTP request on a remoting port, or a PROXY protocol preamble from an address that is not one of "
+    "proxyProtocolNetworks",
 }
 """First bytes of other protocols. As the high byte of a length, each of these would be far above any limit."""
 
@@ -346,6 +349,8 @@ class Intake:
             check_length(total, self._max_frame)
         except FrameError as error:
             known = _FOREIGN.get(self._buffer[at]) if first else None
+            if known is not None and begins(bytes(self.view[at : min(end, at + _WORDS)])):
+                self._stats.preambles_refused += 1
             conn.close(known or f"broken frame: {error}", broken=True)
             return
         if total + 4 <= left:

@@ -1,6 +1,7 @@
 """Limits of a server's reactor, and its counters."""
 
 import resource
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -96,6 +97,16 @@ class ReactorStats:
     handshakes_timed_out: int = 0
     plain_refused: int = 0
     """Connections closed because they began without TLS where it is required."""
+    proxied: int = 0
+    """Connections whose client's address came from a PROXY protocol preamble."""
+    proxied_without_preamble: int = 0
+    """Connections from a proxy that began without one: they have the proxy's address."""
+    preambles_refused: int = 0
+    """Connections closed because they began with a preamble and are not from a proxy."""
+    limited: Counter[str] = field(default_factory=Counter)
+    """Connections and requests refused by a limit of an address or a user, by the key of that limit."""
+    admin_refused: int = 0
+    """Requests of administrators refused because they did not come to adminListenAddress."""
     frames: int = 0
     bytes_in: int = 0
     bytes_out: int = 0

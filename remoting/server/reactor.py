@@ -9,8 +9,7 @@ timers fire in time under any load.
 
 import select
 import socket
-from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from time import perf_counter
 from typing import Any, Final
 
@@ -28,7 +27,9 @@ from trimq.remoting.server.handlers import DEFERRED, HELD, Handler, Outcome, Rep
 from trimq.remoting.server.handshakes import Handshakes, ServerTls
 from trimq.remoting.server.intake import Intake
 from trimq.remoting.server.limits import ReactorLimits, ReactorStats
+from trimq.remoting.server.origins import Origins
 from trimq.remoting.server.outcomes import Outcomes
+from trimq.remoting.server.proxied import Proxied
 from trimq.remoting.server.selector import EpollSelector, Selector
 from trimq.remoting.server.sender import READ, WRITE, Sender
 from trimq.remoting.server.unfinished import UnfinishedFrames
@@ -39,6 +40,7 @@ __all__ = [
     "Connection",
     "Handler",
     "HandlerTable",
+    "Origins",
     "Outcome",
     "Reactor",
     "ReactorLimits",
@@ -67,8 +69,9 @@ class Reactor:
     The functions in ``at_round_end`` are called at the end of every round, before replies are sent: work deferred until
     the handlers of a round are done. They must be quick when there is nothing to do; their exceptions are logged. Those
     in ``on_idle`` are called when a single client has been answered and its next request has not arrived yet.
-    ``stats`` has the counters. ``tls`` serves TLS on the same ports; without it they are plain. The reactor is the
-    ConnectionOwner of its connections.
+    ``stats`` has the counters, and is given if others use it too. ``tls`` serves TLS on the same ports; without it they
+    are plain. ``origins`` limits what an address may do, and knows the proxies. The reactor is the ConnectionOwner of
+    its connections.
     """
 
     def __init__(
@@ -77,9 +80,12 @@ class Reactor:
         clock: Clock | None = None,
         selector: Selector | None = None,
         tls: ServerTls | None = None,
+        origins: Origins | None = None,
+        stats: ReactorStats | None = None,
     ) -> None:
         self.limits = limits or ReactorLimits()
-        self.stats = ReactorStats()
+        self.stats = origins.stats if origins is not None else stats or ReactorStats()
+        self._origins = origins
         self.at_round_end: list[Callable[[], None]] = []
         self.on_idle: list[Callable[[], None]] = []
         self.connections: dict[int, Connection] = {}
@@ -91,7 +97,14 @@ class Reactor:
         stats = self.stats
         self._sender = Sender(self.limits, stats, self._time, self._selector, self.wake)
         self._failures = Failures(stats, self._log_budget)
-        self._acceptor = Acceptor(self.limits, stats, self._selector, self._log_budget, self.adopt)
+        self._acceptor = Acceptor(
+            self.limits,
+            stats,
+            self._selector,
+            self._log_budget,
+            self.adopt,
+            None if origins is None else lambda address: origins.is_proxy(address) or origins.admits(address),
+        )
         self._unfinished = UnfinishedFrames(self.limits, stats, self._sender.watch)
         self._handshakes = (
             Handshakes(tls, stats, self._time, watch=self._sender.watch, continue_later=self._sender.continue_later)
@@ -100,7 +113,7 @@ class Reactor:
         )
         if tls is not None:
             stats.certificate_expires_at = lambda: tls.contexts.expires_at
-        self._steps: deque[Connection] = self._handshakes.queue if self._handshakes is not None else deque()
+        self._steps: Collection[Connection] = self._handshakes.queue if self._handshakes is not None else ()
         self.outcomes = Outcomes(
             self.limits,
             stats,
@@ -142,14 +155,36 @@ class Reactor:
         """Serve a connected socket. The reactor closes it."""
         sock.setblocking(False)
         conn = Connection(sock, peer, table, self)
-        if self._handshakes is not None:
-            conn.sock = FirstBytes(conn, sock, self._handshakes)
+        origins = self._origins
+        if origins is not None and origins.is_proxy(peer[0]):
+            conn.sock = Proxied(conn, sock, self.stats, self._came_from)
+        else:
+            if origins is not None:
+                origins.join(conn)
+            self._begin(conn, sock)
         conn.active_at = self._time.now
         conn.mask = READ if self._sender.reads else 0
         self._selector.register(sock.fileno(), conn.mask)
         self.connections[sock.fileno()] = conn
         self.stats.connections += 1
         return conn
+
+    def _begin(self, conn: Connection, sock: socket.socket) -> None:
+        """Have ``conn`` read from ``sock``, or from what decides by its first byte."""
+        conn.sock = sock if self._handshakes is None else FirstBytes(conn, sock, self._handshakes)
+
+    def _came_from(self, conn: Connection, sock: socket.socket) -> bool:
+        """The address of a client behind a proxy is known. False: it has too many connections, and this one is closed.
+
+        The limit of an address does not count for the proxy, of which every client has the same.
+        """
+        assert self._origins is not None
+        if not self._origins.admits(conn.peer[0]):
+            conn.close("its address has too many connections (maxConnectionsPerAddress)", quiet=True)
+            return False
+        self._origins.join(conn)
+        self._begin(conn, sock)
+        return True
 
     @property
     def in_round(self) -> bool:
@@ -232,6 +267,8 @@ class Reactor:
         self._unfinished.forget(conn)
         if self._handshakes is not None:
             self._handshakes.forget(conn)
+        if self._origins is not None:
+            self._origins.leave(conn)
         self._selector.unregister(fd)
         stats = self.stats
         stats.connections -= 1

@@ -150,7 +150,10 @@ class TlsConfig:
         maximum=36500, ours=True,
     )  # fmt: skip
     tls_max_handshakes: int = option(
-        1024, "The most unfinished handshakes of a server; further connections are closed.", minimum=1, ours=True
+        1024,
+        "The most unfinished handshakes of a server. For a further one, one of the address with the most is closed.",
+        minimum=1,
+        ours=True,
     )
     tls_handshake_timeout_seconds: int = option(
         10, "A handshake that takes longer is ended, and its connection closed.", unit="s", minimum=1, ours=True

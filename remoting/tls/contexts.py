@@ -54,8 +54,8 @@ class TlsContexts:
         self._paths = None if config.mode is TlsMode.DISABLED else config.server_pair
         self._current: _Current | None = None
         if self._paths is not None:
-            pair, certificate = _read_pair(self._paths)
-            trust = self._read_trust()
+            pair, certificate = _checked(key_files.read_pair(self._paths), self._paths)
+            trust = self._read_trust(None)
             self._current = _Current(pair, certificate, trust, self._context(pair, trust))
         self._problem = self._complained = ""
 
@@ -108,24 +108,30 @@ class TlsContexts:
         pair, certificate, trust = current.pair, current.certificate, current.trust
         problems = []
         try:
-            pair, certificate = _read_pair(paths)
+            read = key_files.read_pair(paths)
+            if read != pair:  # a check takes milliseconds, and the files are looked at every second
+                pair, certificate = _checked(read, paths)
         except KeyFileError as error:
             problems.append(f"tls.server.{error.part}: {error}")
         try:
-            trust = self._read_trust()
+            trust = self._read_trust(trust)
         except KeyFileError as error:
             problems.append(f"tls.server.{error.part}: {error}")
         new: _Current | None = None
         if pair != current.pair or trust != current.trust:
-            new = _Current(pair, certificate, trust, self._context(pair, trust))
+            try:
+                new = _Current(pair, certificate, trust, self._context(pair, trust))
+            except KeyFileError as error:
+                problems.append(f"tls.server.{error.part}: {error}")
         return new, "; ".join(problems)
 
-    def _read_trust(self) -> bytes | None:
+    def _read_trust(self, known: bytes | None) -> bytes | None:
         path = self._config.server_trust
         if not path:
             return None
         trust = key_files.read_file(Part.TRUST, path)
-        key_files.check_trust(trust, path)
+        if trust != known:
+            key_files.check_trust(trust, path)
         return trust
 
     def _context(self, pair: KeyPair, trust: bytes | None) -> SSLContext:
@@ -134,8 +140,7 @@ class TlsContexts:
         return key_files.server_context(pair, verification, config.protocols, config.ciphers)
 
 
-def _read_pair(paths: KeyPairPaths) -> tuple[KeyPair, Certificate]:
-    pair = key_files.read_pair(paths)
+def _checked(pair: KeyPair, paths: KeyPairPaths) -> tuple[KeyPair, Certificate]:
     key_files.check_pair(pair, paths)
     return pair, key_files.describe(pair, paths)
 

@@ -19,6 +19,9 @@ from trimq.remoting.tls import suites
 _NO_CHECK_TIME: Final = 0x200000
 """OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which the module ssl does not name."""
 _LOCKED: Final = b"ENCRYPTED"
+_OTHER_KEY: Final = frozenset({"KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED"})
+"""OpenSSL's reasons for a key that belongs to another certificate: of the same kind, or of another."""
+_WEAK: Final = frozenset({"EE_KEY_TOO_SMALL", "CA_KEY_TOO_SMALL", "CA_MD_TOO_WEAK"})
 _ROUNDS: Final = 8
 """More than the messages of a handshake in memory."""
 
@@ -110,9 +113,14 @@ def check_pair(pair: KeyPair, paths: KeyPairPaths) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         load_pair(context, pair)
-    except ssl.SSLError as error:
-        if error.reason == "KEY_VALUES_MISMATCH":
+    except (ssl.SSLError, ValueError) as error:  # ValueError: no password is as long, or has such characters
+        reason = getattr(error, "reason", None)
+        if reason in _OTHER_KEY:
             raise KeyFileError(Part.KEY, paths.key, f"the key of the certificate in {paths.cert}") from None
+        if reason in _WEAK:
+            weak = str(reason).lower().replace("_", " ")
+            expected = f"certificates that OpenSSL does not refuse as too weak ({weak}): RSA needs 2048 bits or more"
+            raise KeyFileError(Part.CERT, paths.cert, expected) from None
         if _LOCKED in pair.key:
             if paths.password_file:
                 expected = f"the password of the key in {paths.key}"
@@ -186,6 +194,9 @@ def _rows(subject: object) -> Iterator[tuple[tuple[str, str], ...]]:
 def server_context(pair: KeyPair, verification: Verification, protocols: str = "", ciphers: str = "") -> ssl.SSLContext:
     """The context of a server. All arguments must have been checked."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    # A ticket of TLS 1.3 comes after the handshake. A client that closes without having read it resets the connection,
+    # and what it has sent is lost: one-way requests.
+    context.num_tickets = 0
     load_pair(context, pair)
     context.verify_mode = verification.mode
     if verification.trust is not None:
@@ -216,10 +227,20 @@ def _bounded(context: ssl.SSLContext, protocols: str, ciphers: str) -> ssl.SSLCo
 
 
 def load_pair(context: ssl.SSLContext, pair: KeyPair) -> None:
-    """Give the context a certificate chain and its key. Raises ssl.SSLError."""
-    # Without a password OpenSSL would ask for one at the terminal.
-    with _as_file(pair.cert) as cert, _as_file(pair.key) as key:
-        context.load_cert_chain(cert, key, lambda: pair.password)
+    """Give the context a certificate chain and its key.
+
+    Raises ssl.SSLError, ValueError for an impossible password, and KeyFileError if the system refuses, for example
+    because no descriptor is left.
+    """
+    try:
+        # Without a password OpenSSL would ask for one at the terminal.
+        with _as_file(pair.cert) as cert, _as_file(pair.key) as key:
+            context.load_cert_chain(cert, key, lambda: pair.password)
+    except ssl.SSLError:
+        raise
+    except OSError as error:
+        expected = f"that certificate and key can be loaded ({error.strerror or error})"
+        raise KeyFileError(Part.CERT, "", expected) from error
 
 
 @contextlib.contextmanager

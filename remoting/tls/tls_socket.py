@@ -27,7 +27,17 @@ MOST_HANDSHAKE: Final = 64 * 1024
 _MOST_UNASKED: Final = 64 * 1024
 """The most bytes of answers to the peer's own TLS messages (key updates) that wait until it reads."""
 
-_SCRATCH: Final = 256 * 1024
+_MOST_EMPTY: Final = 64 * 1024
+"""The most bytes of records that bring no content, such as key updates, which cost far more than they are long."""
+_WORTH: Final = 64
+"""Bytes of such records that one byte of content makes up for: a record of one byte has 23, and may be padded."""
+_CAREFUL: Final = 4 * 1024
+"""Bytes decrypted in one call while the peer may be sending such records only."""
+
+_PIECE: Final = 32 * 1024
+"""The most bytes that are put into a memory BIO at once: it never gives memory back, and each connection has two."""
+
+_SCRATCH: Final = 64 * 1024
 _LARGE: Final = 16 * 1024
 """A buffer that fills a record is encrypted where it is; smaller ones are joined, for fewer records."""
 
@@ -96,14 +106,15 @@ class TlsSocket:
     BlockingIOError, bytes may be encrypted already (``encrypted`` says how many): the next call has to be for the same
     bytes, with or without more behind them. Both users do that, since they send from a queue. Views are not kept.
 
-    ``recv_into`` gives what one read brings. Bytes that do not fit into the caller's buffer stay inside, and no event
-    of the socket reports these: ``has_bytes`` does, and ``on_left`` is called. A view of two records (RECORD) or more
-    takes everything.
+    ``recv_into`` gives what a few reads bring; what these leave in the socket is reported as usual. Bytes that do not
+    fit into the caller's buffer stay inside, and no event of the socket reports these: ``has_bytes`` does, and
+    ``on_left`` is called. A view of two records (RECORD) or more leaves nothing inside.
 
     ``first`` holds bytes that were read from ``raw`` before. The context must have OP_NO_RENEGOTIATION.
     """
 
     __slots__ = (
+        "_empty",
         "_encrypted",
         "_ended",
         "_incoming",
@@ -127,8 +138,8 @@ class TlsSocket:
         server_hostname: str | None = None,
         first: Buffer = b"",
     ) -> None:
-        self.raw = raw
-        self.established = False
+        self.raw: socket.socket = raw
+        self.established: bool = False
         self.on_left: Callable[[], object] | None = None
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
@@ -140,6 +151,7 @@ class TlsSocket:
         self._encrypted = 0  # plain bytes of the caller's next call that are encrypted already
         self._left = False  # bytes may be inside that the last ``recv_into`` had no space for
         self._ended = False  # the peer sends nothing more
+        self._empty = RECORD + 1  # bytes of records without content; at first the peer has to show some
         if first:
             self._incoming.write(first)
 
@@ -227,7 +239,7 @@ class TlsSocket:
     def recv_into(self, view: memoryview) -> int:
         """As socket.recv_into, for plain bytes. 0 also after the peer has said that it sends no more (close_notify).
 
-        Raises BlockingIOError if no plain byte has arrived, and OSError if the connection is lost or a record broken.
+        Raises BlockingIOError if no plain byte was found, and OSError if the connection is lost or a record broken.
         """
         if not self.established:
             raise BlockingIOError
@@ -235,22 +247,38 @@ class TlsSocket:
             count = self._decrypt(view)
             if count or self._ended:
                 return count
-        # Plain bytes are fewer than cipher bytes, and OpenSSL itself may hold the start of one record.
-        most = max(len(view) - RECORD, RECORD)
-        count = self.raw.recv_into(self._scratch[:most])
-        if not count:
-            # Also without a close_notify: frames have a length, so one that was cut is noticed.
-            self._ended = True
-            return 0
-        self._incoming.write(self._scratch[:count])
-        count = self._decrypt(view)
-        if count or self._ended:
-            return count
+        filled = self._receive(view)
+        if filled or self._ended:
+            return filled
         raise BlockingIOError
+
+    def _receive(self, view: memoryview) -> int:
+        """Read and decrypt piece by piece, as long as the pieces are whole and have content."""
+        size = len(view)
+        filled = 0
+        while True:
+            # Plain bytes are fewer than cipher bytes, and OpenSSL itself may hold the start of one record.
+            most = min(_PIECE if self._empty <= RECORD else _CAREFUL, max(size - filled - RECORD, RECORD))
+            try:
+                count = self.raw.recv_into(self._scratch[:most])
+            except OSError:
+                if filled:
+                    return filled  # the socket reports it again
+                raise
+            if not count:
+                # Also without a close_notify: frames have a length, so one that was cut is noticed.
+                self._ended = not filled
+                return filled
+            self._incoming.write(self._scratch[:count])
+            got = self._decrypt(view[filled:] if filled else view)
+            filled += got
+            if count < most or got < count // 4 or self._left or self._ended or size - filled < 2 * RECORD:
+                return filled
 
     def _decrypt(self, view: memoryview) -> int:
         """Decrypt as much as fits into ``view``; notes whether there is more."""
         incoming, read = self._incoming, self._read
+        before = incoming.pending
         size = len(view)
         filled = 0
         self._left = False
@@ -273,8 +301,13 @@ class TlsSocket:
             raise ConnectionAbortedError(f"the TLS connection failed: {text_of(error)}") from error
         if filled and self._ended:
             self._left = True  # the next call reports the end
-        if self._outgoing.pending > _MOST_UNASKED:
-            raise ConnectionAbortedError("the peer sends TLS messages and does not read the answers")
+        self._empty = max(0, self._empty + before - incoming.pending - _WORTH * filled)
+        if self._empty > _MOST_EMPTY:
+            raise ConnectionAbortedError("the peer sends TLS messages without content")
+        if self._outgoing.pending:  # answers to key updates
+            self.flushed()
+            if self._outgoing.pending > _MOST_UNASKED:
+                raise ConnectionAbortedError("the peer sends TLS messages and does not read the answers")
         if self._left and self.on_left is not None:
             self.on_left()
         return filled
@@ -330,10 +363,13 @@ class TlsSocket:
         return count
 
     def _send(self, pieces: Iterable[Buffer]) -> int:
+        encrypted: list[bytes] = []
         for piece in pieces:
-            if piece:
-                self._object.write(piece)
-                self._encrypted += len(piece)
+            view = memoryview(piece)
+            for at in range(0, len(view), _PIECE):
+                self._encrypted += self._object.write(view[at : at + _PIECE])
+                encrypted.append(self._outgoing.read())
+        self._unsent = b"".join(encrypted)
         self.flush()
         count, self._encrypted = self._encrypted, 0
         return count

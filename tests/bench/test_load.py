@@ -1,5 +1,6 @@
 """The load generator (bench/rmqload) with TriMQ's broker: each row runs, and sends and measures what it documents."""
 
+import json
 import re
 import subprocess
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import trio
 
 from bench import mixed
 from bench.processes import load_tool
+from bench.requests import ASKING
 from bench.side_by_side import ROWS, load
 from bench.wire import connected
 from tests.interop.harness import partners
@@ -112,6 +114,34 @@ async def test_mixed_messages_are_stored_as_they_were_drawn(
         expected.pop("UNIQ_KEY")
         assert expected.items() <= properties.items()
     assert len({message.properties["UNIQ_KEY"] for message in stored}) == len(stored)
+
+
+@pytest.mark.parametrize(
+    "load_of",
+    [
+        "send -window 8",
+        "send -mixed {mixed}",
+        "batch -mixed {mixed}",
+        "pull",
+        "transaction",
+        "e2e -rate 500 -topics 2",
+    ],
+)
+async def test_a_signed_load(load_of: str, tool: Path, tmp_path: Path) -> None:
+    user = json.dumps({"username": "load", "password": "a-secret"})
+    settings: dict[str, Any] = {**LARGER, **ASKING, "initAuthenticationUser": user, "allowAdminOverPlain": True}
+    enough = "-warm 0s -dur 400ms" if "e2e" in load_of else f"{COUNTED} 200"
+    async with running_broker(tmp_path, **settings) as broker:
+        assert broker.context.users is not None
+        refused = broker.context.users.access.refused
+        if load_of == "pull":
+            await run(tool, broker, f"-mode send {COUNTED} 200 -access-key load -secret-key a-secret")
+        found = await run(tool, broker, f"-mode {load_of} -conns 4 {enough} -access-key load -secret-key a-secret")
+        assert (found["failed"], found["remark"], refused["authentication"]) == (0, "", 0)
+        assert found["messages"] > 0
+        if load_of == "pull":
+            found = await run(tool, broker, f"-mode pull -conns 1 {COUNTED} 9 -access-key load -secret-key wrong")
+            assert (found["messages"], refused["authentication"]) == (0, 9)
 
 
 async def test_the_sequence_is_the_same_in_each_run(tool: Path, tmp_path: Path) -> None:

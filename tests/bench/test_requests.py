@@ -47,6 +47,14 @@ async def test_a_row_takes_the_path_that_it_names(name: str, extension: str, mon
     assert 0 < found["us_message"] <= found["us_request"] < 100_000
 
 
+@pytest.mark.parametrize("name", ["send alone", "send", "send 64", "mixed batch", "pull", "query"])
+async def test_a_signed_row_takes_the_same_path(name: str) -> None:
+    with trio.fail_after(30):
+        found = await measure_row(name, 1600, LARGER, signed=True)
+    assert found["path"] == ROWS[name].expected
+    assert found["paths"][found["path"]] > 0.9 * sum(found["paths"].values())
+
+
 @contextmanager
 def routed(table: HandlerTable, code: int, **changes: Any) -> Iterator[Route]:
     route = table.routes[code]

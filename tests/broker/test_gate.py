@@ -125,7 +125,7 @@ class Both:
 
     def connection(self, client: WireClient) -> Connection:
         """The broker's end of a client's connection."""
-        ends = client.stream.socket.getsockname()[1], client.stream.socket.getpeername()[1]
+        ends = client.plain.socket.getsockname()[1], client.plain.socket.getpeername()[1]
         # Both: connections to the two ports of the broker may come from one port.
         found = self.broker.reactor.connections.values()
         (connection,) = (one for one in found if (one.peer[1], one.sock.getsockname()[1]) == ends)

@@ -723,7 +723,7 @@ async def test_each_client_gets_its_own_replies(tmp_path: Path, monkeypatch: pyt
                     for opaque in range(of_each)
                 ]
                 raw = b"".join(frames)
-                assert os.write(client.stream.socket.fileno(), raw) == len(raw)
+                assert os.write(client.plain.socket.fileno(), raw) == len(raw)
             for at, client in enumerate(clients):
                 for opaque in range(of_each):
                     reply = await client.reply(opaque)
@@ -731,7 +731,7 @@ async def test_each_client_gets_its_own_replies(tmp_path: Path, monkeypatch: pyt
                     assert (reply.code, fields["transactionId"]) == (0, f"{turn}x{at}x{opaque}")
                     assert fields["queueId"] == str(queue_of[at, opaque])
             assert both.served == before + of_each * len(clients)
-        addresses = [client.stream.socket.getsockname()[:2] for client in clients]
+        addresses = [client.plain.socket.getsockname()[:2] for client in clients]
         found = {}
         for queue_id in range(QUEUES):
             for message in await side.client.pull_messages(TOPIC, 0, queueId=queue_id, maxMsgNums=200):

@@ -85,7 +85,7 @@ async def test_a_reply_is_pushed_and_stored(tmp_path: Path, v1: bool, encoding: 
         for time in (int(properties.pop("PUSH_REPLY_TIME")), int(fields.pop("storeTimestamp"))):
             assert now - 60_000 < time <= now
         assert properties == PROPERTIES | ADDED
-        host, port = client.stream.socket.getsockname()[:2]
+        host, port = client.plain.socket.getsockname()[:2]
         assert fields == {
             "producerGroup": "P",
             "topic": TOPIC,
@@ -476,7 +476,7 @@ async def _without_reading(broker: BrokerController) -> trio.SocketStream:
         RequestCode.HEART_BEAT, body=b'{"clientID":"asker","producerDataSet":[{"groupName":"P"}],"consumerDataSet":[]}'
     )
     await until(lambda: broker.context.producers.find_by_client_id("asker") is not None)
-    return slow.stream
+    return slow.plain
 
 
 async def test_a_client_that_reads_nothing_costs_its_mark_and_gets_the_rest_when_it_reads(tmp_path: Path) -> None:

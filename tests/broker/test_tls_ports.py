@@ -39,6 +39,8 @@ async def test_both_ports_and_the_embedded_name_server(tmp_path: Path, certifica
         assert broker.namesrv is not None
         assert broker.namesrv.address is not None
         assert await accepts(broker.namesrv.address, NAMESRV_CODE, certificates) == EXPECTED[mode]
+        first = [line for line in banner(broker, 1.0) if "sendMessage" in line]
+        assert ("mqadmin --tls sendMessage" in first[0]) == (mode == "enforcing")
         # The broker itself registers there over TLS with mode enforcing: running_broker waits for that.
         assert all(broker.context.registration.reached().values())
 

@@ -357,7 +357,7 @@ async def test_a_commit_record_has_the_host_of_its_half() -> None:
                 sent_from, life.client = life.client, other
                 await end_all(life, halves, COMMIT)
                 hosts = {message.born_host for message in await life.stored(TOPIC)}
-                assert hosts == {sent_from.stream.socket.getsockname()[:2]}
+                assert hosts == {sent_from.plain.socket.getsockname()[:2]}
                 life.client = sent_from
 
 

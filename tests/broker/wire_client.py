@@ -36,6 +36,12 @@ class WireClient:
         async with cls.over(stream, encoding) as client:
             yield client
 
+    @property
+    def plain(self) -> trio.SocketStream:
+        """The stream of a connection without TLS."""
+        assert isinstance(self.stream, trio.SocketStream)
+        return self.stream
+
     @classmethod
     @asynccontextmanager
     async def over(cls, stream: trio.abc.Stream, encoding: Encoding = Encoding.JSON) -> AsyncIterator[Self]:

@@ -39,13 +39,16 @@ from trimq.client.outages import Outages
 from trimq.client.sending import Prepared, send_command
 from trimq.client.signed_template import SignedSends, SignedTemplate
 from trimq.protocol.auth.signature import is_valid
+from trimq.protocol.auth.stamp import STAMP, read_stamp
 from trimq.protocol.body import encode_json
 from trimq.protocol.codes import RequestCode
 from trimq.protocol.command import Encoding, RemotingCommand
 from trimq.protocol.errors import FrameError
 from trimq.protocol.frame import MAX_FRAME, decode, encode
+from trimq.remoting.auth.replay_guard import NO_STAMP
 from trimq.remoting.client.client_log import StandardLog
 from trimq.remoting.client.credentials import Signer
+from trimq.remoting.runtime.clock import ManualClock
 
 SEND = RequestCode.SEND_MESSAGE_V2
 MINE = Credentials(USER, SECRET)
@@ -97,19 +100,26 @@ def test_a_signed_frame_verifies_by_its_bytes_and_after_decoding(
     assert "Signature" not in signer.fields(again)
 
 
-@given(texts, texts, st.integers(0, 2**62), st.binary(max_size=60), texts, st.integers(1, 2**31 - 1))
+@given(texts, texts, st.integers(0, 2**62), st.binary(max_size=60), texts, st.integers(1, 2**31 - 1), st.booleans())
 def test_a_template_makes_the_frames_that_signing_each_request_makes(
-    group: str, properties: str, born: int, body: bytes, user: str, opaque: int
+    group: str, properties: str, born: int, body: bytes, user: str, opaque: int, stamped: bool
 ) -> None:
-    # guards the shortened way of sends: same fields, same signature
-    signer = Signer(Credentials(user + "u", SECRET, "token"))
+    # guards the shortened way of sends: same fields, same signature, each with a stamp of its own
+    signer = Signer(Credentials(user + "u", SECRET, "token", replay_protection=stamped), ManualClock())
     prepared = Prepared(SEND, "T", body, properties, 0, 0, born, ("id",))
     frame = SignedSends(signer, group, SEND, QUEUE).frame(prepared, opaque)
     assert problem(frame[4:], {user + "u": SECRET}) is None
     found, plain = decode(memoryview(frame)[4:]), send_command(group, prepared, QUEUE)
     plain.opaque = opaque
     slow = decode(memoryview(signer.encode(plain))[4:])
-    assert found.ext_fields() == slow.ext_fields()
+    expected, fields = slow.ext_fields(), found.ext_fields()
+    if stamped:
+        stamp, next_one = (read_stamp(each.pop(STAMP).encode()) for each in (fields, expected))
+        assert stamp is not None
+        assert next_one == stamp._replace(number=stamp.number + 1)
+        assert (stamp.code, stamp.time) == (SEND, ManualClock().wall_ms())
+        assert fields.pop("Signature") != expected.pop("Signature")
+    assert fields == expected
     assert (found.opaque, found.version, found.flag, bytes(found.body)) == (opaque, slow.version, 0, body)
 
 
@@ -239,8 +249,22 @@ async def test_every_request_of_the_sdk_is_signed(
         await flow(broker, options(header=header))
     assert broker.refused == []
     assert codes <= {code for code, _ in broker.fields}
+    stamps = [(code, read_stamp(fields[STAMP].encode())) for code, fields in broker.fields]
+    assert all(stamp is not None and stamp.code == code for code, stamp in stamps)
+    assert len(set(stamps)) == len(stamps)
     if flow is not _administer:  # it sends no heartbeat, by whose reply a client learns that msgpack is welcome
         assert Encoding[header.upper()] in broker.encodings
+
+
+@pytest.mark.anyio
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("flow", [_send, _consume, _administer])
+async def test_stamps_can_be_left_out(flow: Callable[..., Any]) -> None:
+    async with verifying_broker() as broker:
+        serve(broker)
+        await flow(broker, options(Credentials(USER, SECRET, replay_protection=False)))
+    assert broker.refused == []
+    assert [fields for _, fields in broker.fields if STAMP in fields] == []
 
 
 @pytest.mark.anyio
@@ -284,6 +308,8 @@ def test_programs_that_block_sign_too() -> None:
         ("check signature failed.", CredentialsError, "mqadmin getUser"),
         ("User:me is not found.", CredentialsError, "mqadmin getUser"),
         ("User:me is disabled.", CredentialsError, "updateUser -s enable"),
+        ("your clock is 400 s behind the server's: up to 300 s are", CredentialsError, "replay_protection=False"),
+        (NO_STAMP.format(name="me"), CredentialsError, "replay_protection=True"),
         (
             "User:me has no permission to access Topic:T from 1.2.3.4, no matched policies.",
             NoPermissionError,

@@ -215,6 +215,13 @@ def test_the_life_of_a_policy(secured: Secured, user: str) -> None:
     assert secured.answered("getAcl", *at, *subject) == []
 
 
+def test_a_retry_topic_is_explained_as_the_group_that_it_stands_for(secured: Secured, user: str) -> None:
+    at, subject = secured.at, ("-s", f"User:{user}")
+    secured.said("createAcl", *at, *subject, "-r", f"Group:{user}", "-a", "Sub", "-d", "Allow")
+    found, _ = secured.answered("explainAccess", *at, *subject, "-r", f"Topic:%RETRY%{user}", "-a", "Pub")
+    assert (found["Resource"], found["Actions"], found["Allowed"]) == (f"Group:{user}", "Sub", True)
+
+
 def test_who_decides_is_explained(secured: Secured, user: str) -> None:
     at, subject = secured.at, ("-s", f"User:{user}")
     wanted = ("-r", f"Topic:{user}", "-a", "Pub")

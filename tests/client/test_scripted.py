@@ -5,8 +5,17 @@ from datetime import UTC, datetime
 import anyio
 import pytest
 
-from tests.client.scripted import Answer, ScriptedBroker, scripted_broker
-from trimq.client import ClientOptions, Consumer, Message, NotStoredError, PerhapsStoredError, Producer, SendOutcome
+from tests.client.scripted import Answer, ScriptedBroker, pull_header, records, scripted_broker
+from trimq.client import (
+    ClientOptions,
+    Consumer,
+    Message,
+    NotStoredError,
+    PerhapsStoredError,
+    Producer,
+    PullConsumer,
+    SendOutcome,
+)
 from trimq.protocol.batch import decode_batch
 from trimq.protocol.body import BrokerData, QueueData, TopicRouteData, encode_json
 from trimq.protocol.codes import RequestCode, ResponseCode
@@ -173,6 +182,24 @@ async def test_msgpack_headers_go_to_a_broker_that_said_it_takes_them(offered: b
         before, after = await broker.until(SEND, 2)
         assert before.encoding is Encoding.JSON
         assert after.encoding is (Encoding.MSGPACK if offered else Encoding.JSON)
+
+
+async def test_a_group_that_may_not_ask_for_offsets_begins_at_the_first_message() -> None:
+    """A user with Sub but not Get: it pulls at 0, as Java's consumers do, and learns where the queue begins."""
+    async with scripted_broker() as broker:
+        broker.answers |= {
+            RequestCode.QUERY_CONSUMER_OFFSET: refused(ResponseCode.QUERY_NOT_FOUND),
+            RequestCode.GET_MIN_OFFSET: refused(ResponseCode.NO_PERMISSION),
+            RequestCode.PULL_MESSAGE: lambda command: (
+                command.reply(ResponseCode.PULL_OFFSET_MOVED, header=pull_header(7))
+                if command.ext_fields()["queueOffset"] == "0"
+                else command.reply(header=pull_header(8), body=records(7, 1))
+            ),
+        }
+        async with PullConsumer("g", namesrv=broker.address, start="first") as consumer:
+            await consumer.assign(await consumer.queues("T"))
+            (message,) = await consumer.poll(1, timeout=20)
+        assert message.queue_offset == 7
 
 
 @pytest.mark.parametrize("start", [1234.5, datetime.fromtimestamp(1234.5, UTC)], ids=["seconds", "datetime"])

@@ -89,6 +89,7 @@ class Connection:
     encoding = Encoding.JSON
     closed = False
     close_reason = "it broke"
+    refused = False
 
     def new_call(self) -> Call:
         return running_loop().call()

@@ -225,8 +225,11 @@ def test_mqadmin(servers: TlsServers, mode: str, certificates: Certificates) -> 
     assert "not trusted" in refused.output
     unverified = run(servers, "--tls", "--tls-no-verify", *files[2:])
     assert unverified.exit_code == 0
+    assert run(servers, "--tls-no-verify", *files[2:]).exit_code == 0
+    assert "not trusted" in run(servers, "--tls-no-verify-host-name").output  # not a plain connection
     plain = run(servers, "--no-tls", env=environment)
     assert plain.exit_code == (0 if mode == "permissive" else 3)
+    assert ("it has answered nothing: it may serve TLS only" in plain.output) == (mode != "permissive")
 
 
 def test_mqadmin_with_a_password(servers: TlsServers, certificates: Certificates, tmp_path: Path) -> None:

@@ -73,7 +73,12 @@ async def test_nothing_of_a_refused_request_counts(tmp_path: Path) -> None:
         # Administration needs TLS.
         assert await ask(server, RequestCode.CONTROLLER_ELECT_MASTER, name(brokerId="1"), "root") == 16
         assert server.controller.users is not None
-        assert server.controller.users.users.access.refused == {"authentication": 1, "plain": 1, "authorization": 1}
+        assert server.controller.users.users.access.refused == {
+            "authentication": 1,
+            "replay": 0,
+            "plain": 1,
+            "authorization": 1,
+        }
         # A change of the file counts for the next request.
         store = await writer(tmp_path / "config", keys)
         await store.delete_user("reader")

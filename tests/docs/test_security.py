@@ -21,6 +21,9 @@ from tests.docs.examples import examples
 from tests.namesrv.server import running as name_server
 from tests.remoting.auth.user_files import following, key_file
 from trimq.client import Admin, Message
+from trimq.protocol.auth.permissions import ADMINISTRATION
+from trimq.protocol.auth.stamp import STAMP
+from trimq.remoting.auth.replay_guard import MOST_SENDERS, REMEMBERED, WINDOW_SECONDS
 from trimq.remoting.config import properties
 from trimq.remoting.tls.config import TLS_KEYS, TlsMode
 
@@ -117,3 +120,20 @@ def test_every_key_on_the_page_exists() -> None:
     named = set(re.findall(r"`((?:tls\.|tls[A-Z])[A-Za-z.]+?)(?:=[a-z]+)?`", PAGE))
     assert len(named) > 20
     assert named - TLS_KEYS - {"tls.properties"} == set()
+
+
+def test_the_codes_that_need_tls_are_on_the_page() -> None:
+    table = PAGE.partition("| codes that need TLS |")[2].partition("\n\n")[0]
+    found: list[int] = []
+    for line in table.splitlines()[2:]:
+        codes = line.split("|")[2]
+        first, through, last = codes.partition(" to ")
+        found += range(int(first), int(last) + 1) if through else map(int, codes.split(","))
+    assert sorted(found) == sorted(ADMINISTRATION)
+
+
+def test_the_limits_of_the_memory_of_requests_are_those_of_the_code() -> None:
+    assert f"at most {MOST_SENDERS:,} senders" in PAGE
+    assert f"which of the {REMEMBERED} before it" in PAGE
+    assert f"`authReplayWindowSeconds` ({WINDOW_SECONDS})" in PAGE
+    assert f"`{STAMP}`" in PAGE

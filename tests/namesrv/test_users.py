@@ -65,7 +65,12 @@ async def test_codes_need_a_signature_and_a_policy(tmp_path: Path, code: Request
         wrong = signed(ext, body, "root", "no")
         assert (await wire.ask(code, wrong, body)).code == ResponseCode.NO_PERMISSION
         assert server.controller.users is not None
-        assert server.controller.users.users.access.refused == {"authentication": 2, "plain": 0, "authorization": 1}
+        assert server.controller.users.users.access.refused == {
+            "authentication": 2,
+            "replay": 0,
+            "plain": 0,
+            "authorization": 1,
+        }
         assert (await ask(wire, code, ext, body, "root")).code != ResponseCode.NO_PERMISSION
 
 

@@ -90,6 +90,12 @@ def test_bodies_are_read_with_nulls_and_numbers_as_text() -> None:
         decode_json(b'{"clientID":', HeartbeatData)
 
 
+@pytest.mark.parametrize("body", [b"[" * 100_000, b'{"clientID":' * 100_000, b'{"x":' + b"[" * 100_000])
+def test_deep_bodies_are_refused(body: bytes) -> None:
+    with pytest.raises(RemotingError, match="the body does not fit HeartbeatData"):
+        decode_json(body, HeartbeatData)
+
+
 def test_every_response_code_has_a_help_text_and_the_generated_files_are_current() -> None:
     assert all(help_text(code) for code in codes.ResponseCode)
     assert generate_codes.main(["--check"]) == 0

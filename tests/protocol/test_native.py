@@ -63,7 +63,7 @@ def shape(function: Any, left_out: int) -> tuple[int, set[str]]:
     return len(arguments) - len(keywords), keywords
 
 
-CLASSES = {"Keys": native.Keys, "Reader": native.Reader, "Messages": native.Messages}
+CLASSES = {"Keys": native.Keys, "Reader": native.Reader, "Messages": native.Messages, "Signers": native.Signers}
 
 
 @pytest.mark.skipif(not NATIVE.is_on, reason=f"no native extension: {NATIVE.reason}")

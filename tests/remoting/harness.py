@@ -12,7 +12,16 @@ import trio
 from trimq.protocol.command import Encoding, RemotingCommand
 from trimq.protocol.frame import FrameDecoder, encode
 from trimq.remoting.runtime.clock import Clock
-from trimq.remoting.server.reactor import Connection, HandlerTable, Outcome, Reactor, ReactorLimits, ServerTls, listen
+from trimq.remoting.server.reactor import (
+    Connection,
+    HandlerTable,
+    Origins,
+    Outcome,
+    Reactor,
+    ReactorLimits,
+    ServerTls,
+    listen,
+)
 
 ECHO = 1
 _opaque = itertools.count(1)
@@ -87,8 +96,12 @@ class Server:
         return f"{self.address[0]}:{self.address[1]}"
 
     @asynccontextmanager
-    async def peer(self, *, receive_buffer: int = 0, tls: ssl.SSLContext | None = None) -> AsyncIterator[Peer]:
+    async def peer(
+        self, *, receive_buffer: int = 0, tls: ssl.SSLContext | None = None, source: str = ""
+    ) -> AsyncIterator[Peer]:
         sock = trio.socket.socket()
+        if source:  # any address of 127.0.0.0/8 is this machine's
+            await sock.bind((source, 0))
         if receive_buffer:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         await sock.connect(self.address)
@@ -113,8 +126,9 @@ async def serving(
     clock: Clock | None = None,
     port: int = 0,
     tls: ServerTls | None = None,
+    origins: Origins | None = None,
 ) -> AsyncIterator[Server]:
-    reactor = Reactor(limits, clock, tls=tls)
+    reactor = Reactor(limits, clock, tls=tls, origins=origins)
     sock = listen("127.0.0.1", port)
     reactor.add_listener(sock, table or echo_table())
     async with trio.open_nursery() as nursery:
@@ -129,10 +143,11 @@ async def within_seconds(
     limits: ReactorLimits | None = None,
     clock: Clock | None = None,
     tls: ServerTls | None = None,
+    origins: Origins | None = None,
 ) -> AsyncIterator[Server]:
     """Like ``serving``, for 15 s at most: if something waits forever, the test fails."""
     with trio.fail_after(15):
-        async with serving(table, limits, clock, tls=tls) as server:
+        async with serving(table, limits, clock, tls=tls, origins=origins) as server:
             yield server
 
 

@@ -1,4 +1,5 @@
 import enum
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from trimq.remoting.config.configuration import (
 from trimq.remoting.config.documentation import render_conf
 from trimq.remoting.config.options import camel_case, options_of
 from trimq.remoting.config.properties import ConfigError
+from trimq.remoting.config.state_file import replace_file
 
 
 class Colour(enum.StrEnum):
@@ -215,3 +217,15 @@ def test_a_secret_is_shown_nowhere_and_no_request_changes_it() -> None:
     assert [refusal.protected for refusal in configuration.check_change({"doorCode": "1"})] == [True]
     with pytest.raises(ConfigError, match=r"^house.conf:2: doorCode=\*\*\*: expected digits$"):
         configuration.apply("doorCode", "hunter2", "house.conf:2")
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o644])
+def test_a_replaced_file_has_the_permissions_of_the_old_one(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "namesrv.conf"
+    path.write_text("tls.server.keyPassword=secret\n")
+    path.chmod(mode)
+    (tmp_path / "namesrv.conf.tmp").touch(0o666)  # of a write that was cut off
+    replace_file(path, b"new")
+    assert (path.read_bytes(), stat.S_IMODE(path.stat().st_mode)) == (b"new", mode)
+    replace_file(tmp_path / "kv.json", b"new")
+    assert stat.S_IMODE((tmp_path / "kv.json").stat().st_mode) == 0o644

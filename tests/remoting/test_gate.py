@@ -1,5 +1,6 @@
 """The gate alone: when listeners are notified, what a failing listener leaves open, which features are accepted."""
 
+from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any, cast
@@ -10,9 +11,11 @@ from tests.remoting.harness import echo
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.errors import RemotingError
 from trimq.protocol.headers.base import Empty
+from trimq.protocol.typed_request import HeadedRequest
 from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.gate import Feature, Readiness, Sees
-from trimq.remoting.server.handler_table import HandlerTable
+from trimq.remoting.server.handler_table import HandlerTable, json_front
+from trimq.remoting.server.handlers import Served, Span
 
 ECHO = 100
 OTHER = 101
@@ -156,3 +159,106 @@ def test_a_coroutine_function_is_no_check(function: Any) -> None:
         Feature("later", function)
     with pytest.raises(ValueError, match="the feature later has a coroutine function"):
         Feature("later", veto, Sees.IDENTITY, admits=function)
+
+
+class Lets:
+    """A verifier that lets through frames with a good body."""
+
+    def verify(self, _connection: Connection, code: int, request: HeadedRequest[Any]) -> bool:
+        assert code == ECHO
+        return bytes(request.head).startswith(b"{") and bytes(request.body) == b"good"
+
+    def verify_frame(self, _connection: Connection, frame: memoryview) -> bool:
+        return bytes(frame) == b"good"
+
+    def verify_spans(self, frames: memoryview, spans: Sequence[Span], most: int) -> Sequence[Span]:
+        assert most == 9
+        found = []
+        for span in spans:
+            count = bytes(frames[span.begin : span.end]).partition(b"bad")[0].count(b"good")
+            found.append(Span(span.connection, span.begin, span.begin + 4 * count, count, span.continues))
+        return found
+
+
+class Group:
+    """A grouped server that serves everything, and keeps what it got."""
+
+    def __init__(self) -> None:
+        self.got: list[Any] = []
+
+    def serve(self, _frames: memoryview, spans: Sequence[Span], _most: int) -> Served:
+        self.got.append([(span.begin, span.end, span.most, span.continues) for span in spans])
+        return Served([(span.most, span.end) for span in spans], [b"r" * span.most for span in spans])
+
+    def serve_one(self, _connection: Connection, frame: memoryview) -> bytes:
+        self.got.append(bytes(frame))
+        return b"r"
+
+
+def verified(**more: Any) -> tuple[HandlerTable, Group]:
+    table, group = HandlerTable(), Group()
+    table.register(ECHO, echo, header=Empty, fast=lambda *_: b"fast", grouped=group)
+    table.gate.register(Feature("frame", veto, more.pop("sees", Sees.FRAME), verifier=Lets(), **more))
+    return table, group
+
+
+HEAD = b'{"code":100,"extFields":{},"opaque":1}'
+
+
+def through(table: HandlerTable, body: bytes, connection: Any = None) -> object:
+    path = table.fast[json_front(ECHO)]
+    request = path.decode(memoryview(HEAD))
+    request.body = body
+    return path.serve(connection or FakeConnection().real, request)
+
+
+def test_a_verifier_opens_fast_paths_to_the_requests_that_it_lets_through() -> None:
+    table, _ = verified()
+    assert through(table, b"good") == b"fast"
+    assert through(table, b"bad") is None
+    assert is_vetoed(table)  # the full path has the check
+    table.gate.remove(table.gate.features[0])
+    assert through(table, b"bad") == b"fast"
+    assert not isinstance(table.fast[json_front(ECHO)].decode(memoryview(HEAD)), HeadedRequest)
+
+
+def test_a_verifier_beside_a_readiness_and_another_verifier() -> None:
+    ready = Readiness()
+    table, group = verified(sees=Sees.FRAME | Sees.READINESS, readiness=ready)
+    grouped = table.grouped[json_front(ECHO)]
+    connection = FakeConnection().real
+    assert (through(table, b"good"), grouped.serve_one(connection, memoryview(b"good"))) == (None, None)
+    assert grouped.serve(memoryview(b"good"), [Span(connection, 0, 4, 1)], 9) is None
+    ready.is_set = True
+    table.gate.register(Feature("frame too", veto, Sees.FRAME, verifier=Lets()))
+    grouped = table.grouped[json_front(ECHO)]
+    assert (through(table, b"good"), through(table, b"bad")) == (b"fast", None)
+    assert grouped.serve_one(connection, memoryview(b"good")) == b"r"
+    assert group.got == [b"good"]
+
+
+def test_a_verifier_shortens_the_spans_of_a_group() -> None:
+    table, group = verified()
+    grouped = table.grouped[json_front(ECHO)]
+    connection = FakeConnection().real
+    assert grouped.serve_one(connection, memoryview(b"bad")) is None
+    frames = memoryview(b"goodgoodbadgood" + b"bad" + b"good")
+    spans = [Span(connection, 0, 15, 8), Span(connection, 15, 18, 8), Span(connection, 18, 22, 8, continues=True)]
+    served = grouped.serve(frames, spans, 9)
+    assert served is not None
+    assert group.got == [[(0, 8, 2, False), (15, 15, 0, False), (18, 22, 1, True)]]
+    assert served.fits(spans)
+    assert grouped.serve(frames, spans[1:2], 9) is None  # nothing is left of the only span
+    assert len(group.got) == 1
+
+
+def test_a_feature_that_sees_frames_needs_a_verifier() -> None:
+    with pytest.raises(ValueError, match=r"does not match its field for Sees\.FRAME"):
+        Feature("frame", veto, Sees.FRAME)
+    with pytest.raises(ValueError, match=r"does not match its field for Sees\.FRAME"):
+        Feature("frame", veto, Sees.HEADER, verifier=Lets())
+
+
+def test_a_feature_that_sees_more_than_frames_keeps_fast_paths_closed() -> None:
+    table, _ = verified(sees=Sees.FRAME | Sees.HEADER)
+    assert (table.fast, table.grouped) == ({}, {})

@@ -12,7 +12,7 @@ from tests.remoting.harness import Peer, Server
 from tests.remoting.test_tls_server import tls_of
 from tests.tls_certificates import Certificates, certificates
 from trimq.remoting.runtime.clock import Clock
-from trimq.remoting.server.reactor import Reactor, ReactorLimits, ServerTls
+from trimq.remoting.server.reactor import Origins, Reactor, ReactorLimits, ReactorStats, ServerTls
 from trimq.remoting.server.selector import Selector
 
 __all__ = ["certificates"]
@@ -46,8 +46,10 @@ def over_tls(certificates: Certificates) -> Iterator[None]:
         clock: Clock | None = None,
         selector: Selector | None = None,
         tls: ServerTls | None = None,
+        origins: Origins | None = None,
+        stats: ReactorStats | None = None,
     ) -> None:
-        plain_init(self, limits, clock, selector, tls or ours)
+        plain_init(self, limits, clock, selector, tls or ours, origins, stats)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Server, "peer", peer)

@@ -1,6 +1,7 @@
 """Hostile bytes where TLS begins, and inside it: a connection ends with a reason, and all others are served."""
 
 import random
+import socket
 import ssl
 
 import pytest
@@ -83,12 +84,15 @@ def test_hostile_records_never_give_bytes_that_were_not_sent(
         got = b""
         try:
             while True:
-                count = reader.recv_into(view)
+                try:
+                    count = reader.recv_into(view)
+                except BlockingIOError:
+                    if not data:
+                        break
+                    continue
                 if not count:
                     break
                 got += view[:count]
-        except BlockingIOError:
-            pass
         except OSError:
             failed += 1
         assert sent.startswith(got)
@@ -132,3 +136,19 @@ async def test_a_server_serves_on_among_hostile_connections(certificates: Certif
         assert (stats.failures, stats.unfinished, stats.tls_connections) == (0, 0, 1)
         assert len(server.reactor._handshakes or ()) == 0
         assert stats.handshakes_failed > 100
+
+
+async def test_connections_that_close_after_their_first_bytes_leave_nothing_to_wait_for(
+    certificates: Certificates,
+) -> None:
+    hello = hello_of(certificates)
+    async with within_seconds(tls=tls_of(certificates)) as server:
+        handshakes = server.reactor._handshakes
+        assert handshakes is not None
+        for _ in range(40):
+            with socket.create_connection(server.address) as client:
+                client.send(hello)
+        while server.reactor.stats.closed < 40:
+            await trio.lowlevel.checkpoint()
+            assert set(handshakes.queue) <= set(server.reactor.connections.values())
+        assert server.reactor.stats.handshakes_failed == 40

@@ -14,13 +14,16 @@ import trio
 import trio.testing
 
 from tests.remoting.harness import Peer, Server, echo_table, request, until, within_seconds
+from tests.remoting.tls_ends import socket_pair
 from tests.tls_certificates import Certificates, certificates
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.frame import encode
 from trimq.remoting.runtime.clock import ManualClock
 from trimq.remoting.server.handshakes import CLOSED_AT_ONCE
 from trimq.remoting.server.reactor import Connection, HandlerTable, Outcome, Reactor, ReactorLimits, ServerTls
+from trimq.remoting.tls import key_files
 from trimq.remoting.tls.config import TlsConfig, TlsMode
+from trimq.remoting.tls.key_files import KeyPairPaths, Verification
 from trimq.remoting.tls.tls_socket import TlsSocket
 
 __all__ = ["certificates"]
@@ -236,6 +239,29 @@ async def test_at_most_so_many_handshakes_are_unfinished(certificates: Certifica
         assert server.reactor.stats.handshakes_refused == 1
 
 
+async def test_a_host_with_the_most_unfinished_handshakes_does_not_keep_others_away(certificates: Certificates) -> None:
+    def secure(address: tuple[str, int]) -> str | None:
+        with (
+            socket.create_connection(address, source_address=("127.0.0.2", 0)) as plain,
+            certificates.client_context().wrap_socket(plain, server_hostname="localhost") as client,
+        ):
+            client.sendall(encode(request()))
+            assert client.recv(1)
+            return client.version()
+
+    async with within_seconds(tls=tls_of(certificates, most=3)) as server, many(server, 3) as streams:
+        handshakes = server.reactor._handshakes
+        assert handshakes is not None
+        for _ in range(2):  # the second finds a place
+            assert await trio.to_thread.run_sync(secure, server.address) == "TLSv1.3"
+        assert len(handshakes) == 2
+        assert await streams[0].receive_some(1) == b""  # the oldest
+        stats = server.reactor.stats
+        assert (stats.handshakes, stats.handshakes_refused, stats.handshakes_failed) == (2, 1, 0)
+        assert stats.tls_connections <= 1
+    assert (len(handshakes), handshakes._by_host) == (0, {})
+
+
 async def test_established_connections_do_not_count_as_handshakes(certificates: Certificates) -> None:
     async with within_seconds(tls=tls_of(certificates, most=1)) as server:
         context = certificates.client_context()
@@ -364,8 +390,39 @@ async def test_a_connection_closed_while_its_step_waits(certificates: Certificat
         reactor.intake.serve(conn)
         assert list(reactor._steps) == [conn]
         conn.close("the test says so")
-        reactor._handshakes.step()  # type: ignore[union-attr]
         assert (reactor.stats.handshakes_failed, len(reactor._steps)) == (1, 0)
+    reactor._acceptor.close()
+    reactor._selector.close()
+
+
+async def test_a_client_that_sends_with_the_end_of_its_handshake_and_closes_is_served(
+    certificates: Certificates,
+) -> None:
+    """One-way requests of short programs. Nothing may be sent after the handshake: a client that closes without having
+    read it resets the connection."""
+    pair = key_files.read_pair(KeyPairPaths(str(certificates.server.cert), str(certificates.server.key)))
+    contexts = Contexts(TlsMode.ENFORCING, key_files.server_context(pair, Verification(ssl.CERT_NONE)))
+    reactor = Reactor(tls=ServerTls(contexts))
+    handshakes = reactor._handshakes
+    assert handshakes is not None
+    ours, theirs = socket_pair()
+    conn = reactor.adopt(ours, echo_table())
+    client = TlsSocket(theirs, certificates.client_context(), server_side=False, server_hostname="localhost")
+    client.do_handshake()
+    reactor.intake.serve(conn)
+    handshakes.step()
+    client.fill()
+    assert client.do_handshake()
+    client.send(encode(request(body=bytes(20_000), oneway=True)))
+    client.close()
+    for _ in range(4):  # the socket reports the bytes, and then the end
+        reactor.intake.serve(conn)
+    assert not conn.closed
+    handshakes.step()
+    assert reactor.stats.handshakes == 1
+    while ours.fileno() >= 0:
+        reactor.intake.serve(conn)
+    assert (reactor.stats.frames, reactor.stats.handshakes_failed) == (1, 0)
     reactor._acceptor.close()
     reactor._selector.close()
 

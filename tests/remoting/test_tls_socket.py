@@ -3,6 +3,7 @@
 import socket
 import ssl
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -41,6 +42,12 @@ def take_tickets(client: TlsSocket) -> None:
         client.recv_into(memoryview(bytearray(1)))
 
 
+def show_content(writer: TlsSocket, reader: TlsSocket) -> None:
+    """Before a peer has sent content, little is decrypted in one call."""
+    writer.send(bytes(1000))
+    assert received(reader) == bytes(1000)
+
+
 def received(end: TlsSocket, size: int = 1 << 20) -> bytes:
     """All that has arrived, read with views of ``size`` bytes, as a reactor does: again while bytes are inside."""
     data = bytearray()
@@ -50,6 +57,8 @@ def received(end: TlsSocket, size: int = 1 << 20) -> bytes:
             count = end.recv_into(view)
         except BlockingIOError:
             assert not end.has_bytes
+            if isinstance(end.raw, SlowSocket) and end.raw.inward.data:
+                continue  # the socket still reports that
             return bytes(data)
         if not count:
             return bytes(data)
@@ -192,6 +201,7 @@ def test_short_buffers_share_a_record(both: Any) -> None:
 
 def test_bytes_without_space_stay_inside_and_are_reported(both: Any) -> None:
     reader, writer, raw, _ = ends(both)
+    show_content(writer, reader)
     calls: list[bool] = []
     reader.on_left = lambda: calls.append(reader.has_bytes)
     writer.send(PATTERN[:10_000])
@@ -206,6 +216,7 @@ def test_bytes_without_space_stay_inside_and_are_reported(both: Any) -> None:
 
 def test_a_view_of_two_records_takes_everything(both: Any) -> None:
     reader, writer, raw, _ = ends(both)
+    show_content(writer, reader)
     reader.on_left = lambda: pytest.fail("bytes were left inside")
     sent = writer.send(PATTERN[:200_000]) + writer.send(PATTERN[:60_000])
     view = memoryview(bytearray(2 * RECORD))
@@ -370,11 +381,25 @@ def test_other_errors_have_a_text_too(both: Any) -> None:
 
 def test_a_peer_that_does_not_read_the_answers_is_given_up(both: Any) -> None:
     """With renegotiation off, TLS 1.2 answers each request for it with an alert. OpenSSL has no such client here."""
-    reader, writer, _, _ = ends(both)
+    reader, writer, raw, _ = ends(both)
+    raw.takes = lambda: 0
+    view = memoryview(bytearray(10))
+    reader._outgoing.write(b"an answer")
+    writer.send(b"x")
+    assert reader.recv_into(view) == 1
+    assert reader.unsent == len(b"an answer")
     reader._outgoing.write(bytes(64 * 1024 + 1))
     writer.send(b"x")
     with pytest.raises(OSError, match="does not read the answers"):
-        reader.recv_into(memoryview(bytearray(10)))
+        reader.recv_into(view)
+
+
+def test_answers_leave_without_anything_else_to_send(both: Any) -> None:
+    reader, writer, _, _ = ends(both)
+    reader._outgoing.write(b"an answer")
+    writer.send(b"x")
+    assert received(reader) == b"x"
+    assert reader.unsent == 0
 
 
 def test_the_plain_socket_behind_it(both: Any) -> None:
@@ -414,3 +439,80 @@ def test_real_sockets_that_are_full(both: Any) -> None:
     assert queue.sent == len(got)
     tls_server.close()
     tls_client.close()
+
+
+class Silent:
+    """Stands for OpenSSL while a peer sends records without content, such as key updates."""
+
+    def __init__(self, end: TlsSocket) -> None:
+        self.incoming = end._incoming
+
+    def __call__(self, size: int, view: memoryview) -> int:
+        self.incoming.read()
+        raise ssl.SSLWantReadError
+
+
+def test_records_without_content_are_read_in_small_pieces_and_end_the_connection(both: Any) -> None:
+    reader, writer, raw, _ = ends(both)
+    show_content(writer, reader)
+    reader._read = Silent(reader)
+    view = memoryview(bytearray(1 << 18))
+    size = 1 << 20
+    raw.inward.data += bytes(size)
+    taken = []
+    for _ in range(8):
+        with pytest.raises(BlockingIOError):
+            reader.recv_into(view)
+        taken.append(size - len(raw.inward.data))
+        size = len(raw.inward.data)
+    assert taken == [32 * 1024, *[4096] * 7]
+    with suppress(BlockingIOError):  # 64 KiB, and then more
+        reader.recv_into(view)
+    with pytest.raises(ConnectionAbortedError, match="without content"):
+        reader.recv_into(view)
+
+
+def test_content_makes_up_for_records_without(both: Any) -> None:
+    reader, writer, raw, _ = ends(both)
+    genuine = reader._read
+    view = memoryview(bytearray(1 << 18))
+    for _ in range(10):
+        reader._read = Silent(reader)
+        raw.inward.data += bytes(20_000)
+        while raw.inward.data:
+            with suppress(BlockingIOError):
+                reader.recv_into(view)
+        reader._read = genuine
+        writer.send(PATTERN[:1000])
+        assert received(reader) == PATTERN[:1000]
+
+
+@pytest.mark.parametrize("size", [1000, 20_000])
+def test_many_bytes_leave_little_memory_behind(both: Any, size: int) -> None:
+    reader, writer, _, _ = ends(both)
+    most = [0, 0]
+
+    class Counting:
+        """A memory BIO that notes the most that was in it: it never gives memory back."""
+
+        def __init__(self, bio: ssl.MemoryBIO, at: int) -> None:
+            self.bio, self.at = bio, at
+
+        @property
+        def pending(self) -> int:
+            return self.bio.pending
+
+        def read(self) -> bytes:
+            most[self.at] = max(most[self.at], self.bio.pending)
+            return self.bio.read()
+
+        def write(self, data: Any) -> None:
+            self.bio.write(data)
+            most[self.at] = max(most[self.at], self.bio.pending)
+
+    reader._incoming = Counting(reader._incoming, 0)  # type: ignore[assignment] # has what is used of it
+    writer._outgoing = Counting(writer._outgoing, 1)  # type: ignore[assignment] # as above
+    sent = sum(writer.sendmsg([PATTERN[:size]] * 20) for _ in range(10))
+    assert len(received(reader)) == sent
+    assert 0 < most[0] <= 33 * 1024
+    assert 0 < most[1] <= 33 * 1024

@@ -312,7 +312,7 @@ class TransactionalMessageCheckService:
 
     def _member(self, half: Half, times: int) -> Connection | None:
         """The producer that gets the next check of a half: each check goes to the member after that of the last one."""
-        members = self._producers.channels(half.group)
+        members = self._producers.senders(half.group, half.topic)
         count = len(members)
         for step in range(count):
             connection = members[(half.origin + times + step) % count].connection

@@ -278,7 +278,15 @@ class RealDisk:
         os.unlink(path)
 
     def make_directory(self, path: str) -> None:
-        os.makedirs(path, exist_ok=True)
+        parent = os.path.dirname(path)
+        if parent and not os.path.isdir(parent):
+            self.make_directory(parent)
+        try:
+            # Whatever the umask: who may write to a directory may replace the files in it.
+            os.mkdir(path, 0o755)
+        except FileExistsError:
+            if not os.path.isdir(path):
+                raise
 
     def remove_directory(self, path: str) -> None:
         os.rmdir(path)

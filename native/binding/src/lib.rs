@@ -12,6 +12,7 @@ mod entries;
 mod heads;
 mod log;
 mod messages;
+mod signers;
 mod tier;
 
 use std::panic::{catch_unwind, AssertUnwindSafe};
@@ -57,6 +58,8 @@ mod trimq_native {
     use super::messages::{Messages, Reader};
     #[pymodule_export]
     use super::panic;
+    #[pymodule_export]
+    use super::signers::Signers;
     #[pymodule_export]
     use super::tier::{put_tier_items, tier_batch, tier_records};
 

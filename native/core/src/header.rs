@@ -127,9 +127,9 @@ fn field_of(name: &str, long: bool) -> (Option<usize>, Field) {
 }
 
 /// The ext fields of a code.
-trait Fields<'a> {
+pub(crate) trait Fields<'a> {
     /// Take a field. None if its value is not in the usual form.
-    fn take(&mut self, name: &str, value: Value<'a>, arena: &mut Vec<u8>) -> Option<()>;
+    fn take(&mut self, name: &'a str, value: Value<'a>, arena: &mut Vec<u8>) -> Option<()>;
 }
 
 /// The ext fields of a send read so far.
@@ -142,7 +142,7 @@ struct Ext<'a> {
 }
 
 impl<'a> Fields<'a> for Ext<'a> {
-    fn take(&mut self, name: &str, value: Value<'a>, arena: &mut Vec<u8>) -> Option<()> {
+    fn take(&mut self, name: &'a str, value: Value<'a>, arena: &mut Vec<u8>) -> Option<()> {
         let (number, field) = field_of(name, self.long);
         if let Some(number) = number {
             if self.seen & (1 << number) != 0 {
@@ -221,7 +221,7 @@ const END_FIELDS: [&str; 8] = [
 const END_NEEDED: u32 = 0x1F;
 
 impl<'a> Fields<'a> for EndExt<'a> {
-    fn take(&mut self, name: &str, value: Value<'a>, _arena: &mut Vec<u8>) -> Option<()> {
+    fn take(&mut self, name: &'a str, value: Value<'a>, _arena: &mut Vec<u8>) -> Option<()> {
         let Some(number) = END_FIELDS.iter().position(|known| *known == name) else {
             return value.plain().map(|_| ()); // escapes in it would not be validated
         };
@@ -247,21 +247,21 @@ impl<'a> Fields<'a> for EndExt<'a> {
 
 impl<'a> EndExt<'a> {
     fn done(self, envelope: &Envelope) -> Option<EndHeader<'a>> {
-        let Envelope { opaque, oneway } = *envelope;
+        let Envelope { opaque, oneway, .. } = *envelope;
         (self.seen & END_NEEDED == END_NEEDED).then_some(EndHeader { opaque, oneway, ..self.header })
     }
 }
 
 /// A JSON value: a text, a text with escapes (raw), or a number or boolean (raw).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Value<'a> {
+pub(crate) enum Value<'a> {
     Text(&'a str),
     Escaped(&'a str),
     Bare(&'a str),
 }
 
 impl<'a> Value<'a> {
-    fn text(self) -> Option<&'a str> {
+    pub(crate) fn text(self) -> Option<&'a str> {
         match self {
             Value::Text(text) => Some(text),
             _ => None,
@@ -444,7 +444,7 @@ fn plain_prefix(bytes: &[u8]) -> usize {
 }
 
 /// Append the unescaped text of a JSON string to `out`. None for a lone surrogate and for an invalid escape.
-fn unescape(raw: &str, out: &mut Vec<u8>) -> Option<()> {
+pub(crate) fn unescape(raw: &str, out: &mut Vec<u8>) -> Option<()> {
     let mut rest = raw;
     while let Some(at) = memchr(b'\\', rest.as_bytes()) {
         out.extend_from_slice(&rest.as_bytes()[..at]);
@@ -521,16 +521,23 @@ pub fn end_in(head: &[u8], encoding: u32) -> Option<EndHeader<'_>> {
 }
 
 /// The fields of an envelope that are used.
-struct Envelope {
+pub(crate) struct Envelope {
     opaque: i32,
     oneway: bool,
+    /// The version of the client.
+    pub(crate) version: i32,
 }
 
 /// Read a request of `code` from a JSON header.
-fn in_json<'a, F: Fields<'a>>(head: &'a [u8], code: u16, ext: &mut F, arena: &mut Vec<u8>) -> Option<Envelope> {
+pub(crate) fn in_json<'a, F: Fields<'a>>(
+    head: &'a [u8],
+    code: u16,
+    ext: &mut F,
+    arena: &mut Vec<u8>,
+) -> Option<Envelope> {
     let mut json = Json { text: std::str::from_utf8(head).ok()?, at: 0 };
     let mut has_code = false;
-    let mut envelope = Envelope { opaque: 0, oneway: false };
+    let mut envelope = Envelope { opaque: 0, oneway: false, version: 0 };
     let mut seen = 0;
     let mut once = |number: u32| (seen & 1 << number == 0).then(|| seen |= 1 << number);
     json.expect(b'{')?;
@@ -552,7 +559,7 @@ fn in_json<'a, F: Fields<'a>>(head: &'a [u8], code: u16, ext: &mut F, arena: &mu
             }
             "version" => {
                 once(3)?;
-                i32::try_from(bare(json.value()?)?).ok()?;
+                envelope.version = i32::try_from(bare(json.value()?)?).ok()?;
             }
             "language" => {
                 once(4)?;
@@ -640,12 +647,18 @@ pub fn send_in_binary<'a>(head: &'a [u8], code: u16, arena: &mut Vec<u8>) -> Opt
 }
 
 /// Read a request of `code` from a header in RocketMQ's binary form.
-fn in_binary<'a, F: Fields<'a>>(head: &'a [u8], code: u16, ext: &mut F, arena: &mut Vec<u8>) -> Option<Envelope> {
+pub(crate) fn in_binary<'a, F: Fields<'a>>(
+    head: &'a [u8],
+    code: u16,
+    ext: &mut F,
+    arena: &mut Vec<u8>,
+) -> Option<Envelope> {
     let mut binary = Binary(head);
     if binary.short()? != code {
         return None;
     }
-    binary.take(3)?; // language and version
+    binary.take(1)?; // language
+    let version = i32::from(binary.short()? as i16);
     let opaque = binary.int()?;
     let oneway = is_oneway(i64::from(binary.int()?))?;
     if binary.int()? != 0 {
@@ -661,7 +674,7 @@ fn in_binary<'a, F: Fields<'a>>(head: &'a [u8], code: u16, ext: &mut F, arena: &
         let value = binary.sized(size)?;
         ext.take(name, Value::Text(value), arena)?;
     }
-    Some(Envelope { opaque, oneway })
+    Some(Envelope { opaque, oneway, version })
 }
 
 #[cfg(test)]

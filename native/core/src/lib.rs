@@ -16,5 +16,6 @@ pub mod reply;
 pub mod round;
 pub mod rows;
 pub mod rules;
+pub mod signers;
 pub mod tier;
 pub mod tier_index;

@@ -401,16 +401,16 @@ impl Round {
 }
 
 /// A frame: its words, and the bytes of its header.
-struct Frame<'a> {
-    length: usize,
-    encoding: u32,
-    head: &'a [u8],
-    body_at: usize,
+pub(crate) struct Frame<'a> {
+    pub(crate) length: usize,
+    pub(crate) encoding: u32,
+    pub(crate) head: &'a [u8],
+    pub(crate) body_at: usize,
 }
 
 impl<'a> Frame<'a> {
     /// The frame at the start of `bytes`. None if it is incomplete, or its lengths are inconsistent.
-    fn of(bytes: &'a [u8]) -> Option<Frame<'a>> {
+    pub(crate) fn of(bytes: &'a [u8]) -> Option<Frame<'a>> {
         let total = u32::from_be_bytes(bytes.get(..4)?.try_into().ok()?) as usize;
         let word = u32::from_be_bytes(bytes.get(4..WORDS)?.try_into().ok()?);
         let length = total.checked_add(4)?;

@@ -15,7 +15,7 @@ from tests.tls_certificates import Certificates
 from trimq.protocol.auth.signature import ACCESS_KEY, SIGNATURE
 from trimq.protocol.codes import ResponseCode
 from trimq.protocol.command import ONEWAY_FLAG, Encoding, RemotingCommand
-from trimq.remoting.server.handler_table import HandlerTable
+from trimq.remoting.auth.access import LARGE, MOST_FIELDS, MOST_FIELDS_BYTES
 
 NO_USERNAME = (16, "username cannot be null.")
 WRONG = (16, "check signature failed.")
@@ -43,7 +43,7 @@ async def test_every_reason_for_a_refusal(tmp_path: Path, encoding: Encoding) ->
         assert said(await User(client, "app", "guess").ask(310, send, b"x")) == WRONG
         assert said(await client.ask(310, {**send, ACCESS_KEY: "app"}, b"x")) == WRONG
         assert said(await client.ask(310, signed(send, b"x", "app", app.secret), b"y")) == WRONG
-        assert refused == {"authentication": 8, "plain": 0, "authorization": 0}
+        assert refused == {"authentication": 8, "replay": 0, "plain": 0, "authorization": 0}
         # policies
         no = "User:app has no permission to access"
         assert said(await app.ask(310, send_ext("U"), b"x")) == (
@@ -59,7 +59,7 @@ async def test_every_reason_for_a_refusal(tmp_path: Path, encoding: Encoding) ->
             16,
             "authorization context is empty: the request code 7777 has no entry.",
         )
-        assert refused == {"authentication": 8, "plain": 0, "authorization": 4}
+        assert refused == {"authentication": 8, "replay": 0, "plain": 0, "authorization": 4}
         # The connection has stayed open, and what is allowed is served.
         assert (await app.ask(310, send, b"x")).code == 0
         # Each request stands for itself.
@@ -96,7 +96,7 @@ async def test_one_ways_that_are_refused_are_dropped_and_counted(tmp_path: Path)
         await app.post(310, send_ext("T"), b"x", flag=ONEWAY_FLAG)
         await app.post(310, send_ext("U"), b"x", flag=ONEWAY_FLAG)
         assert (await root.ask(351, {"topic": "U"})).code == 0
-        assert users.access.refused == {"authentication": 1, "plain": 0, "authorization": 1}
+        assert users.access.refused == {"authentication": 1, "replay": 0, "plain": 0, "authorization": 1}
         assert (await root.ask(351, {"topic": "T"})).code == ResponseCode.TOPIC_NOT_EXIST
         assert root.client.replies == {}
 
@@ -162,7 +162,7 @@ async def test_administration_needs_tls(tmp_path: Path, code: int) -> None:
         assert users is not None
         assert said(await root.ask(code, {"username": "x"})) == (16, text + "allowAdminOverPlain=true")
         assert said(await root.client.ask(code, {"username": "x"})) == NO_USERNAME
-        assert users.access.refused == {"authentication": 1, "plain": 1, "authorization": 0}
+        assert users.access.refused == {"authentication": 1, "replay": 0, "plain": 1, "authorization": 0}
         assert (await root.ask(26)).code == 0
         assert (await root.ask(310, send_ext("T"), b"x")).code == 0
 
@@ -177,13 +177,6 @@ async def test_the_port_without_pulls_asks_too(tmp_path: Path) -> None:
         assert said(await client.ask(11)) == NO_USERNAME
         assert (await User(client).ask(310, send_ext("T"), b"x")).code == 0
         assert SECRETS[root.name] == root.secret
-
-
-async def test_no_fast_path_serves(tmp_path: Path) -> None:
-    async with closed_broker(tmp_path) as (broker, _):
-        for table in broker.gate.tables:
-            assert isinstance(table, HandlerTable)
-            assert (table.fast, table.grouped) == ({}, {})
 
 
 async def test_administration_and_passwords_over_tls(tmp_path: Path, certificates: Certificates) -> None:
@@ -207,3 +200,17 @@ async def test_administration_and_passwords_over_tls(tmp_path: Path, certificate
             assert "password" not in json.loads(bytes(hidden.body))
             assert said(await client.ask(3005)) == NO_USERNAME
             assert (await plain.ask(3005)).code == 16
+
+
+@pytest.mark.parametrize("encoding", [Encoding.JSON, Encoding.ROCKETMQ])
+async def test_headers_that_would_take_long_are_refused_before_they_are_read(
+    tmp_path: Path, encoding: Encoding
+) -> None:
+    async with closed_broker(tmp_path) as (broker, _), WireClient.connect(broker.endpoint, encoding) as client:
+        root = User(client)
+        most = send_ext("T", {"key": "\N{SNOWMAN}" * 10_000 + "\x07" * 1000})
+        assert (await root.ask(310, most | {f"f{number}": "" for number in range(900)}, b"x")).code == 0
+        assert said(await root.ask(310, send_ext("T") | dict.fromkeys(map(str, range(MOST_FIELDS)), ""))) == (16, LARGE)
+        if encoding is Encoding.JSON:
+            assert said(await root.ask(310, send_ext("T") | {"long": "x" * MOST_FIELDS_BYTES})) == (16, LARGE)
+        assert (await root.ask(310, send_ext("T"), b"x")).code == 0

@@ -3,10 +3,11 @@
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.broker.auth.signed import User, closed_broker
-from tests.broker.wire_client import send_ext
+from tests.broker.wire_client import WireClient, consumer, send_ext
 from trimq.protocol.codes import ResponseCode
 from trimq.protocol.message_id import encode_offset_id
 
@@ -46,6 +47,31 @@ async def test_a_record_of_another_topic(tmp_path: Path, code: int) -> None:
         assert (await root.ask(code, await request(root, code, "Theirs"))).code != ResponseCode.NO_PERMISSION
         if code == 36:
             assert right.code == 0
+
+
+FORWARDED: list[tuple[int, dict[str, Any]]] = [
+    (307, {"consumerGroup": "G", "clientId": "c", "jstackEnable": "false"}),
+    (309, {"consumerGroup": "G", "clientId": "c", "topic": "Mine", "brokerName": "b"}),
+]
+
+
+@pytest.mark.parametrize(("code", "ext"), FORWARDED)
+async def test_a_client_does_not_get_the_signature_of_who_asks_about_it(
+    tmp_path: Path, code: int, ext: dict[str, Any]
+) -> None:
+    """It chooses its own id: with the signature over it, it could delete a user of that name."""
+    async with closed_broker(tmp_path) as (broker, root), WireClient.connect(broker.endpoint) as client:
+        app = User(client, (await root.make("app", *ALL_OF_MINE)).name)
+        body = {"clientID": "c", "consumerDataSet": [consumer("G", "Mine")]}
+        _, message_id = await sent(root, "Mine")
+        assert (await app.ask(34, body=msgspec.json.encode(body))).code == 0
+        opaque = await root.post(code, ext | ({"msgId": message_id} if code == 309 else {}))
+        forwarded = await client.asked_for(code)
+        fields = forwarded.ext_fields()
+        assert fields.items() >= {"consumerGroup": "G", "clientId": "c"}.items()
+        assert not fields.keys() & {"AccessKey", "Signature", "SecurityToken"}
+        await client.answer(forwarded)
+        assert (await root.client.reply(opaque)).code == 0
 
 
 async def half(root: User, topic: str) -> dict[str, Any]:

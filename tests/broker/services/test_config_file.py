@@ -1,4 +1,5 @@
 import errno
+import stat
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,15 @@ async def test_a_change_goes_into_the_file_the_broker_was_started_with(tmp_path:
     assert (tmp_path / "broker.conf.bak").read_text().startswith("# mine\nfileReservedTime = 48")
     again = load_broker(path).section(MessageStoreConfig)
     assert (again.file_reserved_time, again.delete_when) == (24, "03")
+
+
+@pytest.mark.parametrize(("mode", "after"), [(0o600, 0o600), (0o640, 0o600), (0o644, 0o644)])
+async def test_a_change_does_not_let_others_read_a_file_with_secrets(tmp_path: Path, mode: int, after: int) -> None:
+    path = tmp_path / "broker.conf"
+    path.write_text('innerClientAuthenticationCredentials={"accessKey":"a","secretKey":"secret"}\n')
+    path.chmod(mode)
+    await ConfigFile(load_broker(path), RealDisk()).save({"fileReservedTime": "24"})
+    assert [stat.S_IMODE(each.stat().st_mode) for each in (path, tmp_path / "broker.conf.bak")] == [after, mode]
 
 
 async def test_without_a_file_it_goes_into_the_store() -> None:

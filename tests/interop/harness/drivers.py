@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.interop.harness import partners
+from tests.interop.harness import partners, probe
 from tests.interop.harness.processes import Process, ended_afterwards
+from tests.interop.harness.security import tools_file
 from tests.interop.harness.servers import Cluster
 from tests.interop.harness.waiting import wait_until
 
@@ -53,12 +54,13 @@ def bodies(records: Sequence[Record]) -> list[str]:
 
 
 class PartnerError(Exception):
-    """The client raised an exception; ``codes`` are the response codes in its chain of causes."""
+    """The client raised an exception; ``codes`` and ``causes`` are the response codes and texts of its causes."""
 
     def __init__(self, error: Mapping[str, Any]) -> None:
         super().__init__(f"{error.get('type')}: {error.get('message')}")
         self.type = str(error.get("type"))
         self.codes: list[int] = error.get("codes") or []
+        self.causes: list[str] = error.get("causes") or [str(error.get("message"))]
 
 
 class LineDriver:
@@ -309,10 +311,10 @@ def _java(version: str, directory: Path, main: str, *options: str) -> list[str]:
 
 
 @contextmanager
-def java_client(version: str, encoding: str, directory: Path) -> Iterator[JavaClient]:
+def java_client(version: str, encoding: str, directory: Path, *options: str) -> Iterator[JavaClient]:
     """Start a JVM with one version of the client, which encodes its headers as JSON or ROCKETMQ."""
     directory.mkdir(parents=True, exist_ok=True)
-    argv = _java(version, directory, "partners.Driver", f"-Drocketmq.serialize.type={encoding}")
+    argv = _java(version, directory, "partners.Driver", f"-Drocketmq.serialize.type={encoding}", *options)
     process = Process(f"java-{version}-{encoding}", argv, directory)
     with ended_afterwards(process):
         client = JavaClient(process)
@@ -374,10 +376,19 @@ class Admin:
 
 
 @contextmanager
-def mqadmin(cluster: Cluster, directory: Path, version: str = "5.5.0") -> Iterator[Admin]:
-    """mqadmin for one cluster."""
+def mqadmin(
+    cluster: Cluster,
+    directory: Path,
+    version: str = "5.5.0",
+    *,
+    options: Sequence[str] = (),
+    user: probe.Credentials | None = None,
+) -> Iterator[Admin]:
+    """mqadmin for one cluster, with options of its JVM (for TLS), as a user whose credentials are in tools.yml."""
     directory.mkdir(parents=True, exist_ok=True)
-    argv = _java(version, directory, "partners.AdminShell", f"-Drocketmq.home.dir={directory}")
+    argv = _java(version, directory, "partners.AdminShell", f"-Drocketmq.home.dir={directory}", *options)
+    if user is not None:
+        tools_file(directory, user)
     process = Process("mqadmin", argv, directory)
     with ended_afterwards(process):
         shell = Admin(process, cluster)

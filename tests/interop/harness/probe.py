@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import hashlib
+import hmac
 import json
 import re
 import socket
+import ssl
 import struct
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +49,47 @@ class RefusedError(Exception):
         self.code = reply.code
 
 
+@dataclass(frozen=True)
+class Credentials:
+    """A user's access key and secret key. Empty: nothing is signed."""
+
+    access_key: str = ""
+    secret_key: str = ""
+
+    def sign(self, fields: Mapping[str, str], body: bytes) -> dict[str, str]:
+        """The fields of a request with access key and signature: the HMAC of their values in the order of the names."""
+        if not self.access_key:
+            return dict(fields)
+        signed = {**fields, "AccessKey": self.access_key}
+        content = "".join(signed[key] for key in sorted(signed)).encode() + body
+        digest = hmac.new(self.secret_key.encode(), content, hashlib.sha1).digest()
+        return {**signed, "Signature": base64.b64encode(digest).decode()}
+
+
+@dataclass(frozen=True)
+class Access:
+    """How a server is spoken to: with TLS if there is a context, and as which user."""
+
+    context: ssl.SSLContext | None = None
+    user: Credentials = Credentials()
+
+
+#: The access to the servers that are not open to all, by address. The one who starts them says so.
+ACCESS: dict[str, Access] = {}
+
+
+@contextlib.contextmanager
+def connected(address: str, timeout: float, access: Access) -> Iterator[socket.socket]:
+    """A connection, with TLS if the server's access has a context."""
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=timeout) as plain:
+        if access.context is None:
+            yield plain
+            return
+        with access.context.wrap_socket(plain, server_hostname=host) as secure:
+            yield secure
+
+
 def _read(connection: socket.socket, size: int) -> bytes:
     data = bytearray()
     while len(data) < size:
@@ -53,13 +100,21 @@ def _read(connection: socket.socket, size: int) -> bytes:
     return bytes(data)
 
 
-def call(address: str, code: int, ext: dict[str, str] | None = None, body: bytes = b"", timeout: float = 10.0) -> Reply:
-    """Send one request over a new connection and return the reply."""
+def call(
+    address: str,
+    code: int,
+    ext: Mapping[str, str] | None = None,
+    body: bytes = b"",
+    timeout: float = 10.0,
+    access: Access | None = None,
+) -> Reply:
+    """Send one request over a new connection and return the reply. ``access`` replaces the one that ACCESS has."""
+    access = access or ACCESS.get(address, Access())
+    fields = access.user.sign(ext or {}, body)
     header = json.dumps(
-        {"code": code, "language": "PYTHON", "version": 479, "opaque": 1, "flag": 0, "extFields": ext or {}}
+        {"code": code, "language": "PYTHON", "version": 479, "opaque": 1, "flag": 0, "extFields": fields}
     ).encode()
-    host, _, port = address.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=timeout) as connection:
+    with connected(address, timeout, access) as connection:
         connection.sendall(struct.pack(">II", 4 + len(header) + len(body), len(header)) + header + body)
         total, word = struct.unpack(">II", _read(connection, 8))
         length = word & 0xFFFFFF

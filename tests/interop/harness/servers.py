@@ -12,6 +12,7 @@ from typing import Literal
 
 from tests.interop.harness import partners, probe
 from tests.interop.harness.processes import Process, ended_afterwards
+from tests.interop.harness.security import OPEN, Security, java_properties
 from tests.interop.harness.waiting import wait_until
 from tests.ports import broker_port, free_port
 
@@ -91,9 +92,11 @@ class NameServer:
     directory: Path
     port: int = field(default_factory=free_port)
     properties: Mapping[str, str] = field(default_factory=dict)
+    security: Security = OPEN
 
     def __post_init__(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
+        probe.ACCESS[self.address] = self.security.access
         self.configuration = self.directory / "namesrv.conf"
         write_properties(
             self.configuration,
@@ -101,6 +104,7 @@ class NameServer:
                 "listenPort": str(self.port),
                 "kvConfigPath": str(self.directory / "kvConfig.json"),
                 "configStorePath": str(self.directory / "namesrv.properties"),
+                **self.security.settings(self.peer),
                 **self.properties,
             },
         )
@@ -108,7 +112,7 @@ class NameServer:
             self.peer,
             "mqnamesrv",
             "org.apache.rocketmq.namesrv.NamesrvStartup",
-            APACHE_NAME_SERVER_MEMORY,
+            (*APACHE_NAME_SERVER_MEMORY, *java_properties(self.security.tls)),
             self.directory,
         )
         self.process = Process(
@@ -145,9 +149,11 @@ class Broker:
     small: bool = True
     version: str = "5.5.0"
     memory: tuple[str, ...] = APACHE_BROKER_MEMORY
+    security: Security = OPEN
 
     def __post_init__(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
+        probe.ACCESS[self.address] = self.security.access
         self.configuration = self.directory / "broker.conf"
         write_properties(
             self.configuration,
@@ -160,6 +166,8 @@ class Broker:
                 "listenPort": str(self.port),
                 "namesrvAddr": ";".join(server.address for server in self.name_servers),
                 "storePathRootDir": str(self.store),
+                **self.security.settings(self.peer),
+                **self.security.broker_settings(self.peer, self.directory),
                 **self.properties,
             },
         )
@@ -167,7 +175,7 @@ class Broker:
             self.peer,
             "mqbroker",
             "org.apache.rocketmq.broker.BrokerStartup",
-            self.memory,
+            (*self.memory, *java_properties(self.security.tls)),
             self.directory,
             self.version,
         )
@@ -254,6 +262,7 @@ def running_cluster(
     name_servers: int = 1,
     properties: Mapping[str, str] | None = None,
     small: bool = True,
+    security: Security = OPEN,
 ) -> Iterator[Cluster]:
     """Run name servers and masters (broker-a, broker-b, ...) of a peer or the chosen one, and end them afterwards.
 
@@ -261,11 +270,22 @@ def running_cluster(
     """
     peer = peer or chosen_peer()
     with ExitStack() as stack:
-        servers = [NameServer(peer, directory / f"namesrv-{number}") for number in range(name_servers)]
+        servers = [
+            NameServer(peer, directory / f"namesrv-{number}", security=security) for number in range(name_servers)
+        ]
         for server in servers:
             _run(stack, server)
         masters = [
-            Broker(peer, home, servers, store=home / "store", name=home.name, properties=properties or {}, small=small)
+            Broker(
+                peer,
+                home,
+                servers,
+                store=home / "store",
+                name=home.name,
+                properties=properties or {},
+                small=small,
+                security=security,
+            )
             for home in (directory / f"broker-{letter}" for letter in "abcdefgh"[:brokers])
         ]
         for master in masters:

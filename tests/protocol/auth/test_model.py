@@ -403,3 +403,23 @@ def test_any_json_is_read_or_refused(value: Any) -> None:
             decode(sent)
         except RemotingError:
             pass
+
+
+@pytest.mark.parametrize(
+    ("text", "source", "inside"),
+    [
+        ("::ffff:10.0.0.0/104", "10.1.2.3", True),
+        ("::ffff:10.0.0.0/104", "::ffff:10.1.2.3", True),
+        ("::ffff:10.0.0.0/104", "11.1.2.3", False),
+        ("::ffff:10.1.2.3", "10.1.2.3", True),
+        ("::ffff:0:0/96", "10.1.2.3", True),
+        ("::/0", "10.1.2.3", False),
+        ("::/0", "fe80::1", True),
+        ("10.0.0.0/8", "::ffff:10.1.2.3", True),
+    ],
+)
+def test_ipv4_networks_in_ipv6_form_are_those_of_ipv4(text: str, source: str, inside: bool) -> None:
+    # guards a Deny for such a network, which would be without effect
+    address = model.address_of(source)
+    assert address is not None
+    assert (address in model.network_of(text)) == inside

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from tests.broker.auth.requests import CASES, CLUSTER, HEARTBEAT, PULL, SEND, SEND_V2, case
-from trimq.protocol.auth.model import Action, ResourcePattern
-from trimq.protocol.auth.permissions import ADMINISTRATION, BETWEEN_SERVERS, TABLE, TO_CLIENTS, needs
+from trimq.protocol.auth.model import Action, Resource, ResourcePattern
+from trimq.protocol.auth.permissions import ADMINISTRATION, BETWEEN_SERVERS, MOST_NEEDS, TABLE, TO_CLIENTS, needs
 from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.errors import RemotingError
@@ -16,13 +16,13 @@ CHANGES = {Action.CREATE, Action.UPDATE, Action.DELETE}
 
 
 def shown(command: RemotingCommand) -> set[str]:
-    found = needs(command, CLUSTER)
+    found = list(needs(command, CLUSTER))
     return {f"{resource.key} {'|'.join(action.value for action in actions)}" for resource, actions in found}
 
 
 def refusal(command: RemotingCommand) -> str:
     with pytest.raises(RemotingError) as caught:
-        needs(command, CLUSTER)
+        list(needs(command, CLUSTER))
     assert caught.value.code == ResponseCode.NO_PERMISSION
     return caught.value.remark
 
@@ -47,7 +47,7 @@ def test_a_code_without_an_entry_is_denied(code: int) -> None:
 
 @pytest.mark.parametrize("code", sorted(CASES))
 def test_what_changes_something_is_of_an_administrator_a_server_or_a_consumer(code: int) -> None:
-    found = needs(CASES[code].command(code), CLUSTER)
+    found = list(needs(CASES[code].command(code), CLUSTER))
     changes = any(set(actions) <= CHANGES for _, actions in found)
     known = code in ADMINISTRATION or code in BETWEEN_SERVERS
     never_served = code in range(209, 215) or code in (22, 23, 27, 47)
@@ -160,3 +160,18 @@ def test_numbers_for_text_are_read_as_the_handlers_read_them() -> None:
     assert {key for (resource, _) in needs(RemotingCommand(30, ext=ext), CLUSTER) for key in [resource.key]} == {
         "Topic:17"
     }
+
+
+def heartbeat_of(topics: int) -> RemotingCommand:
+    subscriptions = [{"topic": f"T{number}"} for number in range(topics)]
+    body = HEARTBEAT | {"consumerDataSet": [{"groupName": "G", "subscriptionDataSet": subscriptions}]}
+    return case(body=body).command(34)
+
+
+def test_the_first_need_that_is_refused_ends_the_work() -> None:
+    found = needs(heartbeat_of(MOST_NEEDS + 1000), CLUSTER)
+    assert next(found).resource == Resource.group("G")
+    assert len([next(found) for _ in range(MOST_NEEDS - 1)]) == MOST_NEEDS - 1
+    with pytest.raises(RemotingError, match=f"a request may name {MOST_NEEDS} topics and groups"):
+        next(found)
+    assert len(list(needs(heartbeat_of(MOST_NEEDS - 1), CLUSTER))) == MOST_NEEDS

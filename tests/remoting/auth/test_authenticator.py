@@ -9,7 +9,7 @@ from trimq.protocol.auth.model import UserChange, UserStatus
 from trimq.protocol.auth.signature import sign
 from trimq.protocol.errors import RemotingError
 from trimq.remoting.auth import authenticator as module
-from trimq.remoting.auth.authenticator import Authenticator
+from trimq.remoting.auth.authenticator import MOST_NAMES, WRONG_SIGNATURE, Authenticator
 from trimq.remoting.runtime.clock import ManualClock
 
 HERE, THERE = "10.0.0.1", "10.0.0.2"
@@ -22,7 +22,7 @@ def signed(username: str = "me", secret: str = CANARY, body: bytes = b"", **fiel
 
 def refused(who: Authenticator, fields: dict[str, str], body: bytes = b"", address: str = HERE) -> str:
     with pytest.raises(RemotingError) as caught:
-        who.verify(fields, body, 505, address)
+        who.verify(fields, body, 505, address, 310)
     assert caught.value.code == 16
     assert CANARY not in repr(caught.value)
     assert fields.get("Signature", "?") not in repr(caught.value)
@@ -32,9 +32,9 @@ def refused(who: Authenticator, fields: dict[str, str], body: bytes = b"", addre
 async def test_a_signed_request_is_its_users() -> None:
     store, _ = await filled()
     who = Authenticator(store, ManualClock())
-    assert who.verify(signed(topic="T", body=b"hello"), b"hello", 505, HERE) is store.user("me")
-    assert who.verify(signed("root", "root-" + CANARY), b"", 505, HERE) is store.user("root")
-    assert who.verify(signed(topic="T", body=b"hello"), memoryview(b"hello"), 505, HERE) is store.user("me")
+    assert who.verify(signed(topic="T", body=b"hello"), b"hello", 505, HERE, 310) is store.user("me")
+    assert who.verify(signed("root", "root-" + CANARY), b"", 505, HERE, 310) is store.user("root")
+    assert who.verify(signed(topic="T", body=b"hello"), memoryview(b"hello"), 505, HERE, 310) is store.user("me")
     assert (who.failures, who.limited) == (0, 0)
 
 
@@ -75,10 +75,10 @@ async def test_an_unknown_user_costs_a_signature_too(monkeypatch: pytest.MonkeyP
 async def test_a_change_counts_for_the_next_request() -> None:
     store, _ = await filled()
     who = Authenticator(store, ManualClock())
-    who.verify(signed(), b"", 505, HERE)
+    who.verify(signed(), b"", 505, HERE, 310)
     await store.update_user("me", UserChange("new"))
     assert refused(who, signed()) == "check signature failed."
-    assert who.verify(signed(secret="new"), b"", 505, HERE).password == "new"
+    assert who.verify(signed(secret="new"), b"", 505, HERE, 310).password == "new"
     await store.delete_user("me")
     assert refused(who, signed(secret="new")) == "check signature failed."
 
@@ -87,28 +87,58 @@ async def test_a_kept_secret_is_not_used_up() -> None:
     store, _ = await filled()
     who = Authenticator(store, ManualClock())
     for number in range(3):
-        who.verify(signed(n=str(number)), b"", 505, HERE)
+        who.verify(signed(n=str(number)), b"", 505, HERE, 310)
     assert len(who._macs) == 1
 
 
-async def test_after_many_wrong_signatures_an_address_is_not_looked_at() -> None:
+async def test_after_many_wrong_signatures_a_name_is_not_looked_at_from_an_address() -> None:
     store, _ = await filled()
     clock = ManualClock()
     who = Authenticator(store, clock, failures_per_minute=3)
     for _ in range(3):
-        assert refused(who, signed(secret="other")) == "check signature failed."
+        assert not who.is_limited(HERE)
+        assert refused(who, signed(secret="other")) == WRONG_SIGNATURE
         clock.advance(1)
     limited = (
-        "too many requests with a wrong signature came from 10.0.0.1: all from there are refused for up to a minute."
+        "too many requests with this user's name and a wrong signature came from 10.0.0.1: all such are refused for up "
+        "to a minute."
     )
     assert refused(who, signed()) == limited
     assert (who.failures, who.limited) == (4, 1)
-    who.verify(signed(), b"", 505, THERE)
+    assert (who.is_limited(HERE), who.is_limited(THERE)) == (True, False)
+    who.verify(signed(), b"", 505, THERE, 310)
+    who.verify(signed("root", "root-" + CANARY), b"", 505, HERE, 310)  # another user, behind the same router
     clock.advance(56)
     assert refused(who, signed()) == limited
     clock.advance(1)
-    who.verify(signed(), b"", 505, HERE)
+    who.verify(signed(), b"", 505, HERE, 310)
     assert not who._limit.addresses
+
+
+async def test_unknown_names_are_limited_as_those_of_users() -> None:
+    """Or the text would say which names there are."""
+    store, _ = await filled()
+    who = Authenticator(store, ManualClock(), failures_per_minute=2)
+    texts = {}
+    for name in ("me", "unknown"):
+        texts[name] = [refused(who, signed(name, "guess")) for _ in range(3)]
+    assert texts["me"] == texts["unknown"]
+    for number in range(MOST_NAMES):
+        refused(who, signed(f"other{number}", "guess"))
+    assert len(who._limit.addresses[HERE].counts) == MOST_NAMES + 1
+    assert refused(who, signed("root", "guess")) == refused(who, signed("nowhere", "guess"))
+    long = "n" * 300
+    assert refused(who, signed(long, "guess"), address=THERE) == WRONG_SIGNATURE
+    assert list(who._limit.addresses[THERE].counts) == [""]
+
+
+async def test_a_network_of_ipv6_is_one_address() -> None:
+    store, _ = await filled()
+    who = Authenticator(store, ManualClock(), failures_per_minute=3)
+    for number in range(3):
+        refused(who, signed(secret="other"), address=f"2001:db8::{number}")
+    assert "too many" in refused(who, signed(), address="2001:db8::9")
+    who.verify(signed(), b"", 505, "2001:db8:0:1::9", 310)
 
 
 async def test_requests_without_a_signature_limit_no_address() -> None:
@@ -116,7 +146,7 @@ async def test_requests_without_a_signature_limit_no_address() -> None:
     who = Authenticator(store, ManualClock(), failures_per_minute=3)
     for _ in range(10):
         refused(who, {})
-    who.verify(signed(), b"", 505, HERE)
+    who.verify(signed(), b"", 505, HERE, 310)
 
 
 async def test_the_table_of_addresses_is_bounded() -> None:
@@ -138,4 +168,4 @@ async def test_any_fields_are_refused_or_signed(fields: dict[str, str], body: by
     named = {"AccessKey": "me"} | fields
     refused(who, named | {"AccessKey": "me", "Signature": fields.get("Signature", "x")}, body)
     named = fields | {"AccessKey": "me"}
-    assert who.verify(named | {"Signature": sign(CANARY, named, body, 505)}, body, 505, HERE).username == "me"
+    assert who.verify(named | {"Signature": sign(CANARY, named, body, 505)}, body, 505, HERE, 310).username == "me"

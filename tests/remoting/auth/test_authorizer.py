@@ -8,7 +8,16 @@ from hypothesis import strategies as st
 
 from tests.remoting.auth.stores import filled, rules
 from trimq.protocol.auth.decision import decide
-from trimq.protocol.auth.model import Action, Decision, PolicyEntry, Resource, UserChange, UserStatus, UserType
+from trimq.protocol.auth.model import (
+    MOST_RESOURCE_BYTES,
+    Action,
+    Decision,
+    PolicyEntry,
+    Resource,
+    UserChange,
+    UserStatus,
+    UserType,
+)
 from trimq.protocol.errors import RemotingError
 from trimq.remoting.auth.authorizer import Authorizer
 
@@ -117,3 +126,13 @@ async def test_kept_decisions_are_those_of_the_policies_of_now(
                 assert what.verdict("me", resource, actions, source) == decide(
                     store.acl("me"), resource, actions, source
                 )
+
+
+async def test_a_name_that_no_policy_can_have_is_not_kept() -> None:
+    store, _ = await filled()
+    await store.write_acl(rules("me", allow("Topic:*")))
+    what = Authorizer(store)
+    kept = what._kept
+    for name in ("a" * MOST_RESOURCE_BYTES, "a" * (MOST_RESOURCE_BYTES + 1), "b" * 100_000):
+        what.check("me", [(Resource.topic(name), PUB)], HERE)
+    assert [len(resource.name) for _, resource, _, _ in kept] == [MOST_RESOURCE_BYTES]

@@ -1,6 +1,7 @@
 """The keys of TLS: their sources, and what is refused at the start, with file, line, key and what was expected."""
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,9 @@ from trimq.remoting.config.environment import apply_environment, variable_of
 from trimq.remoting.config.properties import ConfigError
 from trimq.remoting.config.sources import load
 from trimq.remoting.tls import config as tls_config
+from trimq.remoting.tls import key_files
 from trimq.remoting.tls.config import TLS_KEYS, ClientAuth, TlsConfig, TlsMode
-from trimq.remoting.tls.key_files import KeyPairPaths
+from trimq.remoting.tls.key_files import KeyFileError, KeyPairPaths
 
 PROGRAMS = pytest.mark.parametrize(
     "schema", [BROKER_SCHEMA, NAMESRV_SCHEMA, CONTROLLER_SCHEMA], ids=lambda it: it.program
@@ -312,6 +314,7 @@ def test_no_text_shows_a_password(tmp_path: Path, certificates: Certificates) ->
     assert "tls.server.keyPassword=***\n" in configuration.properties_text()
     assert not [row for row in configuration.effective() if PASSWORD in row.value]
     assert PASSWORD not in repr(configuration.section(TlsConfig).server_pair)
+    assert PASSWORD not in repr(configuration.section(TlsConfig))
     assert configuration.section(TlsConfig).server_password == PASSWORD
     wrong = f"wrong-{PASSWORD}"
     error = refused(tmp_path, *server_lines(pair), f"tls.server.keyPassword={wrong}")
@@ -319,6 +322,31 @@ def test_no_text_shows_a_password(tmp_path: Path, certificates: Certificates) ->
     assert wrong not in str(error)
     # A request that sends back what it got does not overwrite the password, nor is it let through.
     assert configuration.check_change({"tls.server.keyPassword": "***"})[0].protected
+
+
+@pytest.mark.parametrize("password", ["x" * 2000, "\udc80"])
+def test_an_impossible_password_is_a_wrong_one(tmp_path: Path, certificates: Certificates, password: str) -> None:
+    locked = certificates.server_locked
+    paths = KeyPairPaths(str(locked.cert), str(locked.key), password)
+    with pytest.raises(KeyFileError) as caught:
+        key_files.check_pair(key_files.read_pair(paths), paths)
+    assert (caught.value.part, caught.value.expected) == ("keyPassword", f"the password of the key in {locked.key}")
+
+
+def made(folder: Path, *kind: str) -> KeyPair:
+    pair = KeyPair(folder / f"{kind[-1]}.pem", folder / f"{kind[-1]}.key")
+    where = ("-keyout", str(pair.key), "-out", str(pair.cert))
+    subprocess.run(["openssl", "req", "-x509", "-nodes", "-subj", "/CN=x", "-newkey", *kind, *where], check=True)
+    return pair
+
+
+def test_weak_certificates_and_keys_of_another_kind_are_named(tmp_path: Path, certificates: Certificates) -> None:
+    weak, rsa = made(tmp_path, "rsa:1024"), made(tmp_path, "rsa:2048")
+    error = refused(tmp_path, *server_lines(weak))
+    assert (error.key, error.value) == ("tls.server.certPath", str(weak.cert))
+    assert "too weak (ee key too small): RSA needs 2048 bits" in error.expected
+    error = refused(tmp_path, *server_lines(KeyPair(rsa.cert, certificates.server.key)))
+    assert (error.key, error.expected) == ("tls.server.keyPath", f"the key of the certificate in {rsa.cert}")
 
 
 def test_the_key_itself_may_be_in_the_certificate_file(tmp_path: Path, certificates: Certificates) -> None:

@@ -1,5 +1,6 @@
 """TlsContexts: each file of a server is replaced by itself, and what cannot be used changes nothing."""
 
+import errno
 import os
 import shutil
 import ssl
@@ -171,6 +172,38 @@ async def test_files_are_read_in_a_thread(files: Files, monkeypatch: pytest.Monk
     await files.contexts.reload()
     assert len(threads) == 3
     assert threading.current_thread() not in threads
+
+
+async def test_unchanged_files_are_not_checked_again(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("check_pair", "check_trust", "describe"):
+        monkeypatch.setattr(key_files, name, lambda *_: pytest.fail("checked again"))
+    assert not await files.contexts.reload()
+    assert files.log.lines == []
+
+
+@pytest.mark.parametrize("changed", ["cert", "trust"])
+async def test_a_system_without_descriptors_changes_nothing(
+    files: Files, certificates: Certificates, monkeypatch: pytest.MonkeyPatch, changed: str
+) -> None:
+    """Files can be read, and then none is left for the memory files: the server goes on with what it has."""
+    context = files.contexts.server
+    if changed == "cert":
+        files.put(files.cert, certificates.elsewhere.cert)
+        files.put(files.key, certificates.elsewhere.key)
+    else:
+        chained(files.trust, certificates.ca, certificates.ca)
+
+    def full(_: str) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "memfd_create", full)
+        for _ in range(2):
+            assert not await files.contexts.reload()
+    assert files.contexts.server is context
+    reason = "tls.server.certPath: expected that certificate and key can be loaded (Too many open files)"
+    assert files.log.lines == [("tls_reload_failed", {"reason": reason})]
+    assert await files.contexts.reload()
 
 
 async def test_run_looks_at_each_interval(files: Files, certificates: Certificates) -> None:

@@ -13,6 +13,7 @@ mod log;
 mod model;
 mod names;
 mod round_trip;
+mod signers;
 mod tier;
 mod time;
 mod transactions;

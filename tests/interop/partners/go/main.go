@@ -39,9 +39,16 @@ type request struct {
 	Messages  []spec            `json:"messages"`
 	Count     int               `json:"count"`
 	Wait      int               `json:"wait"`
+	AccessKey string            `json:"accessKey"`
+	SecretKey string            `json:"secretKey"`
 }
 
 type object map[string]any
+
+// Without an access key the client signs nothing. The client has no TLS.
+func (r request) credentials() primitive.Credentials {
+	return primitive.Credentials{AccessKey: r.AccessKey, SecretKey: r.SecretKey}
+}
 
 // A receiver keeps what its consumer was given until the test asks for it.
 type receiver struct {
@@ -63,6 +70,7 @@ func (d *driver) openProducer(r request) (any, error) {
 		producer.WithNsResolver(primitive.NewPassthroughResolver(strings.Split(r.Namesrv, ";"))),
 		producer.WithSendMsgTimeout(10*time.Second),
 		producer.WithQueueSelector(producer.NewHashQueueSelector()),
+		producer.WithCredentials(r.credentials()),
 	)
 	if err != nil {
 		return nil, err
@@ -120,6 +128,7 @@ func (d *driver) openConsumer(r request) (any, error) {
 		consumer.WithConsumeFromWhere(consumer.ConsumeFromFirstOffset),
 		consumer.WithConsumerOrder(r.Orderly),
 		consumer.WithConsumerModel(consumer.Clustering),
+		consumer.WithCredentials(r.credentials()),
 	)
 	if err != nil {
 		return nil, err

@@ -16,8 +16,8 @@ function options(request) {
   return {
     httpclient,
     logger,
-    accessKeyId: 'test',
-    accessKeySecret: 'test',
+    accessKeyId: request.accessKey || 'test',
+    accessKeySecret: request.secretKey || 'test',
     nameSrv: request.namesrv,
     clientIP: '127.0.0.1',
     instanceName: request.name,

@@ -13,7 +13,8 @@ final class Admins {
     }
 
     private static Object call(Args args) throws Exception {
-        DefaultMQAdminExt admin = new DefaultMQAdminExt();
+        DefaultMQAdminExt admin = new DefaultMQAdminExt(Security.hook(args));
+        Security.secure(admin, args);
         admin.setNamesrvAddr(args.text("namesrv"));
         admin.setInstanceName(args.text("name"));
         admin.setVipChannelEnabled(false);

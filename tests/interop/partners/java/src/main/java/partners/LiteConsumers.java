@@ -45,7 +45,8 @@ final class LiteConsumers {
     }
 
     private Object open(Args args) throws Exception {
-        DefaultLitePullConsumer consumer = new DefaultLitePullConsumer(args.text("group"));
+        DefaultLitePullConsumer consumer = new DefaultLitePullConsumer(args.text("group"), Security.hook(args));
+        Security.secure(consumer, args);
         consumer.setNamesrvAddr(args.text("namesrv"));
         consumer.setInstanceName(args.text("name"));
         consumer.setEnableMsgTrace(args.flag("trace"));

@@ -73,12 +73,14 @@ final class Producers {
             AtomicBoolean waits = new AtomicBoolean(args.flag("undecided"));
             undecided.put(name, waits);
             TransactionMQProducer transactional =
-                new TransactionMQProducer(null, args.text("group"), null, args.flag("trace"), null);
+                new TransactionMQProducer(
+                    null, args.text("group"), Security.hook(args), args.flag("trace"), null);
             transactional.setTransactionListener(new ByProperty(checked, waits));
             producer = transactional;
         } else {
-            producer = new DefaultMQProducer(args.text("group"), args.flag("trace"), null);
+            producer = new DefaultMQProducer(args.text("group"), Security.hook(args), args.flag("trace"), null);
         }
+        Security.secure(producer, args);
         producer.setNamesrvAddr(args.text("namesrv"));
         producer.setInstanceName(args.text("instance", name));
         producer.setRetryTimesWhenSendFailed(args.number("retries", 2));

@@ -15,6 +15,7 @@ import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
+import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAveragely;
 import org.apache.rocketmq.client.consumer.store.ReadOffsetType;
 import org.apache.rocketmq.client.impl.consumer.DefaultMQPushConsumerImpl;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
@@ -82,11 +83,14 @@ final class PushConsumers {
         private DefaultMQProducer replies;
 
         Receiver(Args args) throws Exception {
-            consumer = new DefaultMQPushConsumer(args.text("group"), args.flag("trace"), null);
+            consumer = new DefaultMQPushConsumer(args.text("group"), Security.hook(args),
+                new AllocateMessageQueueAveragely(), args.flag("trace"), null);
+            Security.secure(consumer, args);
             consumer.setNamesrvAddr(args.text("namesrv"));
             consumer.setInstanceName(args.text("instance", args.text("name")));
             consumer.setPollNameServerInterval(args.number("poll", 1_000));
             consumer.setPersistConsumerOffsetInterval(args.number("persist", 1_000));
+            consumer.setHeartbeatBrokerInterval(args.number("heartbeat", 30_000));
             consumer.setVipChannelEnabled(args.flag("vip"));
             consumer.setConsumeFromWhere(ConsumeFromWhere.valueOf(args.text("from", "CONSUME_FROM_FIRST_OFFSET")));
             if (args.has("timestamp")) {
@@ -110,7 +114,8 @@ final class PushConsumers {
             failUntil = args.number("failUntil", 0);
             reply = args.flag("reply");
             if (reply) {
-                replies = new DefaultMQProducer(args.text("group") + "_replies");
+                replies = new DefaultMQProducer(args.text("group") + "_replies", Security.hook(args));
+                Security.secure(replies, args);
                 replies.setNamesrvAddr(args.text("namesrv"));
                 replies.setInstanceName(args.text("name") + "_replies");
                 replies.start();

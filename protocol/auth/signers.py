@@ -1,0 +1,115 @@
+"""Who has signed a request, found by its bytes, for fast paths. The native extension has the same class.
+
+An answer may be None for a valid request too: the full path then looks at it. A user who is named has signed.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+from msgspec import Struct, field
+
+from trimq.protocol.auth.signature import ACCESS_KEY, SIGNATURE, content, is_same, mac_of
+from trimq.protocol.command import Encoding
+from trimq.protocol.errors import FrameError, RemotingError
+from trimq.protocol.frame import decode
+from trimq.protocol.native import Asked
+from trimq.protocol.typed_request import NOT_DECODED
+
+_LENGTH: Final = 4
+_MOST_HEAD: Final = 16 * 1024
+_MOST_FIELDS: Final = 64
+"""Longer headers, and more ext fields, are left to the full path, which has limits of its own."""
+
+
+class _Signed(Struct, gc=False):
+    """What is signed of a JSON header, and its version."""
+
+    ext: dict[str, str] = field(name="extFields")
+    version: int = 0
+
+
+_decode = msgspec.json.Decoder(_Signed).decode
+
+
+class _Key(NamedTuple):
+    number: int | None
+    mac: Any
+
+
+class PythonSigners:
+    """See trimq.protocol.native.Signers, which has the parameters too."""
+
+    def __init__(self, topics: Sequence[tuple[int, str]], mark: bytes, unknown: bytes) -> None:
+        self._topics = dict(topics)
+        self._mark = mark
+        self._keys: dict[str, _Key] = {}
+        self._unknown = _Key(None, mac_of(unknown))  # an unknown name takes as long as a wrong signature
+
+    def add(self, name: str, secret: bytes, /) -> int:
+        """See Signers."""
+        number = len(self._keys)
+        self._keys[name] = _Key(number, mac_of(secret))
+        return number
+
+    def signer(self, head: Any, body: Any, /) -> int | None:
+        """See Signers."""
+        if len(head) > _MOST_HEAD:
+            return None
+        try:
+            request = _decode(head)
+        except NOT_DECODED:
+            return None
+        return self._signer(request.ext, body, request.version)
+
+    def asked(self, frame: Any, /) -> Asked | None:
+        """See Signers."""
+        frame = memoryview(frame)
+        if len(frame) < 2 * _LENGTH or _end_of(frame, 0) != len(frame):
+            return None
+        if int.from_bytes(frame[_LENGTH + 1 : 2 * _LENGTH], "big") > _MOST_HEAD:
+            return None
+        try:
+            command = decode(frame[_LENGTH:])
+            fields = command.ext_fields()
+        except (FrameError, RemotingError):
+            return None
+        topic = self._topics.get(command.code)
+        if topic is None or command.encoding is Encoding.MSGPACK:
+            return None
+        number = self._signer(fields, command.body, command.version)
+        return None if number is None else (number, command.code, fields.get(topic))
+
+    def round(
+        self, frames: Any, spans: list[tuple[int, int, int]], most: int, /
+    ) -> list[tuple[int, int, list[tuple[Asked, int, int]]]]:
+        """See Signers."""
+        frames = memoryview(frames)
+        found = []
+        for begin, end, own in spans:
+            count, at = 0, begin
+            asked: dict[Asked, tuple[Asked, int, int]] = {}
+            while count < own and most > 0 and end - at >= _LENGTH:
+                stop = _end_of(frames, at)
+                one = self.asked(frames[at:stop]) if stop <= end else None
+                if one is None:
+                    break
+                asked.setdefault(one, (one, count, at))
+                count, at, most = count + 1, stop, most - 1
+            found.append((count, at, list(asked.values())))
+        return found
+
+    def _signer(self, fields: Mapping[str, str], body: Any, version: int) -> int | None:
+        if len(fields) > _MOST_FIELDS:
+            return None
+        key = self._keys.get(fields.get(ACCESS_KEY, ""), self._unknown)
+        mac = key.mac.copy()
+        signed = content(fields, body, version)
+        mac.update(signed)
+        if self._mark and signed.startswith(self._mark):
+            return None
+        return key.number if is_same(fields.get(SIGNATURE), mac.digest()) else None
+
+
+def _end_of(frames: memoryview, at: int) -> int:
+    return at + _LENGTH + int.from_bytes(frames[at : at + _LENGTH], "big")

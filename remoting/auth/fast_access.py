@@ -1,0 +1,209 @@
+"""Access in front of the fast paths: who has signed a request, and whether he may do what it asks for.
+
+It lets through a request only if Access would. All others, and those that it cannot judge, go the full path, where
+Access refuses or counts them: a user whom it has not seen since the last change of users, a code whose needs are in the
+body, a request without a signature, one with a stamp, which is accepted only once. Signatures are checked for each
+request, by the native extension if there is one. Decisions are kept until users or policies change.
+"""
+
+import os
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from trimq.protocol.auth.model import User
+from trimq.protocol.auth.permissions import TABLE
+from trimq.protocol.auth.rules import ByNames
+from trimq.protocol.auth.signature import secret_bytes
+from trimq.protocol.auth.signers import PythonSigners
+from trimq.protocol.auth.stamp import SIGNED_MARK
+from trimq.protocol.errors import RemotingError
+from trimq.protocol.native import NATIVE, NativeExtension, Signers
+from trimq.protocol.typed_request import HeadedRequest
+from trimq.remoting.auth.auth_store import AuthStore
+from trimq.remoting.auth.authenticator import Authenticator
+from trimq.remoting.auth.authorizer import Authorizer
+from trimq.remoting.auth.permit import ASKED_LATER
+from trimq.remoting.server.connection import Connection
+from trimq.remoting.server.handlers import Span
+
+MOST_DECISIONS: Final = 20_000
+
+_Names = str | tuple[str | None, ...] | None
+"""What a request names: one text for a rule with one attribute, else a tuple."""
+
+
+class _Plan(NamedTuple):
+    """How the requests of a code are judged; ``read`` gets the names out of a header."""
+
+    rule: ByNames
+    read: Any
+
+
+class FastAccess:
+    """A Verifier. ``known`` has to be called for each user whose request Access has let through."""
+
+    def __init__(
+        self,
+        *,
+        store: AuthStore,
+        authenticator: Authenticator,
+        authorizer: Authorizer | None,
+        unsigned: frozenset[int],
+        needless: frozenset[int],
+        administration: frozenset[int],
+        native: NativeExtension = NATIVE,
+    ) -> None:
+        """``authorizer`` is None while authorization is off.
+
+        Codes: ``unsigned`` need no user, ``needless`` no permission, and those of ``administration`` are never let
+        through here.
+        """
+        self._store = store
+        self._authenticator = authenticator
+        self._authorizer = authorizer
+        self._unsigned = unsigned
+        self._needless = needless
+        self._requires_stamp = authenticator.replay_guard.requires
+        self._native = native
+        self._plans = {
+            code: _Plan(rule, attrgetter(*rule.attributes))
+            for code, rule in TABLE.items()
+            if isinstance(rule, ByNames) and code not in administration
+        }
+        self._generation = -1
+        self._is_native = False
+        self._signers: Signers
+        self._users: list[User] = []
+        self._names: set[str] = set()
+        self._decisions: dict[tuple[int, int, _Names, str], bool] = {}
+        self._renew()
+
+    def known(self, user: User) -> None:
+        """Let through the requests of ``user`` from now on, until users or policies change."""
+        if self._is_old():
+            self._renew()
+        if user.username in self._names or self._requires_stamp(user):
+            return
+        try:
+            self._signers.add(user.username, secret_bytes(user.password))
+        except Exception as error:  # noqa: BLE001 - ``_failed`` raises errors that are no fault of the extension
+            self._failed(error)
+            return
+        self._names.add(user.username)
+        self._users.append(user)
+
+    def verify(self, connection: Connection, code: int, request: HeadedRequest[Any]) -> bool:
+        """See Verifier."""
+        if code in self._unsigned:
+            return True
+        plan = self._plans.get(code)
+        header = request.header
+        if plan is None or type(header) is not plan.rule.kind:
+            return False
+        address = connection.peer[0]
+        if self._authenticator.is_limited(address):
+            return False
+        if self._is_old():
+            self._renew()
+        try:
+            number = self._signers.signer(request.head, request.body)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._failed(error)
+            return False
+        return number is not None and self._may(number, code, plan.read(header), address)
+
+    def verify_frame(self, connection: Connection, frame: memoryview) -> bool:
+        """See Verifier."""
+        address = connection.peer[0]
+        if self._authenticator.is_limited(address):
+            return False
+        if self._is_old():
+            self._renew()
+        try:
+            asked = self._signers.asked(frame)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._failed(error)
+            return False
+        return asked is not None and self._may(*asked, address)
+
+    def verify_spans(self, frames: memoryview, spans: Sequence[Span], most: int) -> Sequence[Span]:
+        """See Verifier."""
+        if self._is_old():
+            self._renew()
+        if self._authenticator.has_failures:
+            limited = self._authenticator.is_limited
+            places = [(span.begin, span.end, 0 if limited(span.connection.peer[0]) else span.most) for span in spans]
+        else:
+            places = [(span.begin, span.end, span.most) for span in spans]
+        try:
+            found = self._signers.round(frames, places, most)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._failed(error)
+            return [Span(span.connection, span.begin, span.begin, 0, span.continues) for span in spans]
+        verified = []
+        decisions = self._decisions
+        for span, (count, stop, asked) in zip(spans, found, strict=True):
+            address = span.connection.peer[0]
+            for (number, code, topic), count_before, stop_before in asked:
+                if not (decisions.get((number, code, topic, address)) or self._may(number, code, topic, address)):
+                    count, stop = count_before, stop_before  # noqa: PLW2901 - the frames before it remain
+                    break
+            whole = stop == span.end  # all of it: the usual case
+            verified.append(span if whole else Span(span.connection, span.begin, stop, count, span.continues))
+        return verified
+
+    def _may(self, number: int, code: int, names: _Names, address: str) -> bool:
+        """Whether the user of a request may do what it asks for."""
+        if self._authorizer is None or code in self._needless:
+            return True
+        key = number, code, names, address
+        found = self._decisions.get(key)
+        if found is None:
+            if len(self._decisions) >= MOST_DECISIONS:
+                self._decisions.clear()  # names come from requests: the table must not grow with them
+            found = self._decisions[key] = self._decide(self._authorizer, self._users[number], code, names, address)
+        return found
+
+    def _decide(self, authorizer: Authorizer, user: User, code: int, names: _Names, address: str) -> bool:
+        if user.is_super:
+            return True
+        # Their handlers ask about what they have read: only the full path does.
+        if code in ASKED_LATER:
+            return False
+        try:
+            needs = list(self._plans[code].rule.of(names if isinstance(names, tuple) else (names,)))
+        except RemotingError:
+            return False
+        return all(authorizer.verdict(user.username, *need, address).allowed for need in needs)
+
+    def _is_old(self) -> bool:
+        return self._generation != self._store.generation or self._is_native is not self._native.is_on
+
+    def _renew(self) -> None:
+        """Forget everything that was derived from users and policies."""
+        extension = self._native.extension
+        topics = [
+            (code, _wire_name(plan.rule))
+            for code, plan in self._plans.items()
+            if plan.rule.attributes == ("topic",) and code < 1000
+        ]
+        make = PythonSigners if extension is None else extension.Signers
+        self._is_native = extension is not None
+        self._signers = make(topics, SIGNED_MARK, os.urandom(20))
+        self._users = []
+        self._names = set()
+        self._decisions = {}
+        self._generation = self._store.generation
+
+    def _failed(self, error: Exception) -> None:
+        """A fault of the extension switches it off for the process. Any other error is raised again."""
+        if not isinstance(error, self._native.fault):
+            raise error
+        self._native.turn_off(str(error))
+
+
+def _wire_name(rule: ByNames) -> str:
+    return next(field.encode_name for field in msgspec.structs.fields(rule.kind) if field.name == rule.attributes[0])
