@@ -377,6 +377,15 @@ async def test_users_and_policies_get_to_a_slave_that_becomes_the_master_with_th
             assert (await User(client, "last").ask(RequestCode.GET_BROKER_RUNTIME_INFO)).code == 0
 
 
+async def test_users_get_to_a_slave_of_a_master_with_an_admin_port(tmp_path: Path) -> None:
+    keys = key_file(tmp_path / "auth.key")
+    settings = closed(tmp_path, keys, adminListenAddress="127.0.0.1:0")
+    follower = closed(tmp_path, keys, initAuthenticationUser=json.dumps({"username": "of-the-slave", "password": "p"}))
+    async with pair(tmp_path, settings, **follower) as (master, slave):
+        await same_users(master, slave)
+        assert sorted(users_of(slave).users) == ["brokers", ROOT]
+
+
 async def test_a_slave_without_the_masters_key_says_so_and_keeps_its_users(tmp_path: Path) -> None:
     mine, theirs = key_file(tmp_path / "a.key"), key_file(tmp_path / "b.key")
     with capture_logs() as logs:

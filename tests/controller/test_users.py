@@ -87,6 +87,17 @@ async def test_nothing_of_a_refused_request_counts(tmp_path: Path) -> None:
         assert server.controller.users.users.access.refused["authentication"] == 2
 
 
+async def test_limits_come_before_signatures(tmp_path: Path) -> None:
+    keys = key_file(tmp_path)
+    await writer(tmp_path / "config", keys, ROOT)
+    config = following(tmp_path / "config", keys) | {"maxRequestsPerSecondPerAddress": "2"}
+    async with running(tmp_path, sqlite=False, **config) as server:
+        codes = [await ask(server, RequestCode.CONTROLLER_GET_METADATA_INFO, {}) for _ in range(3)]
+        assert codes == [ResponseCode.NO_PERMISSION] * 2 + [ResponseCode.SYSTEM_BUSY]
+        assert server.controller.users is not None
+        assert server.controller.users.users.access.refused["authentication"] == 2
+
+
 async def test_notifications_are_signed(tmp_path: Path) -> None:
     inner = json.dumps({"accessKey": "broker", "secretKey": SECRETS["broker"]})
     async with (

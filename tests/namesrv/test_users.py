@@ -18,6 +18,8 @@ from trimq.protocol.auth.model import User, UserChange, UserStatus, UserType
 from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.register_broker_body import encode_register_broker_body
+from trimq.remoting.auth.replay_guard import AGAIN
+from trimq.remoting.client.credentials import Credentials, Signer
 from trimq.remoting.http.access_metrics import access_families
 
 ROOT = User("root", "root canary-27", UserType.SUPER)
@@ -114,6 +116,37 @@ async def test_routes_are_for_those_who_may_use_the_topic_and_changes_count(tmp_
         await store.delete_user("reader")
         await server.controller.users.refresh()
         assert (await ask(wire, 105, route, by="reader")).code == ResponseCode.NO_PERMISSION
+
+
+async def test_a_recorded_request_is_not_served_again(tmp_path: Path) -> None:
+    keys = key_file(tmp_path)
+    await writer(tmp_path / "config", keys, ROOT)
+    config = following(tmp_path / "config", keys) | {"authReplayWindowSeconds": "60"}
+    async with running(tmp_path, **config) as server, server.connect() as wire:
+        assert server.controller.users is not None
+        access = server.controller.users.users.access
+        server.clock.advance(1)  # what was made before a start is refused
+        stamped = Signer(Credentials(ROOT.username, ROOT.password), server.clock)
+        code = RequestCode.GET_BROKER_CLUSTER_INFO
+        fields = stamped.signed(RemotingCommand.request(code)).ext_fields()
+        assert (await wire.ask(code, fields)).code == 0
+        again = await wire.ask(code, fields)
+        assert (again.code, again.remark) == (ResponseCode.NO_PERMISSION, AGAIN)
+        fields = stamped.signed(RemotingCommand.request(code)).ext_fields()
+        server.clock.advance(61)
+        assert (await wire.ask(code, fields)).code == ResponseCode.NO_PERMISSION
+        assert (access.refused["replay"], access.replay_guard.senders) == (2, 1)
+
+
+async def test_limits_come_before_signatures(tmp_path: Path) -> None:
+    keys = key_file(tmp_path)
+    await writer(tmp_path / "config", keys, ROOT)
+    config = following(tmp_path / "config", keys) | {"maxRequestsPerSecondPerAddress": "2"}
+    async with running(tmp_path, **config) as server, server.connect() as wire:
+        codes = [(await ask(wire, RequestCode.GET_BROKER_CLUSTER_INFO)).code for _ in range(3)]
+        assert codes == [ResponseCode.NO_PERMISSION] * 2 + [ResponseCode.SYSTEM_BUSY]
+        assert server.controller.users is not None
+        assert server.controller.users.users.access.refused["authentication"] == 2
 
 
 async def test_codes_without_a_handler_are_refused_too(tmp_path: Path) -> None:
