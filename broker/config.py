@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from trimq.broker.auth.config import AUTH_INERT, AuthConfig, note_strategies
 from trimq.broker.auth.user_limits_config import USER_LIMITS_KEYS, UserLimitsConfig, check_user_limits
 from trimq.broker.controller_mode_config import ControllerModeConfig
 from trimq.broker.replication_config import REPLICATION_SETTINGS, BrokerRole, ReplicationConfig, parse_networks
@@ -26,6 +25,7 @@ from trimq.broker.store_config import (
 from trimq.broker.tiered_config import TieredStoreConfig
 from trimq.broker.unsupported_config import HARMLESS, INERT, UNSUPPORTED
 from trimq.protocol import topic_rules
+from trimq.remoting.auth.config import AUTH_INERT, AuthConfig, note_strategies
 from trimq.remoting.config.client_limits import CLIENT_LIMITS_KEYS, ClientLimitsConfig
 from trimq.remoting.config.configuration import Configuration, LogConfig, NettyServerConfig, Schema, option, options_of
 from trimq.remoting.config.environment import variable_of
@@ -387,6 +387,22 @@ def _role_problem(configuration: Configuration) -> tuple[str, str] | None:
     return None
 
 
+def _ha_tls_problem(configuration: Configuration) -> tuple[str, str] | None:
+    """Key and expectation if both sides of a replication with TLS could not verify each other."""
+    tls = configuration.section(TlsConfig)
+    if not configuration.section(ReplicationConfig).ha_tls:
+        return None
+    wanted = (
+        ("tls.server.mode=permissive or enforcing, and tls.server.certPath", tls.server_pair is not None),
+        ("tls.server.authClient=true", tls.auth_client),
+        ("tls.client.certPath", bool(tls.client_cert)),
+        ("tls.client.authServer=true", tls.auth_server),
+        ("tls.enable=true", tls.is_client),
+    )
+    missing = [text for text, given in wanted if not given]
+    return ("haTls", f"false, or also {', '.join(missing)}: master and slave verify each other") if missing else None
+
+
 SCHEMA = Schema(
     program="mqbroker",
     sections=(
@@ -407,7 +423,7 @@ SCHEMA = Schema(
     unsupported=UNSUPPORTED,
     harmless=HARMLESS,
     more=(apply_tls_file,),
-    checks=(_role_problem, check_tls_files, check_user_limits, note_strategies),
+    checks=(_role_problem, check_tls_files, _ha_tls_problem, check_user_limits, note_strategies),
     # Users and policies can be changed by requests; who checks them cannot.
     protected=frozenset({"configBlackList", "brokerConfigPath", "adminListenAddress"})
     | USER_LIMITS_KEYS

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trimq.broker.auth.open_access import Users
     from trimq.broker.identity import BrokerIdentity
     from trimq.broker.replicas.replicas_manager import ReplicasManager
     from trimq.broker.services.client_calls import ClientCalls
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from trimq.broker.store.disk.disk import Disk
     from trimq.broker.store.message_store import MessageStore
     from trimq.protocol.message_id import UniqueIdGenerator
+    from trimq.remoting.auth.users import Users
     from trimq.remoting.config.configuration import Configuration
     from trimq.remoting.runtime.clock import Clock
 

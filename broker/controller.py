@@ -15,13 +15,11 @@ import trio
 
 from trimq.broker import addresses
 from trimq.broker.auth.admin_port import AdminPort
-from trimq.broker.auth.open_access import Users, inner_credentials, open_users
-from trimq.broker.auth.permit import OPEN
+from trimq.broker.auth.open_access import inner_credentials, open_users
 from trimq.broker.auth.user_limits import UserLimits
 from trimq.broker.config import AuthConfig, BrokerConfig, ReplicationConfig, UserLimitsConfig
 from trimq.broker.context import BrokerContext
 from trimq.broker.health import (
-    access_notes,
     log_hold_notes,
     name_server_reasons,
     native_notes,
@@ -59,10 +57,13 @@ from trimq.broker.wiring import connect
 from trimq.protocol.codes import RequestCode
 from trimq.protocol.message_id import UniqueIdGenerator
 from trimq.protocol.native import NATIVE
+from trimq.remoting.auth.permit import OPEN
+from trimq.remoting.auth.users import Users
 from trimq.remoting.client.remoting_client import RemotingClient
 from trimq.remoting.config.client_limits import ClientLimitsConfig
 from trimq.remoting.config.command_line import stop_on_signal
 from trimq.remoting.config.configuration import Configuration, NettyServerConfig
+from trimq.remoting.http.access_health import access_notes
 from trimq.remoting.http.health import Health
 from trimq.remoting.http.tls_health import certificate_notes
 from trimq.remoting.http.web_config import WebConfig
@@ -274,6 +275,7 @@ class BrokerController:
         if users is None:
             return
         self.gate.register(users.access.feature)
+        users.store.on_adopted = self.gate.changed
         config = self._section(UserLimitsConfig)
         if config.is_on:
             self.gate.register(UserLimits(config, self.clock, stats, users.access.user).feature)
@@ -306,6 +308,7 @@ class BrokerController:
             # Each round costs one sync, so fewer and larger rounds are better: do not poll for the next requests.
             limits = replace(limits, spin_many=0.0)
         self._tls = self._contexts()
+        self.replication.prove(self._tls)
         tls = ServerTls.of(self._tls, self._section(TlsConfig))
         self.reactor = Reactor(limits, clock, self.network.selector(), tls, origins, stats)
         consumers = ConsumerManager(configuration, clock)

@@ -1,9 +1,12 @@
 """The name server in the broker's process (embeddedNamesrvPort)."""
 
+from trimq.broker.auth.open_access import auth_directory
 from trimq.broker.config import BrokerConfig, MessageStoreConfig
 from trimq.broker.start_error import StartError
 from trimq.namesrv import controller as namesrv
 from trimq.namesrv.config import load_namesrv
+from trimq.remoting.auth.config import AuthConfig
+from trimq.remoting.auth.followed_config import auth_settings_of
 from trimq.remoting.config.client_limits import limits_of
 from trimq.remoting.config.configuration import ConfigError, Configuration, NettyServerConfig
 from trimq.remoting.network import Network
@@ -15,7 +18,7 @@ def bind_namesrv(configuration: Configuration, clock: Clock, network: Network) -
     """A name server whose files are beside the broker's, and its port. It serves once it runs. Raises StartError."""
     broker, server = configuration.section(BrokerConfig), configuration.section(NettyServerConfig)
     directory = configuration.section(MessageStoreConfig).config_path
-    flags = settings_of(configuration)
+    flags = settings_of(configuration) | auth_settings_of(configuration)
     settings = limits_of(configuration) | {
         "listenPort": str(broker.embedded_namesrv_port),
         "namedListenPorts": broker.embedded_namesrv_named_listen_ports,
@@ -23,6 +26,10 @@ def bind_namesrv(configuration: Configuration, clock: Clock, network: Network) -
         "kvConfigPath": str(directory / "kvConfig.json"),
         "configStorePath": str(directory / "namesrv.properties"),
     }
+    if configuration.section(AuthConfig).authentication_enabled:
+        # The broker's users, whose file is there when its ports are bound.
+        settings["authConfigPath"] = auth_directory(configuration)
+        settings["authClusterName"] = broker.broker_cluster_name
     try:
         found = namesrv.NamesrvController(
             load_namesrv(flags=flags | {key: (value, "embedded") for key, value in settings.items()}), clock, network

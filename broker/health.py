@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from typing import Final
 
-from trimq.broker.auth.config import AuthConfig
 from trimq.broker.services.registration import BrokerOuterAPI
 from trimq.broker.services.timer import TimerMessageService
 from trimq.broker.services.transaction.check import TransactionalMessageCheckService
@@ -29,7 +28,6 @@ TIMED_MESSAGES_UNSERVED: Final = "timed_messages_unserved"
 REPLICAS_MISSING: Final = "replicas_missing"
 MASTER_SILENT: Final = "master_silent"
 REPLICATION: Final = "replication"
-ACCESS: Final = "access"
 
 _MIB: Final = 1 << 20
 _SLAVES: Final = 16
@@ -126,11 +124,6 @@ def name_server_reasons(registration: BrokerOuterAPI) -> Iterator[Reason]:
         yield Reason(BROKER_ID_CONFLICT, text)
     if reached and not any(reached.values()) and not conflicts:
         yield Reason(NO_NAME_SERVER, f"no name server could be reached: {', '.join(reached)}")
-
-
-def access_notes(config: AuthConfig) -> Iterator[Reason]:
-    """Who may do what: "open" while requests need no signature."""
-    yield Reason(ACCESS, config.summary)
 
 
 def native_notes(native: NativeExtension) -> Iterator[Reason]:

@@ -1,6 +1,5 @@
 """Builds the broker's processors and gives each the parts it needs. Part of the composition root."""
 
-from trimq.broker.auth.permit import OPEN, Permit
 from trimq.broker.context import BrokerContext
 from trimq.broker.processors.admin.auth_admin import AuthAdminProcessor
 from trimq.broker.processors.admin.broker_admin import BrokerAdminProcessor
@@ -27,6 +26,7 @@ from trimq.broker.processors.send.send import SendMessageProcessor
 from trimq.broker.processors.send.send_back import SendBackProcessor
 from trimq.broker.processors.send.send_checks import SendChecks
 from trimq.broker.processors.send.send_reply import ReplyMessageProcessor
+from trimq.remoting.auth.permit import OPEN, Permit
 from trimq.remoting.server.handler_table import HandlerTable
 from trimq.remoting.server.limits import ReactorStats
 

@@ -3,6 +3,7 @@
 import ipaddress
 import socket
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -19,17 +20,21 @@ from trimq.broker.services.slave_timers import SlaveTimers
 from trimq.broker.services.topic_followers import TopicWatch
 from trimq.broker.start_error import StartError
 from trimq.broker.store.message_store import HAClient, MessageStore
+from trimq.broker.store.replication.ha_admission import HAAdmission, HATls, OpenStream
 from trimq.broker.store.replication.reminders import Reminders
 from trimq.protocol.body import GetBrokerMemberGroupResponseBody, decode_json
 from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.errors import RemotingError
 from trimq.protocol.headers.namesrv import GetBrokerMemberGroupRequestHeader
+from trimq.remoting.auth.secrets import SecretsError, read_keys
 from trimq.remoting.config.configuration import Configuration, NettyServerConfig
 from trimq.remoting.errors import RemotingTransportError
 from trimq.remoting.network import Network
 from trimq.remoting.runtime.clock import Clock
 from trimq.remoting.server.reactor import HandlerTable
+from trimq.remoting.tls.config import TlsConfig
+from trimq.remoting.tls.contexts import TlsContexts, client_of
 
 if TYPE_CHECKING:
     from trimq.broker.replicas.replica import Replica
@@ -51,6 +56,8 @@ class Replication:
         self._network = network
         self._sock: socket.socket | None = None
         self._not_known = Reminders()
+        self._proofs: HAAdmission | None = None
+        """With haSecretFile or haTls."""
         self.master: SlaveMaster | None = None
         """A slave's view of its master."""
         self.client: HAClient | None = None
@@ -77,6 +84,25 @@ class Replication:
         except OSError as error:
             raise StartError(f"{error.strerror or error}: set haListenPort") from error
 
+    def prove(self, contexts: TlsContexts) -> None:
+        """Read the secret. ``contexts``: those of this broker's ports. Blocks. Raises StartError."""
+        config = self.config
+        keys: dict[bytes, bytes] = {}
+        if config.ha_secret_file is not None:
+            try:
+                keys = read_keys(Path(config.ha_secret_file), b"ha", "haSecretFile")
+            except SecretsError as error:
+                raise StartError(str(error)) from None
+        client = client_of(self._configuration.section(TlsConfig)) if config.ha_tls else None
+        if keys or client is not None:
+            self._proofs = HAAdmission(
+                keys,
+                self._configuration.section(BrokerConfig).broker_name,
+                parse_networks(config.ha_allowed_without_proof),
+                tls=None if client is None else HATls(lambda: contexts.server, client),
+                silence=config.ha_housekeeping_interval / 1000,
+            )
+
     @property
     def port(self) -> int:
         """Where slaves connect; 0 if nowhere."""
@@ -100,10 +126,17 @@ class Replication:
         if self._sock is not None and store.replication.ha is not None:
             listener = self._network.listener(self._sock)
             nursery.start_soon(
-                store.replication.ha.serve, listener, self._network.peer_of, self._admission(context.registration)
+                store.replication.ha.serve,
+                listener,
+                self._network.peer_of,
+                self._admission(context.registration),
+                None if self._proofs is None else self._proofs.of_slave,
             )
         if self.master is not None:
-            self.client = store.make_client(self.master, self._network.open_stream)
+            open_stream: OpenStream = self._network.open_stream
+            if self._proofs is not None:
+                open_stream = self._proofs.proving(open_stream, self._network.peer_of)
+            self.client = store.make_client(self.master, open_stream)
             self.synchronize = SlaveSynchronize(
                 self.master,
                 self.client,
@@ -115,6 +148,7 @@ class Replication:
                 modes=context.modes,
                 schedule=context.schedule,
                 timers=self.timers or SlaveTimers(store),
+                users=None if context.users is None else context.users.store,
             )
             store.hear_waiting(self.synchronize.message_waits)
             store.message_arriving.append(self.synchronize.message_arriving)

@@ -67,6 +67,26 @@ class ReplicationConfig:
         check=_networks_problem,
         ours=True,
     )
+    ha_secret_file: str | None = option(
+        None,
+        "A key file (mqstore authkey FILE), the same on all brokers of a brokerName: master and slave prove to each "
+        "other that they have it before anything is replicated. RocketMQ's brokers cannot do that.",
+        unset="slaves and masters prove nothing",
+        ours=True,
+    )
+    ha_tls: bool = option(
+        False,
+        "TLS between master and slave, with the certificates of tls.server and tls.client; each side verifies the "
+        "other. Needs tls.enable=true, tls.server.certPath and tls.server.authClient=true.",
+        ours=True,
+    )
+    ha_allowed_without_proof: str = option(
+        "",
+        "With haSecretFile or haTls: addresses of RocketMQ's masters and slaves, as 10.0.0.1;10.1.0.0/16, which need "
+        "not prove anything. haAllowedAddresses counts for them too.",
+        check=_networks_problem,
+        ours=True,
+    )
     in_sync_replicas: int | None = option(
         None,
         "Copies of a message, the master's included, before a SYNC_MASTER acknowledges it.",
@@ -111,6 +131,8 @@ class ReplicationConfig:
         """Key and expectation of a value that does not fit the others."""
         if self.min_in_sync_replicas > (self.in_sync_replicas or 2):
             return "minInSyncReplicas", "at most inSyncReplicas"
+        if self.ha_allowed_without_proof and self.ha_secret_file is None and not self.ha_tls:
+            return "haAllowedWithoutProof", "nothing, since without haSecretFile and haTls nothing has to be proved"
         if self.ha_housekeeping_interval <= self.ha_send_heartbeat_interval:
             return "haHousekeepingInterval", "more than haSendHeartbeatInterval"
         if self.waits_for_slaves and self.ha_listen_port is None:

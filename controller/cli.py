@@ -4,6 +4,7 @@ import time
 from typing import Final
 
 from trimq.controller.config import ControllerConfig, ControllerStore, load_controller
+from trimq.remoting.auth.config import AuthConfig
 from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.program import serve, server_commands
 from trimq.remoting.tls.config import TlsConfig, port_text
@@ -42,6 +43,7 @@ def banner(configuration: Configuration, host: str, port: int, seconds: float) -
         f"TriMQ controller is up after {seconds:.2f} s",
         f"  listens on     {where}",
         f"  accepts        {port_text(configuration.section(TlsConfig))}",
+        f"  access         {configuration.section(AuthConfig).summary}",
         f"  for brokers    enableControllerMode=true and controllerAddr=HOST:{port} in their configuration files",
         f"  decides in     {store}",
     ]

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
+from trimq.remoting.auth.config import AUTH_INERT, AuthConfig, note_strategies
+from trimq.remoting.auth.followed_config import AUTH_KEYS, FollowedUsersConfig, check_followed_users
 from trimq.remoting.config.client_limits import CLIENT_LIMITS_KEYS, ClientLimitsConfig
 from trimq.remoting.config.configuration import Configuration, LogConfig, NettyServerConfig, Schema, option
 from trimq.remoting.config.sources import Flags, load
@@ -112,13 +114,23 @@ _UNSUPPORTED: Final = dict.fromkeys(
 
 SCHEMA = Schema(
     program="mqcontroller",
-    sections=(ControllerConfig, NettyServerConfig, ClientLimitsConfig, TlsConfig, WebConfig, LogConfig),
-    inert=_INERT,
+    sections=(
+        ControllerConfig,
+        AuthConfig,
+        FollowedUsersConfig,
+        NettyServerConfig,
+        ClientLimitsConfig,
+        TlsConfig,
+        WebConfig,
+        LogConfig,
+    ),
+    inert=_INERT | AUTH_INERT,
     unsupported=_UNSUPPORTED,
     more=(apply_tls_file,),
-    checks=(check_tls_files,),
+    checks=(check_tls_files, note_strategies, check_followed_users),
     protected=frozenset({"configBlackList", "configStorePath", "controllerStorePath", "etcdEndpoints", "etcdPrefix"})
     | TLS_KEYS
+    | AUTH_KEYS
     | CLIENT_LIMITS_KEYS,
 )
 

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator
 from prometheus_client.core import Metric
 
 from trimq.controller.replicas_info import ReplicasInfoManager
+from trimq.remoting.auth.followed_users import FollowedUsers
+from trimq.remoting.http.access_metrics import access_families
 from trimq.remoting.http.health import Health
 from trimq.remoting.http.metrics import (
     build_info,
@@ -23,12 +25,18 @@ class ControllerMetrics:
     """Makes the page. The state of the groups is in the brokers' own metrics."""
 
     def __init__(
-        self, replicas: ReplicasInfoManager, reactor: ReactorStats, health: Health, answers: Callable[[], bool]
+        self,
+        replicas: ReplicasInfoManager,
+        reactor: ReactorStats,
+        health: Health,
+        answers: Callable[[], bool],
+        users: FollowedUsers | None = None,
     ) -> None:
-        """``answers``: whether the store has answered last."""
+        """``answers``: whether the store has answered last. ``users``: while authentication is on."""
         self._answers = answers
         self._replicas = replicas
         self._reactor = reactor
+        self._users = users
         self._health = health
         self.probe = LoopProbe()
 
@@ -44,6 +52,7 @@ class ControllerMetrics:
         )
         yield gauge("trimq_controller_store_answers", "1 while the controller's store answers.", int(self._answers()))
         yield gauge("trimq_controller_brokers", "Brokers that have sent a heartbeat here.", len(self._replicas.live))
+        yield from access_families(None if self._users is None else self._users.users)
         yield from reactor_families(self._reactor)
         yield from loop_families(self.probe)
         yield from process_families()

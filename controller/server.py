@@ -20,16 +20,22 @@ from trimq.protocol.codes import RequestCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.errors import RemotingError
 from trimq.protocol.headers.controller import NotifyBrokerRoleChangedRequestHeader
+from trimq.remoting.auth.config import AuthConfig
+from trimq.remoting.auth.followed_users import FollowedUsers, follow_users
+from trimq.remoting.auth.users import AccessError, inner_credentials
+from trimq.remoting.client.credentials import Credentials
 from trimq.remoting.client.remoting_client import RemotingClient
 from trimq.remoting.config.client_limits import ClientLimitsConfig
 from trimq.remoting.config.configuration import Configuration, NettyServerConfig
 from trimq.remoting.errors import RemotingTransportError
+from trimq.remoting.http.access_health import access_notes
 from trimq.remoting.http.health import Health, Reason
 from trimq.remoting.http.tls_health import certificate_notes
 from trimq.remoting.http.web_config import WebConfig
 from trimq.remoting.network import Network, SystemNetwork
 from trimq.remoting.runtime.clock import Clock, SystemClock
 from trimq.remoting.runtime.log_setup import StructuredLog
+from trimq.remoting.server.gate import Gate
 from trimq.remoting.server.limits import ReactorStats
 from trimq.remoting.server.reactor import HandlerTable, Origins, Reactor, ReactorLimits, ServerTls
 from trimq.remoting.tls.config import TlsConfig
@@ -81,6 +87,8 @@ class ControllerManager:
         self.replicas: ReplicasInfoManager
         self.lost: LostMasters
         self._tls: TlsContexts
+        self.users: FollowedUsers | None = None
+        """While authentication is on."""
         self._sock: socket.socket | None = None
         self._web_sockets: list[socket.socket] = []
         self._failure = "the store was not read yet"
@@ -111,6 +119,7 @@ class ControllerManager:
     def _bind(self) -> socket.socket:
         config = self._configuration.section(NettyServerConfig)
         self._read_certificate()
+        self._read_users()
         try:
             self._sock = self._network.bind(config.bind_address, self._config().listen_port, config)
             web_config = self._configuration.section(WebConfig)
@@ -142,6 +151,29 @@ class ControllerManager:
         days = config.tls_certificate_warning_days
         self.health.notes.append(lambda: certificate_notes(contexts, self._clock, days))
 
+    def _read_users(self) -> None:
+        try:
+            users = self.users = follow_users(self._configuration, self._clock)
+        except AccessError as error:
+            raise StartError(str(error)) from error
+        self.health.notes.append(lambda: access_notes(self._configuration.section(AuthConfig), users))
+
+    def _gate(self, origins: Origins | None) -> Gate:
+        """The checks of requests, in the order of what they cost."""
+        gate = Gate()
+        if origins is not None and origins.feature is not None:
+            gate.register(origins.feature)
+        if self.users is not None:
+            gate.register(self.users.users.access.feature)
+        return gate
+
+    async def _credentials(self) -> Credentials | None:
+        """What signs the requests to brokers."""
+        try:
+            return await inner_credentials(self._configuration.section(AuthConfig))
+        except AccessError as error:
+            raise StartError(str(error)) from error
+
     def _store(self) -> Kv:
         if self._kv is not None:
             return self._kv
@@ -168,15 +200,14 @@ class ControllerManager:
                         clock=self._clock,
                         network=self._network,
                         log=StructuredLog(),
+                        credentials=await self._credentials(),
                         tls=client_of(self._configuration.section(TlsConfig)),
                     )
                 )
                 tls = ServerTls.of(self._tls, self._configuration.section(TlsConfig))
                 origins = Origins.of(self._configuration.section(ClientLimitsConfig), self._clock, ReactorStats())
                 reactor = Reactor(ReactorLimits.of(config), self._clock, self._network.selector(), tls, origins)
-                table = HandlerTable()
-                if origins is not None and origins.feature is not None:
-                    table.gate.register(origins.feature)
+                table = HandlerTable(self._gate(origins))
                 lost = self.lost = LostMasters(
                     self.replicas, self._network, self._clock, self._replace, partial(_answers, client)
                 )
@@ -193,6 +224,8 @@ class ControllerManager:
                     nursery.start_soon(self._elect_for_the_dead)
                     nursery.start_soon(self._scan)
                     nursery.start_soon(self._tls.run, self._clock)
+                    if self.users is not None:
+                        nursery.start_soon(self.users.run)
                     nursery.start_soon(lost.run)
                     nursery.start_soon(self._notify, client)
                     await nursery.start(reactor.run)
@@ -220,7 +253,9 @@ class ControllerManager:
         if self._configuration.section(WebConfig).serves_metrics:
             from trimq.controller.metrics import ControllerMetrics  # noqa: PLC0415 - only if metrics are on
 
-            metrics = ControllerMetrics(self.replicas, reactor.stats, self.health, lambda: not self._failure)
+            metrics = ControllerMetrics(
+                self.replicas, reactor.stats, self.health, lambda: not self._failure, self.users
+            )
             app.metrics = metrics.page
             await nursery.start(metrics.probe.run)
         await stack.enter_async_context(web.served(app, self._web_sockets))

@@ -4,6 +4,7 @@ import time
 from typing import Final
 
 from trimq.namesrv.config import NamesrvConfig, load_namesrv
+from trimq.remoting.auth.config import AuthConfig
 from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.program import serve, server_commands
 from trimq.remoting.tls.config import TlsConfig, port_text
@@ -43,6 +44,7 @@ def banner(configuration: Configuration, host: str, port: int, seconds: float) -
         f"TriMQ name server is up after {seconds:.2f} s",
         f"  listens on     {where}",
         f"  accepts        {port_text(configuration.section(TlsConfig))}",
+        f"  access         {configuration.section(AuthConfig).summary}",
         f"  for brokers    mqbroker -n HOST:{port}, or namesrvAddr=HOST:{port} in their configuration file",
         f"  remembers      keys and values in {kv_path}",
         "                 routes in memory: after a restart brokers register again within 30 s",

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from trimq.remoting.auth.config import AUTH_INERT, AuthConfig, note_strategies
+from trimq.remoting.auth.followed_config import AUTH_KEYS, FollowedUsersConfig, check_followed_users
 from trimq.remoting.config.client_limits import CLIENT_LIMITS_KEYS, ClientLimitsConfig
 from trimq.remoting.config.configuration import Configuration, LogConfig, NettyServerConfig, Schema, option
 from trimq.remoting.config.sources import Flags, load
@@ -121,16 +123,28 @@ _UNSUPPORTED = {
 
 SCHEMA = Schema(
     program="mqnamesrv",
-    sections=(NamesrvConfig, NettyServerConfig, ClientLimitsConfig, TlsConfig, WebConfig, LogConfig),
-    inert=_INERT,
+    sections=(
+        NamesrvConfig,
+        AuthConfig,
+        FollowedUsersConfig,
+        NettyServerConfig,
+        ClientLimitsConfig,
+        TlsConfig,
+        WebConfig,
+        LogConfig,
+    ),
+    inert=_INERT | AUTH_INERT,
     unsupported=_UNSUPPORTED,
     harmless={
         "clusterTest": "false",
         "notifyMinBrokerIdChanged": "false",
     },
     more=(apply_tls_file,),
-    checks=(check_tls_files,),
-    protected=frozenset({"configBlackList", "configStorePath", "kvConfigPath"}) | TLS_KEYS | CLIENT_LIMITS_KEYS,
+    checks=(check_tls_files, note_strategies, check_followed_users),
+    protected=frozenset({"configBlackList", "configStorePath", "kvConfigPath"})
+    | TLS_KEYS
+    | AUTH_KEYS
+    | CLIENT_LIMITS_KEYS,
 )
 
 

@@ -13,9 +13,14 @@ from trimq.namesrv.kv_config import NAMESPACE_ORDER_TOPIC_CONFIG, KVConfigManage
 from trimq.namesrv.processor import ClientRequestProcessor, DefaultRequestProcessor
 from trimq.namesrv.route_info import RouteInfoManager
 from trimq.namesrv.start_error import StartError
+from trimq.remoting.auth.config import AuthConfig
+from trimq.remoting.auth.followed_config import auth_settings_of
+from trimq.remoting.auth.followed_users import FollowedUsers, follow_users
+from trimq.remoting.auth.users import AccessError
 from trimq.remoting.config.client_limits import ClientLimitsConfig
 from trimq.remoting.config.configuration import Configuration, NettyServerConfig
 from trimq.remoting.config.properties import ConfigError
+from trimq.remoting.http.access_health import access_notes
 from trimq.remoting.http.health import Health
 from trimq.remoting.http.tls_health import certificate_notes
 from trimq.remoting.http.web_config import WebConfig
@@ -41,7 +46,8 @@ class NamesrvController:
 
     ``routes`` and ``kv_config`` are its state. ``address`` is its address once ``run`` has started, ``named_endpoints``
     are those of the named listeners, and ``web_endpoints`` those of ``health`` and metrics. ``embedded`` is the
-    controller in this process, if there is one. ``stopped`` is set at the end of ``run``.
+    controller in this process, if there is one. ``stopped`` is set at the end of ``run``. Features that check requests
+    are registered with ``gate``.
     """
 
     def __init__(
@@ -53,6 +59,9 @@ class NamesrvController:
         self._stop = trio.Event()
         self.stopped = trio.Event()
         self._tls: TlsContexts
+        self.gate = Gate()
+        self.users: FollowedUsers | None = None
+        """While authentication is on."""
         self._sock: socket.socket | None = None
         self._named_sockets: dict[str, socket.socket] = {}
         self._web_sockets: list[socket.socket] = []
@@ -81,7 +90,7 @@ class NamesrvController:
             for bound in [self._sock, *self._named_sockets.values(), *self._web_sockets]:
                 if bound is not None:
                     bound.close()
-            if isinstance(error, ConfigError):
+            if isinstance(error, (ConfigError, AccessError)):
                 raise StartError(str(error)) from error
             if isinstance(error, OSError):
                 raise StartError(str(error.strerror)) from error
@@ -91,6 +100,7 @@ class NamesrvController:
         config = self._configuration.section(NettyServerConfig)
         self.kv_config.load()
         self._read_certificate()
+        self._read_users()
         self._sock = self._listen(config.bind_address, self._config().listen_port, config)
         for name, port in named_ports(self._config().named_listen_ports).items():
             self._named_sockets[name] = sock = self._listen(config.bind_address, int(port), config)
@@ -108,6 +118,10 @@ class NamesrvController:
         days = config.tls_certificate_warning_days
         self.health.notes.append(lambda: certificate_notes(contexts, self._clock, days))
 
+    def _read_users(self) -> None:
+        users = self.users = follow_users(self._configuration, self._clock)
+        self.health.notes.append(lambda: access_notes(self._configuration.section(AuthConfig), users))
+
     def _listen(self, address: str, port: int, config: NettyServerConfig) -> socket.socket:
         sock = self._network.bind(address, port, config)
         self._network.open_port(sock, config)
@@ -118,8 +132,8 @@ class NamesrvController:
             from trimq.namesrv.embedded_controller import bind_controller  # noqa: PLC0415 - only if it is configured
 
             file = self._config().controller_config_file
-            tls = settings_of(self._configuration)
-            self.embedded = bind_controller(file, bind_address, tls, self._clock, self._network)
+            shared = settings_of(self._configuration) | auth_settings_of(self._configuration)
+            self.embedded = bind_controller(file, bind_address, shared, self._clock, self._network)
 
     async def _run_embedded(self, nursery: trio.Nursery) -> None:
         if (embedded := self.embedded) is None:
@@ -151,7 +165,7 @@ class NamesrvController:
         if self._configuration.section(WebConfig).serves_metrics:
             from trimq.namesrv.metrics import NamesrvMetrics  # noqa: PLC0415 - only if metrics are on
 
-            metrics = NamesrvMetrics(self.routes, reactor.stats, self.health)
+            metrics = NamesrvMetrics(self.routes, reactor.stats, self.health, self.users)
             app.metrics = metrics.page
             await nursery.start(metrics.probe.run)
         await stack.enter_async_context(web.served(app, self._web_sockets))
@@ -164,12 +178,14 @@ class NamesrvController:
         tls = ServerTls.of(self._tls, self._configuration.section(TlsConfig))
         origins = Origins.of(self._configuration.section(ClientLimitsConfig), self._clock, ReactorStats())
         reactor = Reactor(ReactorLimits.of(config), self._clock, self._network.selector(), tls, origins)
-        gate = Gate()
+        # In the order of what they cost.
         if origins is not None and origins.feature is not None:
-            gate.register(origins.feature)
-        reactor.add_listener(sock, self._handlers(gate=gate))
+            self.gate.register(origins.feature)
+        if self.users is not None:
+            self.gate.register(self.users.users.access.feature)
+        reactor.add_listener(sock, self._handlers())
         for name, named in self._named_sockets.items():
-            reactor.add_listener(named, self._handlers(name, gate))
+            reactor.add_listener(named, self._handlers(name))
         self._configuration.listeners.append(self._config_changed)
         try:
             async with trio.open_nursery() as nursery, AsyncExitStack() as stack:
@@ -178,6 +194,8 @@ class NamesrvController:
                 await self._run_embedded(nursery)
                 nursery.start_soon(self._scan_not_active_brokers)
                 nursery.start_soon(self._tls.run, self._clock)
+                if self.users is not None:
+                    nursery.start_soon(self.users.run)
                 self.health.started()
                 _log.info("namesrv_started", address=f"{address[0]}:{address[1]}")
                 task_status.started(address)
@@ -199,8 +217,8 @@ class NamesrvController:
         """Stop: answer the requests in flight, within shutdownWaitTimeSeconds, then close all connections."""
         self._stop.set()
 
-    def _handlers(self, listener: str = "", gate: Gate | None = None) -> HandlerTable:
-        table = HandlerTable(gate)
+    def _handlers(self, listener: str = "") -> HandlerTable:
+        table = HandlerTable(self.gate)
         ClientRequestProcessor(self.routes, self._config, self._clock, listener).register(table)
         DefaultRequestProcessor(self.routes, self.kv_config, self._configuration, listener).register(table)
         return table

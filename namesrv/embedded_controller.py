@@ -10,13 +10,14 @@ from trimq.remoting.runtime.clock import Clock
 
 
 def bind_controller(
-    file: str, bind_address: str, tls: Flags, clock: Clock, network: Network
+    file: str, bind_address: str, shared: Flags, clock: Clock, network: Network
 ) -> server.ControllerManager:
-    """A controller with the configuration of ``file``; if that is empty, its defaults at ``bind_address`` and ``tls``.
+    """A controller with the configuration of ``file``; if that is empty, its defaults, ``bind_address`` and ``shared``.
 
-    It serves once it runs. Environment variables do not count: they are the name server's. Raises StartError.
+    ``shared`` are the name server's settings of TLS and users. It serves once it runs. Environment variables do not
+    count: they are the name server's. Raises StartError.
     """
-    flags = {} if file else {**tls, "bindAddress": (bind_address, "the name server")}
+    flags = {} if file else {**shared, "bindAddress": (bind_address, "the name server")}
     try:
         found = server.ControllerManager(load_controller(file or None, flags), clock, network)
         found.bind()

@@ -1,45 +1,33 @@
 """Opens users and policies at a start: reads their file, makes the first administrator, or refuses the start."""
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 import trio
 
-from trimq.broker.auth.access import Access
-from trimq.broker.auth.config import AuthConfig
 from trimq.broker.config import BrokerConfig, MessageStoreConfig
 from trimq.broker.services.auth_file import DiskAuthFile
 from trimq.broker.start_error import StartError
 from trimq.broker.store.disk.disk import Disk
 from trimq.protocol.auth.model import User, UserChange
 from trimq.protocol.errors import RemotingError
+from trimq.remoting.auth import users
 from trimq.remoting.auth.acl_v1_files import AclFilesError, files_of, read_files
 from trimq.remoting.auth.auth_store import AuthStore, AuthStoreError
-from trimq.remoting.auth.authenticator import Authenticator
-from trimq.remoting.auth.authorizer import Authorizer
-from trimq.remoting.auth.replay_guard import ReplayGuard
-from trimq.remoting.auth.secrets import HOW_TO, KeyRing, Secrets, SecretsError, read_key_file
+from trimq.remoting.auth.config import AuthConfig
+from trimq.remoting.auth.secrets import HOW_TO, SecretsError
+from trimq.remoting.auth.users import Users, secrets_of, users_of
 from trimq.remoting.client.credentials import Credentials
 from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.runtime.clock import Clock
-from trimq.remoting.runtime.log_budget import LogBudget
 
-_log = structlog.get_logger("broker.access")
+_log = structlog.get_logger("access")
 
 NO_USER = (
     "authenticationEnabled=true, and there is no user who could sign a request: set initAuthenticationUser"
     ' ({"username":"...","password":"..."}) or initAuthenticationUserFile for one start'
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Users:
-    """Users and policies of a broker that asks for them, and what checks requests."""
-
-    store: AuthStore
-    access: Access
 
 
 async def open_users(configuration: Configuration, disk: Disk, clock: Clock) -> Users | None:
@@ -52,13 +40,11 @@ async def open_users(configuration: Configuration, disk: Disk, clock: Clock) -> 
         if config.migrate_auth_from_v1_enabled:
             _log.warning("auth_migration_off", text="migrateAuthFromV1Enabled needs authenticationEnabled=true")
         return None
-    root = configuration.section(MessageStoreConfig).store_path_root_dir
-    directory = config.auth_config_path or f"{root}/config"
     try:
-        secrets = Secrets(await _keys(config), allow_clear=config.allow_secrets_in_clear)
+        secrets = await trio.to_thread.run_sync(secrets_of, config)
         if not secrets.can_store:
             raise StartError(f"authenticationEnabled=true, and passwords could not be stored: {HOW_TO}")
-        store = AuthStore(DiskAuthFile(disk, directory), secrets)
+        store = AuthStore(DiskAuthFile(disk, auth_directory(configuration)), secrets)
         renewed = await store.load()
     except (SecretsError, AuthStoreError) as error:
         raise StartError(str(error)) from None
@@ -71,24 +57,13 @@ async def open_users(configuration: Configuration, disk: Disk, clock: Clock) -> 
         raise StartError(f"the users of the configuration cannot be made: {text}") from None
     if not store.users:
         raise StartError(NO_USER)
-    guard = ReplayGuard(clock, window_seconds=config.auth_replay_window_seconds, required=config.replay_protected)
-    authenticator, authorizer = Authenticator(store, clock, replay_guard=guard), Authorizer(store)
-    cluster = configuration.section(BrokerConfig).broker_cluster_name
-    access = Access(
-        config=config,
-        cluster=cluster,
-        store=store,
-        authenticator=authenticator,
-        authorizer=authorizer,
-        log_budget=LogBudget(clock),
-    )
-    return Users(store, access)
+    return users_of(config, configuration.section(BrokerConfig).broker_cluster_name, store, clock)
 
 
-async def _keys(config: AuthConfig) -> KeyRing | None:
-    if config.auth_key_file is None:
-        return None
-    return await trio.to_thread.run_sync(read_key_file, Path(config.auth_key_file))
+def auth_directory(configuration: Configuration) -> str:
+    """The directory of the broker's file of users and policies."""
+    root = configuration.section(MessageStoreConfig).store_path_root_dir
+    return configuration.section(AuthConfig).auth_config_path or f"{root}/config"
 
 
 async def _make_users(config: AuthConfig, store: AuthStore) -> None:
@@ -133,11 +108,7 @@ async def _migrate(store: AuthStore) -> None:
 
 async def inner_credentials(configuration: Configuration) -> Credentials | None:
     """What signs the broker's own requests; None: they are not signed. Raises StartError."""
-    config = configuration.section(AuthConfig)
-    if not config.has_inner_user:
-        return None
     try:
-        user = await trio.to_thread.run_sync(config.inner_user)
-    except ValueError as error:
-        raise StartError(f"innerClientAuthenticationCredentialsFile: expected {error}") from None
-    return None if user is None else Credentials(user.username, user.password)
+        return await users.inner_credentials(configuration.section(AuthConfig))
+    except users.AccessError as error:
+        raise StartError(str(error)) from None

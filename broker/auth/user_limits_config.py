@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from trimq.broker.auth.config import AuthConfig, Problem
+from trimq.remoting.auth.config import AuthConfig, Problem
 from trimq.remoting.config.configuration import Configuration, option, options_of
 
 

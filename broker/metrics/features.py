@@ -4,13 +4,13 @@ from collections.abc import Iterator
 
 from prometheus_client.core import Metric
 
-from trimq.broker.auth.open_access import Users
-from trimq.broker.metrics.access import access_families
 from trimq.broker.metrics.timers import timer_families
 from trimq.broker.metrics.transactions import TransactionMetrics
 from trimq.broker.services.client_calls import ClientCalls
 from trimq.broker.services.consumer_filters import ConsumerFilterManager
 from trimq.broker.services.timer import TimerMessageService
+from trimq.remoting.auth.users import Users
+from trimq.remoting.http.access_metrics import access_families
 from trimq.remoting.http.metrics import counter, gauge
 
 

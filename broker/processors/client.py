@@ -8,7 +8,6 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from trimq.broker.auth.permit import OPEN, Permit
 from trimq.broker.config import BrokerConfig
 from trimq.broker.filters.sql import NOTHING, Compiled
 from trimq.broker.filters.tag import SubscriptionError, is_tag_type
@@ -41,6 +40,7 @@ from trimq.protocol.headers.client import (
 )
 from trimq.protocol.json_pieces import BATCH, list_pieces, object_pieces
 from trimq.protocol.topic_rules import retry_topic
+from trimq.remoting.auth.permit import OPEN, Permit
 from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.handler_table import HandlerTable

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 import structlog
 
-from trimq.broker.auth.permit import OPEN, Permit
 from trimq.broker.config import BrokerConfig
 from trimq.broker.processors.common import no_such_topic
 from trimq.broker.processors.send.send_codes import refusal_code
@@ -36,6 +35,7 @@ from trimq.protocol.record import RecordError, decode_head
 from trimq.protocol.sysflag import TRANSACTION_COMMIT, TRANSACTION_NOT, TRANSACTION_ROLLBACK
 from trimq.protocol.topic_rules import TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC
 from trimq.protocol.transaction import QUEUE, Half, NotAHalfError, decode_half, number_of
+from trimq.remoting.auth.permit import OPEN, Permit
 from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.runtime.clock import Clock
 from trimq.remoting.runtime.log_budget import LogBudget

@@ -3,7 +3,6 @@
 import struct
 from typing import Any, Final
 
-from trimq.broker.auth.permit import OPEN, Permit
 from trimq.broker.config import MessageStoreConfig
 from trimq.broker.store.message_store import MessageStore
 from trimq.broker.store.types import QueryMessageResult
@@ -19,6 +18,7 @@ from trimq.protocol.headers.query import (
 )
 from trimq.protocol.message_keys import TAG_KEY
 from trimq.protocol.typed_request import TypedRequest
+from trimq.remoting.auth.permit import OPEN, Permit
 from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.handler_table import HandlerTable

@@ -6,10 +6,10 @@ from typing import Final
 import structlog
 import trio
 
-from trimq.broker.auth.permit import OPEN, Permit
 from trimq.broker.config import BrokerConfig
 from trimq.broker.services.client_channel import ClientChannel, watch
 from trimq.protocol.auth.rules import PUB
+from trimq.remoting.auth.permit import OPEN, Permit
 from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.runtime.clock import Clock
 from trimq.remoting.runtime.log_budget import LogBudget

@@ -1,4 +1,4 @@
-"""SlaveSynchronize: a slave takes over its master's topics, groups, offsets, modes and timer checkpoint.
+"""SlaveSynchronize: a slave takes over its master's topics, groups, offsets, modes, users and timer checkpoint.
 
 What says that the master has delivered or ended something - delay offsets, the offsets of transactions, the checkpoint
 of the timers - is taken only when the log has what was delivered. Otherwise a slave that becomes the master would
@@ -12,6 +12,7 @@ at once; and the topics of the system go if the master does not list them.
 """
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
 import structlog
@@ -28,10 +29,12 @@ from trimq.broker.services.topic_followers import version_text
 from trimq.broker.services.topics import TopicConfigManager
 from trimq.broker.store.message_store import MessageStore
 from trimq.protocol import lenient_json
+from trimq.protocol.auth.auth_file import SEAL, seal_of
 from trimq.protocol.body import DELETED_TOPICS, WITH_DELETED_TOPICS
 from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.timer_handover import TimerHandover, decode_handover
+from trimq.remoting.auth.auth_store import AuthStore, AuthStoreError
 from trimq.remoting.runtime.clock import Clock
 
 _log = structlog.get_logger(__name__)
@@ -85,7 +88,9 @@ class SlaveSynchronize:
         modes: MessageRequestModeManager,
         schedule: ScheduleMessageService,
         timers: SlaveTimers,
+        users: AuthStore | None = None,
     ) -> None:
+        """``users``: None while authentication is off."""
         self._master = master
         self._log = log
         self._clock = clock
@@ -94,6 +99,9 @@ class SlaveSynchronize:
         self._offsets = offsets
         self._schedule = schedule
         self._timers = timers
+        self._users = users
+        self._users_taken = (-1, "")
+        """The generation of the users that were taken last, and the seal of their file."""
         self._arrived: set[str] = set()
         """The topics of messages that have come since the topics were asked for."""
         self._seldom: tuple[tuple[RequestCode, Follow], ...] = (
@@ -158,6 +166,9 @@ class SlaveSynchronize:
 
     async def _whole_round(self, *, all_of_it: bool) -> bool:
         good = await self._round()
+        if self._users is not None:
+            # A master that does not send its users is no reason to ask for everything else again and again.
+            await self._attempt(RequestCode.AUTH_GET_FILE, partial(self._follow_users, self._users))
         if all_of_it:
             good &= await self._attempt(RequestCode.GET_ALL_TOPIC_CONFIG, self._follow_topics)
         for code, follow in self._seldom if all_of_it else ():
@@ -189,6 +200,24 @@ class SlaveSynchronize:
         # A deletion that is not made here must not be confirmed.
         if complete:
             self.topics_version = version_text(load_data_version(state.get("dataVersion"), "the master's topics"))
+
+    async def _follow_users(self, users: AuthStore) -> None:
+        """Take the users and policies: in place of changes that were made here, too. Their file is encrypted."""
+        generation, seal = self._users_taken
+        known = seal if users.generation == generation else ""
+        reply = await self._reply(RequestCode.AUTH_GET_FILE, {SEAL: known})
+        if reply.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+            return  # RocketMQ's broker, whose users stay there
+        _check(reply)
+        data = bytes(reply.body)
+        if not data:
+            return
+        try:
+            await users.adopt(data)
+        except AuthStoreError as error:
+            raise OSError(str(error)) from error
+        self._users_taken = users.generation, seal_of(data)
+        _log.info("followed_users", users=len(users.users))
 
     # what waits for the log
 

@@ -138,6 +138,14 @@ class UserAdmin(AdminBase):
         header = ListAclsRequestHeader(subject_filter=subject, resource_filter=resource)
         return await self._asked(address, RequestCode.AUTH_LIST_ACL, header, decode_acls)
 
+    async def auth_file(self, address: str) -> bytes:
+        """The file of users and policies of a TriMQ broker, encrypted with its authKeyFile; only for a Super.
+
+        >>> async def example(admin: "Admin") -> bytes:
+        ...     return await admin.auth_file("127.0.0.1:10911")
+        """
+        return bytes((await self.client.request(address, RequestCode.AUTH_GET_FILE, {})).body)
+
     async def _asked(self, address: str, code: int, header: Struct, decode: Callable[[bytes], T]) -> T:
         reply = await self.client.request(address, code, header)
         try:

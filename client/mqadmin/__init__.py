@@ -29,6 +29,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "consumerProgress": ("groups", "Show a group's progress; without -g, that of all groups."),
     "consumerStatus": ("clients", "Show the state that consumers report."),
     "copyAcl": ("acls", "Copy policies to another broker."),
+    "copyAuth": ("users", "Copy a broker's users and policies to a file for name servers and controllers."),
     "copyUser": ("users", "Copy users to another broker."),
     "createAcl": ("acls", "Allow or deny a user actions on resources."),
     "createUser": ("users", "Create a user."),

@@ -1,7 +1,9 @@
 """mqadmin: commands for users."""
 
+import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -10,6 +12,7 @@ from trimq.client.admin import Admin
 from trimq.client.admin.users import usable
 from trimq.client.errors import UsageError
 from trimq.client.mqadmin.shell import Commands, Output, one_of
+from trimq.protocol.auth.auth_file import AUTH_FILE, AuthFileError, version_of
 from trimq.protocol.auth.model import User, UserChange, UserStatus, UserType, checked_secret
 
 commands: Commands = Commands()
@@ -216,3 +219,61 @@ async def copy_user(admin: Admin, out: Output, *, source: str, target: str, name
         else:
             await admin.update_user(target, user.username, change)
         out.say(f"copy user of {user.username} from {source} to {target} success.")
+
+
+@commands.add("copyAuth")
+@click.option("-b", "--brokerAddr", "broker", required=True, help="The address of the broker to copy from.")
+@click.option(
+    "-o",
+    "--output",
+    "directory",
+    required=True,
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="The directory for the file: the authConfigPath of a name server or controller.",
+)
+async def copy_auth(admin: Admin, out: Output, *, broker: str, directory: Path) -> None:
+    """Copy a broker's users and policies to auth.json in a directory, for a name server or controller that reads it.
+
+    Their secrets stay encrypted: the reader needs the broker's authKeyFile, this command does not. It asks as a Super.
+    A file that is newer than the broker's is not replaced.
+    """
+    data = await admin.auth_file(broker)
+    target = directory / AUTH_FILE
+    try:
+        new = version_of(data)
+    except AuthFileError as error:
+        raise UsageError(f"{broker} has sent a file that cannot be used: {error}") from None
+    try:
+        old = target.read_bytes()
+        if old == data:
+            out.say(f"{target} is as {broker} has it, version {new}.")
+            return
+        if version_of(old) > new:
+            raise UsageError(
+                f"{target} has version {version_of(old)}, {broker} has {new}, which is older: remove the file first if "
+                "you mean that"
+            )
+    except (FileNotFoundError, AuthFileError):
+        pass  # there is none, or nothing that a reader could use
+    try:
+        _replace(target, data)
+    except OSError as error:
+        raise UsageError(f"{target} cannot be written: {error.strerror}") from None
+    out.say(f"copy users and policies of {broker} to {target} success, version {new}.")
+
+
+def _replace(target: Path, data: bytes) -> None:
+    """Replace a file as a whole, for its owner only; return when it is durable."""
+    temporary = target.with_name(target.name + ".tmp")
+    temporary.unlink(missing_ok=True)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(target)
+    parent = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(parent)
+    finally:
+        os.close(parent)

@@ -67,6 +67,7 @@ READ_BY_SERVERS: Final = frozenset(
         Code.GET_TIMER_METRICS,
         Code.GET_BROKER_RUNTIME_INFO,
         Code.GET_BROKER_EPOCH_CACHE,
+        Code.AUTH_GET_FILE,
     }
 )
 """What slaves and controllers read from a master, at the address that the name server knows. These change nothing."""

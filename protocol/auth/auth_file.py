@@ -15,6 +15,8 @@ from trimq.protocol.hashing import checksum
 AUTH_FILE: Final = "auth.json"
 MOST_AUTH_BYTES: Final = 16 * 1024 * 1024
 FORMAT: Final = 1
+SEAL: Final = "seal"
+"""A field of request 13010: the seal of the file that the sender has."""
 
 _ENCRYPTED: Final = b'{"format":1,"secrets":"encrypted",'
 _CLEAR: Final = b'{"format":1,"secrets":"clear",'
@@ -94,6 +96,23 @@ def decode(data: bytes, keys: Sealing | None) -> AuthTables:
 def is_encrypted(data: bytes) -> bool:
     """Whether all secrets in a file are encrypted. Only such a file may leave the machine."""
     return data.startswith(_ENCRYPTED)
+
+
+def seal_of(data: bytes) -> str:
+    """The seal of an encrypted file, unchecked, which is another one after each change; empty if there is none."""
+    front, separator, text = data.rpartition(_SEAL)
+    return text.decode("ascii", "replace").rstrip("}\n") if separator and is_encrypted(front) else ""
+
+
+def version_of(data: bytes) -> int:
+    """The version of a file whose seal cannot be checked here. Raises AuthFileError if it is no encrypted file."""
+    try:
+        version = msgspec.json.decode(data)["version"]
+    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, RecursionError):
+        raise AuthFileError("it is not the JSON of users and policies") from None
+    if not is_encrypted(data) or not seal_of(data) or type(version) is not int:
+        raise AuthFileError("its secrets are not encrypted, or it has no seal")
+    return version
 
 
 def _check_mac(front: bytes, seal: dict[str, Any], keys: Sealing | None) -> None:

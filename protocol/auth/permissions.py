@@ -377,6 +377,7 @@ _CLUSTER_GET: Final = (
     Code.AUTH_LIST_USER,
     Code.AUTH_GET_ACL,
     Code.AUTH_LIST_ACL,
+    Code.AUTH_GET_FILE,
     # name servers
     Code.GET_KV_CONFIG,
     Code.GET_KVLIST_BY_NAMESPACE,

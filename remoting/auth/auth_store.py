@@ -10,10 +10,10 @@ that RocketMQ does not have: one enabled Super remains; only a Super changes pol
 others. Otherwise a user could give himself what he may not do.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 import trio
@@ -43,6 +43,7 @@ from trimq.remoting.auth.secrets import Secrets, SecretsError
 MOST_USERS: Final = 10_000
 
 _CREATED_BY: Final = "The super user can only be create by super user"
+_MASTERS: Final = "the master's file of users"
 _UPDATED_BY: Final = "The super user can only be update by super user"
 
 
@@ -67,6 +68,17 @@ class AuthFile(Protocol):
         ...
 
 
+class Followed(NamedTuple):
+    """Users and policies in a file, with their records. The keys of all tables are users' names."""
+
+    secrets: Secrets
+    version: int
+    users: dict[str, User]
+    acls: dict[str, Acl]
+    user_records: dict[str, bytes]
+    acl_records: dict[str, bytes]
+
+
 class AuthStore:
     """The users and policies. Reading costs no wait; each change is one write of the whole file."""
 
@@ -80,6 +92,10 @@ class AuthStore:
         # The JSON of each record, so that a change encodes (and encrypts) one of them.
         self._user_records: dict[str, bytes] = {}
         self._acl_records: dict[str, bytes] = {}
+        self._sealed: tuple[int, bytes, str] | None = None
+        """Of a generation."""
+        self.on_adopted: Callable[[], None] = lambda: None
+        """Called when the users and policies of the master have been taken."""
         self._lock = trio.Lock()
 
     def __repr__(self) -> str:
@@ -132,7 +148,7 @@ class AuthStore:
             tables = await self._read()
             if tables is None:
                 return 0
-            users, acls, user_records = self._decode(tables)
+            users, acls, user_records = self._decode(tables, self._secrets)
             old = [name for name, record in user_records.items() if not self._secrets.is_current(record["secret"])]
             records = {
                 name: self._user_record(users[name]) if name in old else msgspec.json.encode(record)
@@ -149,6 +165,60 @@ class AuthStore:
             self._take(users, acls, records, acl_records)
             return len(old)
 
+    def sealed(self) -> tuple[bytes, str]:
+        """The file as it is now, and its seal, if all secrets in it are encrypted. Raises AuthStoreError if not."""
+        keys = self._secrets.keys
+        if keys is None:
+            raise AuthStoreError(
+                "users leave this broker encrypted only: set authKeyFile to a file made with `mqstore authkey FILE`"
+            )
+        if self._sealed is None or self._sealed[0] != self.generation:
+            data = auth_file.encode(self._version, self._user_records.values(), self._acl_records.values(), keys)
+            self._sealed = self.generation, data, auth_file.seal_of(data)
+        return self._sealed[1:]
+
+    def read_of(self, data: bytes, secrets: Secrets, origin: str = "") -> Followed:
+        """What a file has that another server has written, for ``follow``. May be called in a thread: it takes time.
+
+        ``origin``: for messages, if it is not this store's file. Raises AuthStoreError: also for a file without users,
+        which would refuse everything.
+        """
+        origin = origin or self._file.path
+        try:
+            tables = auth_file.decode(data, secrets.keys)
+            users, acls, records = self._decode(tables, secrets)
+        except AuthFileError as error:
+            raise AuthStoreError(f"{origin} cannot be used: {error}") from None
+        if not users:
+            raise AuthStoreError(f"{origin} cannot be used: there are no users in it")
+        user_records = {name: msgspec.json.encode(record) for name, record in records.items()}
+        acl_records = {name: encode_acl(acl) for name, acl in acls.items()}
+        return Followed(secrets, tables.version, users, acls, user_records, acl_records)
+
+    def follow(self, followed: Followed) -> None:
+        """Take these users and policies in place of all others. Nothing is written here."""
+        self._secrets, self._version = followed.secrets, followed.version
+        self._take(followed.users, followed.acls, followed.user_records, followed.acl_records)
+
+    async def adopt(self, data: bytes) -> None:
+        """Take the file of this broker's master in place of all users and policies, once it is on disk here.
+
+        Only an encrypted one, which cannot be made without a key of this broker's key file. Raises AuthStoreError, and
+        has changed nothing then.
+        """
+        if not auth_file.is_encrypted(data):
+            raise AuthStoreError(f"{_MASTERS} cannot be used: its secrets are not encrypted")
+        followed = await trio.to_thread.run_sync(self.read_of, data, self._secrets, _MASTERS)
+        async with self._lock:
+            try:
+                # Shielded as in _write.
+                with trio.CancelScope(shield=True):
+                    await self._file.replace(data)
+                    self.follow(followed)
+            except OSError as error:
+                raise AuthStoreError(f"{self._file.path} cannot be written: {_reason(error)}") from error
+        self.on_adopted()
+
     async def _read(self) -> auth_file.AuthTables | None:
         try:
             data = await self._file.read()
@@ -159,11 +229,10 @@ class AuthStore:
             raise AuthStoreError(f"{self._file.path} cannot be read: {_reason(error)}") from error
 
     def _decode(
-        self, tables: auth_file.AuthTables
+        self, tables: auth_file.AuthTables, secrets: Secrets
     ) -> tuple[dict[str, User], dict[str, Acl], dict[str, dict[str, Any]]]:
         users: dict[str, User] = {}
         records: dict[str, dict[str, Any]] = {}
-        secrets = self._secrets
         # With a key, a file without its seal may come from an attacker.
         if secrets.keys is not None and not tables.encrypted and not secrets.may_be_clear:
             raise AuthStoreError(
@@ -172,7 +241,7 @@ class AuthStore:
             )
         try:
             for record in tables.users:
-                user = self._user_of(record, tables.encrypted)
+                user = _user_of(record, tables.encrypted, secrets)
                 users[user.username], records[user.username] = user, record
             acls = {acl.username: acl for acl in map(_acl_of, tables.acls)}
         except SecretsError as error:
@@ -180,14 +249,6 @@ class AuthStore:
         except (RemotingError, KeyError, TypeError):
             raise AuthStoreError(f"{self._file.path} cannot be used: a record in it is damaged") from None
         return users, acls, records
-
-    def _user_of(self, record: dict[str, Any], encrypted: bool) -> User:
-        username = checked_username(record["username"])
-        user_type, status = UserType.of(record["userType"]), UserStatus.of(record["userStatus"])
-        # The last: a record of a sealed file in one without a seal.
-        if user_type is None or status is None or ("clear" in record["secret"]) is encrypted:
-            raise KeyError
-        return User(username, checked_secret(self._secrets.password(username, record["secret"])), user_type, status)
 
     def _user_record(self, user: User) -> bytes:
         return msgspec.json.encode(
@@ -352,6 +413,15 @@ class AuthStore:
 
 def _is_super(by: User | None) -> bool:
     return by is None or by.is_super
+
+
+def _user_of(record: dict[str, Any], encrypted: bool, secrets: Secrets) -> User:
+    username = checked_username(record["username"])
+    user_type, status = UserType.of(record["userType"]), UserStatus.of(record["userStatus"])
+    # The last: a record of a sealed file in one without a seal.
+    if user_type is None or status is None or ("clear" in record["secret"]) is encrypted:
+        raise KeyError
+    return User(username, checked_secret(secrets.password(username, record["secret"])), user_type, status)
 
 
 def _acl_of(record: Any) -> Acl:

@@ -136,6 +136,15 @@ def read_key_file(path: Path) -> KeyRing:
     return KeyRing(_keys_of(_read(path), path))
 
 
+def read_keys(path: Path, purpose: bytes, name: str) -> dict[bytes, bytes]:
+    """Keys for another purpose, derived from those of a key file, by 4 bytes that name them; the first one comes first.
+
+    ``name``: the option, for messages. Needs no extra. Blocks. Raises SecretsError.
+    """
+    keys = _keys_of(_read(path, name), path, name)
+    return {_derived(key, purpose + b" id")[:4]: _derived(key, purpose) for key in keys}
+
+
 def make_key_file(path: Path) -> str:
     """A new key file with one key, for its owner only; returns the key's name. Blocks. Raises SecretsError."""
     key = os.urandom(KEY_BYTES)
@@ -179,32 +188,32 @@ def add_key(path: Path) -> str:
     return _derived(key, b"id")[:4].hex()
 
 
-def _read(path: Path) -> str:
+def _read(path: Path, name: str = "authKeyFile") -> str:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as file:
             found = os.fstat(file.fileno())
-            _check_access(path, found)
+            _check_access(path, found, name)
             data = file.read(_MOST_FILE_BYTES + 1)
     except OSError as error:
-        raise SecretsError(f"authKeyFile {path} cannot be read: {error.strerror}") from None
+        raise SecretsError(f"{name} {path} cannot be read: {error.strerror}") from None
     if len(data) > _MOST_FILE_BYTES or not data.isascii():
-        raise SecretsError(f"authKeyFile {path} is no key file: it has other text than keys")
+        raise SecretsError(f"{name} {path} is no key file: it has other text than keys")
     return data.decode("ascii")
 
 
-def _check_access(path: Path, found: os.stat_result) -> None:
+def _check_access(path: Path, found: os.stat_result, name: str = "authKeyFile") -> None:
     if not stat.S_ISREG(found.st_mode):
-        raise SecretsError(f"authKeyFile {path} is no file")
+        raise SecretsError(f"{name} {path} is no file")
     if found.st_mode & 0o077:
         raise SecretsError(
-            f"authKeyFile {path} may be read by others (mode {stat.S_IMODE(found.st_mode):04o}): chmod 600 {path}"
+            f"{name} {path} may be read by others (mode {stat.S_IMODE(found.st_mode):04o}): chmod 600 {path}"
         )
     if found.st_uid not in (os.geteuid(), 0):
-        raise SecretsError(f"authKeyFile {path} belongs to another user (uid {found.st_uid}): chown it")
+        raise SecretsError(f"{name} {path} belongs to another user (uid {found.st_uid}): chown it")
 
 
-def _keys_of(text: str, path: Path) -> list[bytes]:
+def _keys_of(text: str, path: Path, name: str = "authKeyFile") -> list[bytes]:
     keys: list[bytes] = []
     for number, line in enumerate(text.splitlines(), 1):
         line = line.strip()  # noqa: PLW2901 - the same line
@@ -216,13 +225,13 @@ def _keys_of(text: str, path: Path) -> list[bytes]:
             key = b""
         if len(key) != KEY_BYTES:
             # Without the line: it is a secret, even if it has a typing error in it.
-            raise SecretsError(f"authKeyFile {path}, line {number}: expected base64 or hexadecimal text of 32 bytes")
+            raise SecretsError(f"{name} {path}, line {number}: expected base64 or hexadecimal text of 32 bytes")
         if key not in keys:
             keys.append(key)
     if not keys:
-        raise SecretsError(f"authKeyFile {path} has no key: `mqstore authkey FILE` makes a key file")
+        raise SecretsError(f"{name} {path} has no key: `mqstore authkey FILE` makes a key file")
     if len(keys) > MOST_KEYS:
-        raise SecretsError(f"authKeyFile {path} has {len(keys)} keys; {MOST_KEYS} are allowed")
+        raise SecretsError(f"{name} {path} has {len(keys)} keys; {MOST_KEYS} are allowed")
     return keys
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,14 +13,21 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
+from tests.broker.auth.signed import ROOT, ROOT_SECRET, User, is_refused
 from tests.broker.wire_client import WireClient
+from tests.client.tls_servers import server_keys
 from tests.ports import free_port
+from tests.tls_certificates import Certificates, certificates
 from trimq.broker.config import load_broker
 from trimq.broker.controller import BrokerController
 from trimq.broker.testing import running_broker
 from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.command import RemotingCommand
+from trimq.remoting.auth.auth_store import AuthStore
+from trimq.remoting.auth.secrets import make_key_file
 from trimq.remoting.config.properties import ConfigError
+
+__all__ = ["certificates"]
 
 TOPIC = "Copied"
 
@@ -251,3 +259,241 @@ def test_a_sync_master_that_waits_for_no_slave_needs_no_port(tmp_path: Path) -> 
     path = tmp_path / "broker.conf"
     path.write_text("brokerRole=SYNC_MASTER\ninSyncReplicas=1\n")
     assert load_broker(path).warnings == []
+
+
+def key_file(path: Path) -> str:
+    make_key_file(path)
+    return str(path)
+
+
+async def test_master_and_slave_prove_that_they_know_the_secret(tmp_path: Path) -> None:
+    secret = {"haSecretFile": key_file(tmp_path / "ha.key")}
+    async with pair(tmp_path, secret, **secret) as (master, slave):
+        async with WireClient.connect(master.endpoint) as client:
+            assert (await client.send(TOPIC, b"x")).code == 0
+        await in_sync(master, slave)
+        assert slave.context.store.max_phy_offset == master.context.store.max_phy_offset > 0
+        # A client that knows no secret gets nothing.
+        async with await trio.open_tcp_stream("127.0.0.1", master.replication.port) as stream:
+            await stream.send_all(bytes(8))
+            assert await stream.receive_some(1) == b""
+
+
+@pytest.mark.parametrize("without", ["master", "slave", "neither"])
+async def test_a_secret_on_one_side_only(tmp_path: Path, without: str) -> None:
+    mine = {"haSecretFile": key_file(tmp_path / "ha.key")}
+    theirs = {"haSecretFile": key_file(tmp_path / "other.key")} if without == "neither" else {}
+    leader, follower = (mine, theirs) if without != "master" else (theirs, mine)
+    async with pair(tmp_path, leader, **follower) as (_, slave):
+        client = slave.replication.client
+        assert client is not None
+        with trio.fail_after(30):
+            while not client.state().error:  # noqa: ASYNC110 - there is no event for it
+                await trio.sleep(0.01)
+        assert slave.context.store.max_phy_offset == 0
+
+
+async def test_a_secret_that_cannot_be_read_refuses_the_start(tmp_path: Path) -> None:
+    path = tmp_path / "ha.key"
+    key_file(path)
+    path.chmod(0o644)
+    with pytest.raises(ExceptionGroup) as caught:
+        async with running_broker(tmp_path / "b", haSecretFile=str(path), haListenPort=0):
+            pass
+    text = str(caught.value.exceptions)
+    assert "haSecretFile" in text
+    assert "may be read by others (mode 0644)" in text
+
+
+def test_exceptions_need_a_secret() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_broker(flags={"haAllowedWithoutProof": ("10.0.0.1", "test")})
+    assert caught.value.key == "haAllowedWithoutProof"
+
+
+INNER = {"accessKey": "brokers", "secretKey": "inner canary-42"}
+
+
+def closed(directory: Path, keys: str, **more: Any) -> dict[str, Any]:
+    """The settings of a broker that asks for signatures; each has its own first administrator."""
+    directory.mkdir(exist_ok=True)
+    return {
+        "authenticationEnabled": True,
+        "authorizationEnabled": True,
+        "allowAdminOverPlain": True,
+        "authKeyFile": keys,
+        "initAuthenticationUser": json.dumps({"username": ROOT, "password": ROOT_SECRET}),
+        "innerClientAuthenticationCredentials": json.dumps(INNER),
+    } | more
+
+
+def users_of(broker: BrokerController) -> AuthStore:
+    assert broker.context.users is not None
+    return broker.context.users.store
+
+
+async def same_users(master: BrokerController, slave: BrokerController) -> None:
+    """Wait until the slave has the users and policies of the master."""
+    mine, theirs = users_of(master), users_of(slave)
+    with trio.fail_after(30):
+        while (  # noqa: ASYNC110 - there is no event for it
+            dict(mine.users) != dict(theirs.users) or mine.list_acls() != theirs.list_acls()
+        ):
+            await trio.sleep(0.02)
+
+
+async def test_users_and_policies_get_to_a_slave_that_becomes_the_master_with_them(tmp_path: Path) -> None:
+    keys = key_file(tmp_path / "auth.key")
+    own = json.dumps({"username": "of-the-slave", "password": "p"})
+    settings = closed(tmp_path, keys)
+    follower = closed(tmp_path, keys, initAuthenticationUser=own, slaveReadEnable=True)
+    async with pair(tmp_path, settings, **follower) as (master, slave):
+        await in_sync(master, slave)
+        async with WireClient.connect(master.endpoint) as client, WireClient.connect(slave.endpoint) as reading:
+            root = User(client)
+            app = await root.make("app", f"Topic:{TOPIC} Pub|Sub", "Group:G Sub")
+            await same_users(master, slave)
+            assert users_of(slave).user("of-the-slave") is None
+            assert (await User(reading, "app").ask(34, {}, b'{"clientID":"c"}')).code == 0
+            assert (await root.ask(3003, {"username": "app"})).code == 0
+            await same_users(master, slave)
+            assert is_refused(await User(reading, "app").ask(34, {}, b'{"clientID":"c"}'))
+            # A change that is made at the slave is replaced by what the master has.
+            assert (await User(reading, ROOT).ask(3003, {"username": "brokers"})).code == 0
+            await same_users(master, slave)
+            assert users_of(slave).user("brokers") is not None
+            await root.make("last", "Cluster:DefaultCluster Get")
+            await same_users(master, slave)
+            assert app.name == "app"
+        for path in (tmp_path / "slave" / "config").iterdir():
+            assert b"canary-42" not in path.read_bytes()
+            assert b"secret of last" not in path.read_bytes()
+    # The master is lost; the slave's store becomes the master's.
+    other = json.dumps({"username": "another", "password": "p"})
+    async with running_broker(tmp_path / "slave", **closed(tmp_path, keys, initAuthenticationUser=other)) as master:
+        assert sorted(users_of(master).users) == ["brokers", "last", ROOT]
+        assert users_of(master).acl("last") is not None
+        async with WireClient.connect(master.endpoint) as client:
+            assert (await User(client, "last").ask(RequestCode.GET_BROKER_RUNTIME_INFO)).code == 0
+
+
+async def test_users_get_to_a_slave_of_a_master_with_an_admin_port(tmp_path: Path) -> None:
+    keys = key_file(tmp_path / "auth.key")
+    settings = closed(tmp_path, keys, adminListenAddress="127.0.0.1:0")
+    follower = closed(tmp_path, keys, initAuthenticationUser=json.dumps({"username": "of-the-slave", "password": "p"}))
+    async with pair(tmp_path, settings, **follower) as (master, slave):
+        await same_users(master, slave)
+        assert sorted(users_of(slave).users) == ["brokers", ROOT]
+
+
+async def test_a_slave_without_the_masters_key_says_so_and_keeps_its_users(tmp_path: Path) -> None:
+    mine, theirs = key_file(tmp_path / "a.key"), key_file(tmp_path / "b.key")
+    with capture_logs() as logs:
+        async with pair(tmp_path, closed(tmp_path, mine), **closed(tmp_path, theirs)) as (master, slave):
+            async with WireClient.connect(master.endpoint) as client:
+                await User(client).make("app")
+            await in_sync(master, slave)
+            assert sorted(users_of(slave).users) == ["brokers", ROOT]
+    lines = [line for line in logs if line["event"] == "not_synchronized" and line["request"] == "AUTH_GET_FILE"]
+    assert [line["reason"] for line in lines if "not in authKeyFile" in line["reason"]]
+    assert len(lines) == len({line["reason"] for line in lines})
+    assert "canary" not in str(lines)
+
+
+async def test_users_in_clear_stay_where_they_are(tmp_path: Path) -> None:
+    more: dict[str, Any] = {"authKeyFile": "", "allowSecretsInClear": True}
+    with capture_logs() as logs:
+        async with pair(tmp_path, closed(tmp_path, "", **more), **closed(tmp_path, "", **more)) as (master, slave):
+            async with WireClient.connect(master.endpoint) as client:
+                await User(client).make("app")
+            await in_sync(master, slave)
+            assert sorted(users_of(slave).users) == ["brokers", ROOT]
+    assert [
+        line["reason"] for line in logs if line["event"] == "not_synchronized" and "set authKeyFile" in line["reason"]
+    ]
+
+
+async def test_a_master_of_rocketmq_has_no_file_of_users(tmp_path: Path) -> None:
+    """It answers that it does not support the request: nothing happens, and nothing is logged."""
+    keys = key_file(tmp_path / "auth.key")
+    with capture_logs() as logs:
+        async with pair(tmp_path, closed(tmp_path, keys), **closed(tmp_path, keys)) as (master, slave):
+            await same_users(master, slave)
+            assert slave.replication.master is not None
+            synchronize, ask = slave.replication.synchronize, slave.replication.master.ask
+
+            async def as_rocketmq(code: int, ext: dict[str, str] | None = None) -> RemotingCommand:
+                if code == RequestCode.AUTH_GET_FILE:
+                    return RemotingCommand.request(code).reply(ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
+                return await ask(code, ext)
+
+            slave.replication.master.ask = as_rocketmq  # type: ignore[method-assign]
+            async with WireClient.connect(master.endpoint) as client:
+                await User(client).make("app")
+            before = len([line for line in logs if line["event"] == "not_synchronized"])
+            assert synchronize is not None
+            await in_sync(master, slave)
+            assert users_of(slave).user("app") is None
+            assert len([line for line in logs if line["event"] == "not_synchronized"]) == before
+
+
+def tls_of(certificates: Certificates, **more: Any) -> dict[str, Any]:
+    keys = server_keys(certificates, "permissive", mutual=True)
+    keys |= {"tls.server.need.client.auth": "optional", "tls.enable": "true"}
+    return {**keys, "haTls": True, "brokerIP1": "127.0.0.1", **more}
+
+
+@pytest.mark.parametrize("secret", [False, True], ids=["certificates", "certificates and a secret"])
+async def test_replication_over_tls(tmp_path: Path, certificates: Certificates, secret: bool) -> None:
+    more = {"haSecretFile": key_file(tmp_path / "ha.key")} if secret else {}
+    async with pair(tmp_path, tls_of(certificates, **more), **tls_of(certificates, **more)) as (master, slave):
+        async with WireClient.connect(master.endpoint) as client:
+            for _ in range(3):
+                assert (await client.send(TOPIC, b"x" * 100_000)).code == 0
+        await in_sync(master, slave)
+        assert slave.context.store.max_phy_offset == master.context.store.max_phy_offset > 300_000
+        address = ("127.0.0.1", master.replication.port)
+        async with await trio.open_tcp_stream(*address) as stream:
+            await stream.send_all(bytes(8))
+            assert await stream.receive_some(1) == b""
+        # A certificate of no CA of ours, and none at all.
+        for shown in (certificates.foreign_client, None):
+            context = ssl.create_default_context(cafile=str(certificates.ca))
+            if shown is not None:
+                context.load_cert_chain(shown.cert, shown.key)
+            tls = trio.SSLStream(await trio.open_tcp_stream(*address), context, server_hostname="127.0.0.1")
+            got = b""
+            with contextlib.suppress(trio.BrokenResourceError):
+                await tls.send_all(bytes(8))
+                got = bytes(await tls.receive_some(100))
+            assert got == b""
+            await trio.aclose_forcefully(tls)
+
+
+@pytest.mark.parametrize("side", ["master", "slave"])
+async def test_replication_with_tls_on_one_side_only(tmp_path: Path, certificates: Certificates, side: str) -> None:
+    with_tls, without = tls_of(certificates), tls_of(certificates, haTls=False)
+    leader, follower = (with_tls, without) if side == "master" else (without, with_tls)
+    async with pair(tmp_path, leader, **follower) as (_, slave):
+        client = slave.replication.client
+        assert client is not None
+        with trio.fail_after(30):
+            while not client.state().error:  # noqa: ASYNC110 - there is no event for it
+                await trio.sleep(0.01)
+        assert slave.context.store.max_phy_offset == 0
+
+
+def test_what_replication_over_tls_needs(certificates: Certificates) -> None:
+    keys = {key: str(value).lower() if value is True else str(value) for key, value in tls_of(certificates).items()}
+    load_broker(flags={key: (value, "test") for key, value in keys.items()})
+    for without in (
+        {"tls.enable": "false"},
+        {"tls.server.authClient": "false", "tls.server.need.client.auth": "none"},
+        {"tls.client.authServer": "false"},
+        {"tls.client.certPath": "", "tls.client.keyPath": ""},
+        {"tls.server.certPath": "", "tls.server.keyPath": ""},
+    ):
+        with pytest.raises(ConfigError) as caught:
+            load_broker(flags={key: (value, "test") for key, value in (keys | without).items()})
+        assert caught.value.key == "haTls"
+        assert next(iter(without)).rpartition(".")[2] in str(caught.value)

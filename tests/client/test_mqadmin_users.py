@@ -26,10 +26,12 @@ from trimq.client import (
     Producer,
 )
 from trimq.client.mqadmin import main
+from trimq.protocol.auth.auth_file import AUTH_FILE, encode
 from trimq.protocol.auth.model import UserChange
 from trimq.protocol.body import BrokerData, ClusterInfo, encode_json
 from trimq.protocol.codes import RequestCode
 from trimq.protocol.command import RemotingCommand
+from trimq.remoting.auth.secrets import KeyRing
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -501,3 +503,84 @@ async def test_a_reply_that_is_no_user_is_an_error_of_the_sdk() -> None:
             change = UserChange(password=SECRET)
             assert SECRET not in repr(change)
             await admin.create_user(broker.address, "u", change)
+
+
+def sealed(version: int, keys: KeyRing) -> bytes:
+    record = {"username": "u", "userType": "Super", "userStatus": "enable", "secret": keys.encrypt("u", SECRET)}
+    return encode(version, [json.dumps(record).encode()], [], keys)
+
+
+def with_file(check: Callable[[ScriptedBroker, list[bytes]], None]) -> None:
+    """Run ``check`` in a thread, with a broker that sends what is in the list."""
+
+    async def main() -> None:
+        async with scripted_broker() as source:
+            files: list[bytes] = [b""]
+            source.answers |= {RequestCode.AUTH_GET_FILE: lambda command: command.reply(body=files[0])}
+            await anyio.to_thread.run_sync(check, source, files)
+
+    anyio.run(main)
+
+
+def test_the_file_of_users_is_copied(tmp_path: Path) -> None:
+    keys = KeyRing([bytes(32)])
+
+    def check(source: ScriptedBroker, files: list[bytes]) -> None:
+        def run() -> Result:
+            return RUNNER.invoke(main, ["copyAuth", "-b", source.address, "-o", str(tmp_path)])
+
+        target = tmp_path / AUTH_FILE
+        files[0] = first = sealed(3, keys)
+        result = run()
+        assert result.exit_code == 0, result.output
+        assert target.read_bytes() == first
+        assert target.stat().st_mode & 0o777 == 0o600
+        assert "success, version 3." in result.output
+        before = target.stat()
+        assert "is as" in run().output
+        assert target.stat() == before
+        files[0] = sealed(2, keys)
+        result = run()
+        assert result.exit_code == 2
+        assert "which is older" in result.output
+        assert target.read_bytes() == first
+        files[0] = sealed(4, keys)
+        target.write_bytes(b"damaged")
+        assert run().exit_code == 0
+        assert target.read_bytes() == files[0]
+        assert [path.name for path in tmp_path.iterdir()] == [AUTH_FILE]
+
+    with_file(check)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"[]",
+        encode(1, [b'{"username":"u","secret":{"clear":"x"}}'], [], None),
+        b'{"format":1,"secrets":"encrypted","version":1}',
+        b'{"format":1,"secrets":"encrypted","version":"x",\n"seal":{}}',
+    ],
+    ids=["nothing", "no file", "in clear", "no seal", "no version"],
+)
+def test_a_file_of_users_that_cannot_be_used_replaces_nothing(tmp_path: Path, data: bytes) -> None:
+    def check(source: ScriptedBroker, files: list[bytes]) -> None:
+        files[0] = data
+        result = RUNNER.invoke(main, ["copyAuth", "-b", source.address, "-o", str(tmp_path)])
+        assert result.exit_code == 2
+        assert "a file that cannot be used" in result.output
+        assert list(tmp_path.iterdir()) == []
+
+    with_file(check)
+
+
+def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
+    def check(source: ScriptedBroker, files: list[bytes]) -> None:
+        files[0] = sealed(1, KeyRing([bytes(32)]))
+        (tmp_path / (AUTH_FILE + ".tmp")).mkdir()
+        result = RUNNER.invoke(main, ["copyAuth", "-b", source.address, "-o", str(tmp_path)])
+        assert result.exit_code == 2
+        assert "cannot be written" in result.output
+
+    with_file(check)

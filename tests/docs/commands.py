@@ -40,6 +40,7 @@ RUN_IN: dict[str, str] = {
     "operate tiered_docker": "tests/docker/test_tiered.py",
     "security certificates": "tests/docs/test_security.py",
     "security mqadmin": "tests/docs/test_security.py",
+    "security copyauth": "tests/docs/test_security.py",
     "security admin_port": "tests/broker/test_admin_port.py",
 }
 """Block to the tests that run it."""

@@ -11,10 +11,15 @@ from typing import Any
 import anyio
 import pytest
 import structlog
+import trio
 
+from tests.broker.auth.signed import ROOT as ACCOUNT
+from tests.broker.auth.signed import SECRETS, closed_broker, signed
 from tests.client.tls_servers import tls_servers
 from tests.docs.commands import ALL, PAGES, ROOT
 from tests.docs.examples import examples
+from tests.namesrv.server import running as name_server
+from tests.remoting.auth.user_files import following, key_file
 from trimq.client import Admin, Message
 from trimq.protocol.auth.permissions import ADMINISTRATION
 from trimq.protocol.auth.stamp import STAMP
@@ -73,6 +78,37 @@ def test_the_page_from_certificates_to_clients(folder: Path, tmp_path: Path, mon
         )
         assert done.returncode == 0, done.stderr
         assert "broker-a" in done.stdout
+
+
+async def test_users_of_a_broker_get_to_a_name_server(tmp_path: Path) -> None:
+    keys, users = key_file(tmp_path), tmp_path / "users"
+    users.mkdir(mode=0o755)
+    command = ALL["security copyauth"].replace("/etc/trimq/users", str(users))
+    environment = {
+        "PATH": f"{TOOLS}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "TRIMQ_ACCESS_KEY": ACCOUNT,
+        "TRIMQ_SECRET_KEY": SECRETS[ACCOUNT],
+    }
+
+    async def copy(address: str) -> None:
+        text = command.replace("mq1.example.org:10911", address)
+        done = await trio.run_process(["sh", "-c", text], env=os.environ | environment, capture_stdout=True)
+        assert b"success, version" in done.stdout
+        assert SECRETS[ACCOUNT].encode() not in done.stdout
+
+    async with closed_broker(tmp_path, authKeyFile=str(keys), allowSecretsInClear=False) as (broker, root):
+        address = broker.address
+        await copy(address)
+        async with name_server(tmp_path, **following(users, keys)) as server, server.connect() as wire:
+            assert server.controller.users is not None
+            route = signed({"topic": "T"}, b"", "app", "secret of app")
+            assert (await wire.ask(105, route)).code == 16
+            await root.make("app", "Topic:T Pub")
+            await copy(address)
+            await server.controller.users.refresh()
+            assert (await wire.ask(105, route)).code == 17
+            assert (await wire.ask(105, signed({"topic": "U"}, b"", "app", "secret of app"))).code == 16
 
 
 def test_every_key_is_on_the_page() -> None:

@@ -70,7 +70,7 @@ async def test_health_says_that_a_certificate_has_expired(tmp_path: Path, certif
     async with running(tmp_path, **tls_keys(certificates, pair=certificates.expired)) as server:
         server.clock.set_wall_ms(1_600_000_000_000)
         found = server.controller.health.readiness()
-        assert (found.ready, [note.code for note in found.notes]) == (True, ["tls_certificate_expired"])
+        assert (found.ready, [note.code for note in found.notes]) == (True, ["tls_certificate_expired", "access"])
 
 
 @pytest.mark.parametrize("missing", ["certPath", "keyPath"])

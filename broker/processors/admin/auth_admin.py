@@ -1,4 +1,4 @@
-"""Administration of users and policies: 3001 to 3010 (RocketMQ's AdminBrokerProcessor), for mqadmin.
+"""Administration of users and policies: 3001 to 3010 (RocketMQ's AdminBrokerProcessor), and the file of both (13010).
 
 They are served while authentication is on only: otherwise anybody could make an administrator for the time when it is.
 A reply to a change is sent after the change is on disk. Replies have no passwords, see authReturnPasswords.
@@ -7,9 +7,7 @@ A reply to a change is sent after the change is on disk. Replies have no passwor
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import TypeVar
 
-from trimq.broker.auth.access import is_encrypted
-from trimq.broker.auth.config import AuthConfig, ReturnPasswords
-from trimq.broker.auth.open_access import Users
+from trimq.protocol.auth.auth_file import SEAL
 from trimq.protocol.auth.body import decode_acl, decode_user_change, encode_acl, encode_user
 from trimq.protocol.auth.model import Acl, PolicyType, Resource, User, UserChange, checked_username
 from trimq.protocol.codes import RequestCode, ResponseCode
@@ -22,7 +20,10 @@ from trimq.protocol.headers.auth import (
     ListUsersRequestHeader,
     UserRequestHeader,
 )
-from trimq.remoting.auth.auth_store import AuthStore
+from trimq.remoting.auth.access import is_encrypted
+from trimq.remoting.auth.auth_store import AuthStore, AuthStoreError
+from trimq.remoting.auth.config import AuthConfig, ReturnPasswords
+from trimq.remoting.auth.users import Users
 from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.handler_table import HandlerTable
@@ -57,6 +58,7 @@ class AuthAdminProcessor:
             RequestCode.AUTH_DELETE_ACL: self.delete_acl,
             RequestCode.AUTH_GET_ACL: self.get_acl,
             RequestCode.AUTH_LIST_ACL: self.list_acls,
+            RequestCode.AUTH_GET_FILE: self.get_file,
         }
         for code, handler in handlers.items():
             table.register(code, handler)
@@ -139,6 +141,23 @@ class AuthAdminProcessor:
         text = header.resource_filter or ""
         found = auth.list_acls(header.subject_filter or "")
         return in_slices(connection, command, _array(found, lambda acl: _encoded(acl, text)))
+
+    def get_file(self, connection: Connection, command: RemotingCommand) -> Outcome:
+        """AUTH_GET_FILE (13010, TriMQ's own): the file of users and policies, encrypted and sealed, for a Super.
+
+        So it may be sent on a plain connection, and who reads or changes it there learns no secret and changes nothing.
+        No body if the field ``seal`` names what the broker has.
+        """
+        store, by = self._asked(command)
+        if not by.is_super:
+            raise RemotingError(ResponseCode.NO_PERMISSION, "the file of users is for super users")
+        try:
+            data, seal = store.sealed()
+        except AuthStoreError as error:
+            raise RemotingError(ResponseCode.NO_PERMISSION, str(error)) from None
+        if command.ext_fields().get(SEAL) == seal:
+            return command.reply()
+        return in_slices(connection, command, iter([data]))
 
     # common
 

@@ -10,7 +10,6 @@ from typing import Final
 import msgspec
 import trio
 
-from trimq.broker.auth.permit import OPEN, Permit
 from trimq.broker.identity import BrokerIdentity
 from trimq.broker.services.client_channel import ClientChannel
 from trimq.broker.services.consumers import ConsumerManager
@@ -30,6 +29,7 @@ from trimq.protocol.headers.client import (
 )
 from trimq.protocol.json_pieces import BATCH
 from trimq.protocol.message_id import decode_offset_id
+from trimq.remoting.auth.permit import OPEN, Permit
 from trimq.remoting.errors import RemotingTimeoutError, RemotingTransportError
 from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.handler_table import HandlerTable

@@ -7,7 +7,6 @@ tries are used up. Source: RocketMQ's AbstractSendMessageProcessor.consumerSendM
 import random
 from typing import Any
 
-from trimq.broker.auth.permit import OPEN, Permit
 from trimq.broker.config import BrokerConfig
 from trimq.broker.processors.send.message_properties import tag_hash
 from trimq.broker.processors.send.send_checks import UNIT_RETRY, V3_4_9, SendChecks
@@ -35,6 +34,7 @@ from trimq.protocol.property_names import (
 from trimq.protocol.property_text import join_properties
 from trimq.protocol.record import RecordError, pack_host
 from trimq.protocol.topic_rules import dlq_topic, retry_topic
+from trimq.remoting.auth.permit import OPEN, Permit
 from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.handler_table import HandlerTable

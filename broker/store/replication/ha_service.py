@@ -5,7 +5,8 @@ connection.
 """
 
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Final, NamedTuple
 
 import structlog
@@ -16,6 +17,7 @@ from trimq.broker.store.replication.ha_connection import HAConfig, HAConnection,
 from trimq.broker.store.replication.offset_times import SAMPLE_SECONDS, OffsetTimes
 from trimq.broker.store.replication.reminders import Reminders
 from trimq.broker.store.running_flags import Flag, RunningFlags
+from trimq.protocol.ha_proof import HAProofError
 
 _log = structlog.get_logger(__name__)
 
@@ -26,6 +28,9 @@ _MOST_WAITING: Final = 32
 _MOST_OF_ONE: Final = 8
 _CLOSE: Final = 4 << 20
 """A slave that is up to this many bytes behind may be named to consumers."""
+
+Proof = Callable[[trio.abc.Stream, str], Awaitable[trio.abc.Stream]]
+"""The stream of a slave at an IP address, when the slave has proved itself. Raises HAProofError, OSError."""
 
 Admission = Callable[[str], Awaitable[int]]
 """Returns how many slaves may connect from an IP address; 0 for none."""
@@ -144,8 +149,12 @@ class HAService:
         listener: trio.abc.Listener[trio.abc.Stream],
         peer_of: Callable[[trio.abc.Stream], str],
         admission: Admission,
+        proof: Proof | None = None,
     ) -> None:
-        """Accept slaves until cancelled. ``peer_of`` returns the IP address of a connection's peer."""
+        """Accept slaves until cancelled. ``peer_of`` returns the IP address of a connection's peer.
+
+        ``proof``: None if slaves prove nothing.
+        """
         async with listener, trio.open_nursery() as nursery:
             nursery.start_soon(self._sample)
             while True:
@@ -155,29 +164,41 @@ class HAService:
                     _log.warning("slave_not_accepted", reason=str(error))
                     await trio.sleep(_ACCEPT_AGAIN)
                     continue
-                nursery.start_soon(self._accepted, stream, peer_of, admission)
+                nursery.start_soon(self._accepted, stream, peer_of, admission, proof)
 
     async def _accepted(
-        self, stream: trio.abc.Stream, peer_of: Callable[[trio.abc.Stream], str], admission: Admission
+        self,
+        stream: trio.abc.Stream,
+        peer_of: Callable[[trio.abc.Stream], str],
+        admission: Admission,
+        proof: Proof | None,
     ) -> None:
         try:
-            await self._serve(stream, peer_of(stream), admission)
+            await self._serve(stream, peer_of(stream), admission, proof)
         except OSError:
             await trio.aclose_forcefully(stream)  # it has disconnected before its address could be asked for
         except Exception:  # noqa: BLE001 - a fault with one slave must not end the broker
             _log.exception("slave_failed")
             await trio.aclose_forcefully(stream)
 
-    async def _serve(self, stream: trio.abc.Stream, address: str, admission: Admission) -> None:
-        slaves = await self._admitted(address, admission)
+    async def _serve(self, stream: trio.abc.Stream, address: str, admission: Admission, proof: Proof | None) -> None:
+        advice = "set haAllowedAddresses if it is one of this master's"
+        slaves, proved = 0, stream
+        async with self._waits(address) as waits:
+            if waits:
+                slaves = await self._admitted(address, admission)
+            if slaves and proof is not None:
+                try:
+                    proved = await proof(stream, address)
+                except (HAProofError, OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
+                    slaves, advice = 0, str(error) or type(error).__name__
         if not slaves:
             self.refused += 1
             if self._refusals.is_due(address, trio.current_time()):
-                _log.warning(
-                    "slave_refused", address=address, advice="set haAllowedAddresses if it is one of this master's"
-                )
+                _log.warning("slave_refused", address=address, advice=advice)
             await trio.aclose_forcefully(stream)
             return
+        stream = proved
         connection = self._connection(stream, address)
         self._make_room(address, slaves)
         self.connections.append(connection)
@@ -205,21 +226,26 @@ class HAService:
         old.close("another connection of this slave has come")
         self._forget(old)
 
-    async def _admitted(self, address: str, admission: Admission) -> int:
-        """How many slaves may connect from ``address``. 0 too if too many wait for that, or if it takes too long."""
+    @asynccontextmanager
+    async def _waits(self, address: str) -> AsyncIterator[bool]:
+        """Count a connection as one that waits for admission and proof. False if there are too many of them."""
         waiting = self._waiting
         if waiting.total() >= _MOST_WAITING or waiting[address] >= _MOST_OF_ONE:
-            return 0
+            yield False
+            return
         waiting[address] += 1
-        slaves = 0
         try:
-            with trio.move_on_after(_ADMISSION_SECONDS):
-                slaves = await admission(address)
+            yield True
         finally:
             waiting[address] -= 1
             if not waiting[address]:
                 del waiting[address]
-        return slaves
+
+    async def _admitted(self, address: str, admission: Admission) -> int:
+        """How many slaves may connect from ``address``. 0 too if that takes too long."""
+        with trio.move_on_after(_ADMISSION_SECONDS):
+            return await admission(address)
+        return 0
 
     def _forget(self, connection: HAConnection) -> None:
         self.connections.remove(connection)

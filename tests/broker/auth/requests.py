@@ -159,7 +159,9 @@ CASES: dict[int, Case] = {
     Code.QUERY_DATA_VERSION: case(READ, **NAMES),
     Code.GET_TOPICS_BY_CLUSTER: case(READ, cluster="other"),
 }
-CASES |= dict.fromkeys((26, 28, 43, 45, 60, 907, 1007, 204, 315, 317, 328, 355, 3004, 3005, 3009, 3010), case(READ))
+CASES |= dict.fromkeys(
+    (26, 28, 43, 45, 60, 907, 1007, 204, 315, 317, 328, 355, 3004, 3005, 3009, 3010, 13010), case(READ)
+)
 CASES |= dict.fromkeys((101, 106, 206, 219, 304, 311, 312, 313, 319, 1004, 1005, 1006, 1010, 1012), case(READ))
 CASES |= dict.fromkeys((13, *range(200074, 200079)), case(READ))
 CASES |= dict.fromkeys((25, 306, 316, 329, 2004, 200056, 5001, 905, 906, 908, 1008, 200079), case(WRITE))

@@ -12,10 +12,10 @@ from tests.broker.auth.signed import ROOT, ROOT_SECRET, SECRETS, User, closed_br
 from tests.broker.wire_client import WireClient, send_ext
 from tests.ports import free_port
 from tests.tls_certificates import Certificates
-from trimq.broker.auth.access import LARGE, MOST_FIELDS, MOST_FIELDS_BYTES
 from trimq.protocol.auth.signature import ACCESS_KEY, SIGNATURE
 from trimq.protocol.codes import ResponseCode
 from trimq.protocol.command import ONEWAY_FLAG, Encoding, RemotingCommand
+from trimq.remoting.auth.access import LARGE, MOST_FIELDS, MOST_FIELDS_BYTES
 
 NO_USERNAME = (16, "username cannot be null.")
 WRONG = (16, "check signature failed.")

@@ -12,11 +12,13 @@ from tests.broker.auth.requests import Case
 from tests.broker.auth.signed import ROOT, User, acl, closed_broker
 from tests.broker.auth.test_codes import command_of, made
 from tests.broker.wire_client import WireClient, send_ext
-from trimq.broker.auth.open_access import Users
+from tests.remoting.auth.user_files import key_file
 from trimq.broker.processors.admin.auth_admin import AuthAdminProcessor
 from trimq.broker.testing import configuration, running_broker
+from trimq.protocol.auth.auth_file import AUTH_FILE, SEAL, seal_of
 from trimq.protocol.auth.model import UserChange, UserType
 from trimq.protocol.command import RemotingCommand
+from trimq.remoting.auth.users import Users
 
 CREATE, UPDATE, DELETE, GET, LIST = range(3001, 3006)
 ACL_CREATE, ACL_UPDATE, ACL_DELETE, ACL_GET, ACL_LIST = range(3006, 3011)
@@ -180,3 +182,28 @@ async def test_a_super_on_tls_gets_passwords_if_that_is_configured(
     connection: Any = SimpleNamespace(peer=("127.0.0.1", 1), tls=object() if tls else None)
     command = command_of(GET, Case({"username": "root"}, b"", ()))
     assert ("password" in body(processor.get_user(connection, command))) is shown
+
+
+async def test_the_file_of_users_for_super_users(tmp_path: Path) -> None:
+    keys = key_file(tmp_path)
+    async with closed_broker(tmp_path, authKeyFile=str(keys), allowSecretsInClear=False) as (_, root):
+        app = await root.make("app", "Cluster:DefaultCluster Get|Update", "Topic:T Pub")
+        assert said(await app.ask(13010)) == (16, "the file of users is for super users")
+        data = bytes((await root.ask(13010)).body)
+        path = tmp_path / "store" / "config" / AUTH_FILE
+        assert data == path.read_bytes()
+        assert b"canary" not in data
+        assert b"secret of app" not in data
+        unchanged = await root.ask(13010, {SEAL: seal_of(data)})
+        assert (unchanged.code, bytes(unchanged.body)) == (0, b"")
+        await root.grant("app", "Topic:U Pub")
+        changed = bytes((await root.ask(13010, {SEAL: seal_of(data)})).body)
+        assert changed == path.read_bytes() != data
+
+
+async def test_passwords_in_clear_do_not_leave_the_broker(tmp_path: Path) -> None:
+    async with closed_broker(tmp_path) as (_, root):
+        code, text = said(await root.ask(13010))
+        assert code == 16
+        assert text is not None
+        assert text.startswith("users leave this broker encrypted only: set authKeyFile")

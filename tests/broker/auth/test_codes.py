@@ -10,8 +10,6 @@ import pytest
 
 from tests.broker.auth.requests import CASES, CLUSTER, Case
 from tests.broker.auth.signed import acl, closed_broker, signed
-from trimq.broker.auth.access import Access
-from trimq.broker.auth.config import AuthConfig
 from trimq.broker.testing import running_broker
 from trimq.controller.processor import ControllerRequestProcessor
 from trimq.protocol.auth.body import decode_acl
@@ -21,9 +19,11 @@ from trimq.protocol.codes import ResponseCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.errors import RemotingError
 from trimq.protocol.frame import encode
+from trimq.remoting.auth.access import Access
 from trimq.remoting.auth.auth_store import AuthStore
 from trimq.remoting.auth.authenticator import Authenticator
 from trimq.remoting.auth.authorizer import Authorizer
+from trimq.remoting.auth.config import AuthConfig
 from trimq.remoting.auth.secrets import Secrets
 from trimq.remoting.runtime.clock import SystemClock
 from trimq.remoting.runtime.log_budget import LogBudget

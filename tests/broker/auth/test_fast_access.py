@@ -11,9 +11,6 @@ import pytest
 from tests.broker.auth.signed import ROOT, User, closed_broker, signed
 from tests.broker.wire_client import WireClient, pull_ext, send_ext
 from tests.remoting.auth.stores import CANARY, filled, rules
-from trimq.broker.auth import fast_access
-from trimq.broker.auth.access import Access
-from trimq.broker.auth.fast_access import FastAccess
 from trimq.broker.controller import BrokerController
 from trimq.protocol.auth.model import MOST_RESOURCE_BYTES, Action, Decision, PolicyEntry, Resource, UserChange
 from trimq.protocol.auth.stamp import stamp_text
@@ -25,9 +22,12 @@ from trimq.protocol.frame import encode
 from trimq.protocol.headers.send import SendMessageRequestHeaderV2
 from trimq.protocol.native import NATIVE, NativeExtension
 from trimq.protocol.typed_request import HeadedRequest, headed_decoder
+from trimq.remoting.auth import fast_access
+from trimq.remoting.auth.access import Access
 from trimq.remoting.auth.auth_store import AuthStore
 from trimq.remoting.auth.authenticator import Authenticator
 from trimq.remoting.auth.authorizer import Authorizer
+from trimq.remoting.auth.fast_access import FastAccess
 from trimq.remoting.auth.replay_guard import ReplayGuard
 from trimq.remoting.runtime.clock import ManualClock
 from trimq.remoting.server.connection import Connection

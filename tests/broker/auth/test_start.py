@@ -10,13 +10,13 @@ from structlog.testing import capture_logs
 
 from tests.broker.auth.signed import ON, ROOT, ROOT_SECRET, User, closed_broker
 from tests.broker.wire_client import send_ext
-from trimq.broker.auth.config import AUTH_INERT, AuthConfig
 from trimq.broker.auth.open_access import inner_credentials, open_users
 from trimq.broker.cli import banner
 from trimq.broker.config import load_broker
 from trimq.broker.start_error import StartError
 from trimq.broker.store.disk.real_disk import RealDisk
 from trimq.broker.testing import configuration, running_broker
+from trimq.remoting.auth.config import AUTH_INERT, AuthConfig
 from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.config.properties import ConfigError
 from trimq.remoting.runtime.clock import SystemClock

@@ -9,9 +9,11 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
+from tests.broker.auth.signed import ON, User, is_refused
 from tests.broker.replicas.group import NAME, QUICK, TOPIC, Replica, running_group, send
 from tests.broker.wire_client import WireClient
 from tests.ports import free_port
+from tests.remoting.auth.user_files import key_file
 from tests.store.replication.pairs import until
 from tests.store.stores import drain
 from trimq.broker.config import BrokerConfig
@@ -22,6 +24,7 @@ from trimq.broker.store.replication.auto_switch_client import AutoSwitchHAClient
 from trimq.broker.store.replication.ha_client import TruncationNeededError
 from trimq.broker.testing import configuration
 from trimq.protocol.codes import RequestCode, ResponseCode
+from trimq.remoting.auth.auth_store import AuthStore
 from trimq.remoting.config.configuration import NettyServerConfig
 
 
@@ -364,3 +367,39 @@ async def test_a_master_whose_group_is_removed_acknowledges_nothing_when_its_lea
         await until(lambda: "they do not know broker id 1" in master.broker.manager.problem)
         assert "all brokers of group-a were removed" in master.broker.manager.problem
         assert not slave.leads
+
+
+async def test_users_are_there_after_a_failover_and_every_member_proves_itself(tmp_path: Path) -> None:
+    keys = str(key_file(tmp_path))
+    inner = json.dumps({"accessKey": "brokers", "secretKey": "inner secret"})
+    changes = {
+        **ON,
+        "allowSecretsInClear": False,
+        "authKeyFile": keys,
+        "haSecretFile": keys,
+        "innerClientAuthenticationCredentials": inner,
+    }
+    async with running_group(tmp_path, 2, **changes) as group:
+        old, slave = group.replicas
+        async with WireClient.connect(old.controller.endpoint) as client:
+            await User(client).make("app", f"Topic:{TOPIC} Pub")
+        assert users_of(old).acl("app") is not None
+        await until(lambda: users_of(slave).list_acls() == users_of(old).list_acls())
+        await old.cut_short()
+        new = await group.master(but=old)
+        assert new is slave
+        async with WireClient.connect(new.controller.endpoint) as client:
+            # Both come from the file: the group was made anew with the role.
+            await User(client).make("later")
+            assert is_refused(await User(client, "app").ask(RequestCode.GET_BROKER_RUNTIME_INFO))
+            assert is_refused(await User(client, "unknown").ask(RequestCode.GET_BROKER_RUNTIME_INFO))
+        await old.start()
+        await group.joined()
+        # The former master takes what the new one has.
+        await until(lambda: users_of(old).user("later") is not None)
+        assert dict(users_of(old).users) == dict(users_of(new).users)
+
+
+def users_of(replica: Replica) -> AuthStore:
+    assert replica.controller.context.users is not None
+    return replica.controller.context.users.store

@@ -26,7 +26,7 @@ from trimq.protocol.auth.model import (
 from trimq.protocol.errors import RemotingError
 from trimq.remoting.auth import auth_store
 from trimq.remoting.auth.auth_store import AuthStore, AuthStoreError
-from trimq.remoting.auth.secrets import Secrets
+from trimq.remoting.auth.secrets import KeyRing, Secrets
 
 SUPER, NORMAL = UserType.SUPER, UserType.NORMAL
 DISABLED = UserChange(user_status=UserStatus.DISABLE)
@@ -478,3 +478,56 @@ async def test_the_generation_counts_changes_only() -> None:
     await store.delete_acl("User:me")
     await store.delete_user("me")
     assert store.generation == generation + 4
+
+
+async def test_the_file_of_the_master_replaces_everything() -> None:
+    master, file = await filled(encrypted())
+    await master.write_acl(rules("me", PUB))
+    store, own = await filled(encrypted(KEY_2, KEY_1))
+    await store.create_user("mine", UserChange("p"))
+    heard: list[int] = []
+    store.on_adopted = lambda: heard.append(store.generation)
+    before = store.generation
+    assert file.data is not None
+    await store.adopt(file.data)
+    assert dict(store.users) == dict(master.users)
+    assert store.list_acls() == master.list_acls() != []
+    assert heard == [before + 1]
+    assert own.data == file.data  # as it came, under the master's key
+    assert dict((await reloaded(own, encrypted(KEY_2, KEY_1))).users) == dict(master.users)
+    # The next change here continues the master's versions.
+    await store.create_user("mine", UserChange("p"))
+    assert auth_file.version_of(own.data or b"") == auth_file.version_of(file.data) + 1
+
+
+async def test_a_file_that_is_not_the_masters_changes_nothing() -> None:
+    store, own = await filled(encrypted())
+    _, other = await filled(encrypted(KEY_2))
+    _, clear = await filled()
+    good = own.data or b""
+    users, before, writes = dict(store.users), store.generation, own.writes
+    for data, text in (
+        (clear.data or b"", "the master's file of users cannot be used: its secrets are not encrypted"),
+        (other.data or b"", "which is not in authKeyFile"),
+        (good.replace(b'"me"', b'"be"', 1), "its seal is wrong"),
+        (b'{"format":1,"secrets":"encrypted",', "the master's file of users cannot be used: it is damaged"),
+        (b"", "not encrypted"),
+        (auth_file.encode(9, [], [], KeyRing([KEY_1])), "there are no users in it"),
+    ):
+        with pytest.raises(AuthStoreError, match=text):
+            await store.adopt(data)
+    assert (dict(store.users), store.generation, own.writes) == (users, before, writes)
+    own.error = OSError(5, "I/O error")
+    with pytest.raises(AuthStoreError, match="cannot be written: I/O error"):
+        await store.adopt(good)
+    assert (dict(store.users), store.generation) == (users, before)
+
+
+async def test_a_broker_that_stores_in_clear_takes_no_file_in_clear() -> None:
+    """Without a key anybody on the way could make such a file."""
+    store, _ = await filled()
+    _, clear = await filled()
+    with pytest.raises(AuthStoreError, match="not encrypted"):
+        await store.adopt(clear.data or b"")
+    with pytest.raises(AuthStoreError, match="set authKeyFile"):
+        store.sealed()

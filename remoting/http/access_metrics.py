@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from prometheus_client.core import Metric
 
-from trimq.broker.auth.open_access import Users
+from trimq.remoting.auth.users import Users
 from trimq.remoting.http.metrics import counters, gauge
 
 _REASONS = ("authentication", "replay", "plain", "authorization")
@@ -30,5 +30,6 @@ def access_families(users: Users | None) -> Iterator[Metric]:
         "Clients whose requests are remembered, so that none is served twice.",
         users.access.replay_guard.senders if users is not None else 0,
     )
-    auth = users.store if users is not None else None
-    yield gauge("trimq_access_users", "Users of the broker.", len(auth.users) if auth is not None else 0)
+    yield gauge(
+        "trimq_access_users", "Users that this server knows.", len(users.store.users) if users is not None else 0
+    )

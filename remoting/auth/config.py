@@ -172,7 +172,9 @@ class AuthConfig:
         ours=True,
     )
     auth_config_path: str | None = option(
-        None, "Directory of the file of users and policies.", unset="config in storePathRootDir"
+        None,
+        "Directory of the file of users and policies. Name servers and controllers need it.",
+        unset="config in storePathRootDir",
     )
     auth_key_file: str | None = option(
         None,

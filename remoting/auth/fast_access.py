@@ -13,7 +13,6 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from trimq.broker.auth.permit import ASKED_LATER
 from trimq.protocol.auth.model import MOST_RESOURCE_BYTES, User
 from trimq.protocol.auth.permissions import TABLE
 from trimq.protocol.auth.rules import ByNames
@@ -26,6 +25,7 @@ from trimq.protocol.typed_request import HeadedRequest
 from trimq.remoting.auth.auth_store import AuthStore
 from trimq.remoting.auth.authenticator import Authenticator
 from trimq.remoting.auth.authorizer import Authorizer
+from trimq.remoting.auth.permit import ASKED_LATER
 from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.handlers import Span
 

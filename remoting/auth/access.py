@@ -12,9 +12,6 @@ from typing import Any, Final
 
 import structlog
 
-from trimq.broker.auth.config import AuthConfig
-from trimq.broker.auth.fast_access import FastAccess
-from trimq.broker.auth.permit import ASKED_LATER, topic_of
 from trimq.protocol.auth.model import Action, User
 from trimq.protocol.auth.permissions import ADMINISTRATION, needs
 from trimq.protocol.auth.rules import on_topic
@@ -26,12 +23,15 @@ from trimq.protocol.record import RecordError
 from trimq.remoting.auth.auth_store import AuthStore
 from trimq.remoting.auth.authenticator import NO_USERNAME, Authenticator
 from trimq.remoting.auth.authorizer import Authorizer
+from trimq.remoting.auth.config import AuthConfig
+from trimq.remoting.auth.fast_access import FastAccess
+from trimq.remoting.auth.permit import ASKED_LATER, topic_of
 from trimq.remoting.auth.replay_guard import ReplayError
 from trimq.remoting.runtime.log_budget import LogBudget
 from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.gate import Feature, Sees
 
-_log = structlog.get_logger("broker.access")
+_log = structlog.get_logger("access")
 
 PLAIN: Final = (
     "requests of administrators are served on TLS connections only: connect with TLS, or set allowAdminOverPlain=true"
