@@ -1,7 +1,7 @@
 """FollowedUsers: users and policies from a file that a broker writes, for name servers and controllers.
 
-The file is read again when it or the key file has changed. One that cannot be used leaves what was read before: a
-server must not refuse everything because a copy was interrupted. Nothing is written here.
+The file is read again when it or the key file has changed. One that cannot be used leaves what was read before, and is
+read again at each look: a server must not refuse everything because a copy was interrupted. Nothing is written here.
 """
 
 import os
@@ -99,9 +99,10 @@ class FollowedUsers:
             await self.refresh()
 
     async def refresh(self) -> None:
-        """Look now, and read the file if it has changed."""
+        """Look now, and read the file if it has changed, or could not be used when it was read last."""
         seen = await trio.to_thread.run_sync(self._look)
-        if seen == self._seen:
+        # What was wrong may not be seen in the files: the mode of the directory, no file descriptor that was left.
+        if seen == self._seen and not self.failure:
             return
         # Before it is read: a change in between is seen by the next look.
         self._seen = seen

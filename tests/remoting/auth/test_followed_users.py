@@ -1,5 +1,6 @@
 """Users and policies that follow a broker's file: what is read, what is left as it was, and what refuses the start."""
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -179,6 +180,32 @@ async def test_what_cannot_be_used_refuses_a_start_and_leaves_a_running_server(
         await followed.refresh()
     assert (followed.failure, names(followed)) == ("", ["root"])
     assert [line["event"] for line in logs] == ["access_users_read"]
+
+
+async def test_a_failure_whose_end_is_not_seen_in_the_files_ends_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = key_file(tmp_path)
+    store = await writer(tmp_path / "config", keys, ROOT, A)
+    followed = opened(tmp_path / "config", keys)
+    (tmp_path / "config").chmod(0o777)
+    await store.delete_user("a")
+    await followed.refresh()
+    assert "chmod go-w" in followed.failure
+    (tmp_path / "config").chmod(0o755)  # as it was advised; the file stays as it is
+    await followed.refresh()
+    assert (followed.failure, names(followed)) == ("", ["root"])
+
+    def no_descriptor(_path: str, _flags: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    await store.create_user("b", UserChange("p"))
+    with monkeypatch.context() as patched:
+        patched.setattr("trimq.remoting.auth.followed_users.os.open", no_descriptor)
+        await followed.refresh()
+    assert "Too many open files" in followed.failure
+    await followed.refresh()
+    assert (followed.failure, names(followed)) == ("", ["b", "root"])
 
 
 async def test_a_rotated_key_needs_no_restart(tmp_path: Path) -> None:
