@@ -255,6 +255,8 @@ async def copy_auth(admin: Admin, out: Output, *, broker: str, directory: Path) 
             )
     except (FileNotFoundError, AuthFileError):
         pass  # there is none, or nothing that a reader could use
+    except OSError as error:
+        raise UsageError(f"{target} cannot be read: {error.strerror}") from None
     try:
         _replace(target, data)
     except OSError as error:

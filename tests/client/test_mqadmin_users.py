@@ -584,3 +584,14 @@ def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
         assert "cannot be written" in result.output
 
     with_file(check)
+
+
+def test_a_file_of_users_that_cannot_be_read(tmp_path: Path) -> None:
+    def check(source: ScriptedBroker, files: list[bytes]) -> None:
+        files[0] = sealed(1, KeyRing([bytes(32)]))
+        (tmp_path / AUTH_FILE).mkdir()
+        result = RUNNER.invoke(main, ["copyAuth", "-b", source.address, "-o", str(tmp_path)])
+        assert result.exit_code == 2
+        assert f"{AUTH_FILE} cannot be read: Is a directory" in result.output
+
+    with_file(check)
