@@ -45,7 +45,7 @@ from trimq.protocol.body import (
 from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.errors import RemotingError
-from trimq.protocol.headers import admin, client, namesrv, offset, pull, query, send, transaction
+from trimq.protocol.headers import admin, client, controller, namesrv, offset, pull, query, send, transaction
 from trimq.protocol.headers.base import Header
 
 Code = RequestCode
@@ -135,6 +135,19 @@ BETWEEN_SERVERS: Final = frozenset(
     }
 )
 """What brokers, name servers and controllers send each other. These also change something."""
+
+
+def is_calling_election(command: RemotingCommand) -> bool:
+    """Whether a request of ADMINISTRATION is one between servers: 1002 of a broker whose master is not alive.
+
+    It changes nothing while the master lives. One that designates the new master is an administrator's.
+    """
+    if command.code != Code.CONTROLLER_ELECT_MASTER:
+        return False
+    try:
+        return not command.header(controller.ElectMasterRequestHeader).designate_elect
+    except RemotingError:
+        return False
 
 
 def needs(command: RemotingCommand, cluster: str) -> Iterator[Need]:

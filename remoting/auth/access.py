@@ -13,7 +13,7 @@ from typing import Any, Final
 import structlog
 
 from trimq.protocol.auth.model import Action, User
-from trimq.protocol.auth.permissions import ADMINISTRATION, needs
+from trimq.protocol.auth.permissions import ADMINISTRATION, is_calling_election, needs
 from trimq.protocol.auth.rules import on_topic
 from trimq.protocol.auth.signature import ACCESS_KEY
 from trimq.protocol.codes import RequestCode, ResponseCode
@@ -100,7 +100,7 @@ class Access:
         self._fast.known(user)
         if code in _KEEPS_FIELDS:
             command.ext = fields
-        if code in self._administration and not is_encrypted(connection):
+        if code in self._administration and not is_encrypted(connection) and not is_calling_election(command):
             raise self._refused(connection, command, "plain", RemotingError(ResponseCode.NO_PERMISSION, PLAIN))
         # A Super may do everything: codes without an entry, and requests whose resources cannot be read, too.
         if not self.authorizes or user.is_super or code in self._needless:

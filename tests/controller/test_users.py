@@ -71,7 +71,8 @@ async def test_nothing_of_a_refused_request_counts(tmp_path: Path) -> None:
         assert not server.controller.replicas.live
         assert not (await server.kv.range("/")).entries
         # Administration needs TLS.
-        assert await ask(server, RequestCode.CONTROLLER_ELECT_MASTER, name(brokerId="1"), "root") == 16
+        designated = name(brokerId="1", designateElect="true")
+        assert await ask(server, RequestCode.CONTROLLER_ELECT_MASTER, designated, "root") == 16
         assert server.controller.users is not None
         assert server.controller.users.users.access.refused == {
             "authentication": 1,
@@ -85,6 +86,25 @@ async def test_nothing_of_a_refused_request_counts(tmp_path: Path) -> None:
         await server.controller.users.refresh()
         assert await ask(server, RequestCode.CONTROLLER_GET_REPLICA_INFO, name(), "reader") == 16
         assert server.controller.users.users.access.refused["authentication"] == 2
+
+
+async def test_brokers_get_their_first_master_without_tls(tmp_path: Path) -> None:
+    keys = key_file(tmp_path)
+    store = await writer(tmp_path / "config", keys, ROOT, BROKER)
+    await grant(store, "broker", "Cluster:DefaultCluster", "Update")
+    async with running(tmp_path, **following(tmp_path / "config", keys)) as server:
+        for code in (
+            RequestCode.CONTROLLER_APPLY_BROKER_ID,
+            RequestCode.CONTROLLER_REGISTER_BROKER,
+            RequestCode.BROKER_HEARTBEAT,
+            RequestCode.CONTROLLER_ELECT_MASTER,
+        ):
+            assert await ask(server, code, CHANGES[code], "broker") == ResponseCode.SUCCESS, code
+        assert (await server.controller.replicas.state(NAME)).master == 1
+        # Who reads the request must not be able to move the role with it.
+        for value in ("true", "TRUE"):
+            moved = name(brokerId="1", designateElect=value)
+            assert await ask(server, RequestCode.CONTROLLER_ELECT_MASTER, moved, "root") == ResponseCode.NO_PERMISSION
 
 
 async def test_limits_come_before_signatures(tmp_path: Path) -> None:

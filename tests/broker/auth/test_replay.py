@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import trio
 
-from tests.broker.auth.requests import CASES
+from tests.broker.auth.requests import CASES, WRITE, case
 from tests.broker.auth.signed import ROOT, ROOT_SECRET, User, closed_broker, signed
 from tests.broker.auth.test_codes import command_of, made
 from tests.broker.raw_client import Raw
@@ -207,6 +207,9 @@ async def test_administration_is_served_over_tls_only(code: int) -> None:
     # guards that the connection decides about every code of the table, also for a Super, and for no other code
     access, _ = await made(allow_admin_over_plain=False)
     command = command_of(code, CASES[code], "root")
+    if code == RequestCode.CONTROLLER_ELECT_MASTER:
+        access.check(PLAIN_CONNECTION, command)  # a broker's, which has no master
+        command = command_of(code, case(WRITE, brokerName="b", designateElect="true"), "root")
     if code in ADMINISTRATION:
         with pytest.raises(RemotingError) as caught:
             access.check(PLAIN_CONNECTION, command)
