@@ -1,10 +1,13 @@
 """The name server in the broker's process (embeddedNamesrvPort)."""
 
+from typing import Final
+
 from trimq.broker.auth.open_access import auth_directory
 from trimq.broker.config import BrokerConfig, MessageStoreConfig
 from trimq.broker.start_error import StartError
 from trimq.namesrv import controller as namesrv
 from trimq.namesrv.config import load_namesrv
+from trimq.protocol.codes import RequestCode
 from trimq.remoting.auth.config import AuthConfig
 from trimq.remoting.auth.followed_config import auth_settings_of
 from trimq.remoting.config.client_limits import limits_of
@@ -12,6 +15,11 @@ from trimq.remoting.config.configuration import ConfigError, Configuration, Nett
 from trimq.remoting.network import Network
 from trimq.remoting.runtime.clock import Clock
 from trimq.remoting.tls.config import settings_of
+
+NO_INNER_USER: Final = (
+    "authenticationEnabled=true counts there too, and this broker could not register: set "
+    'innerClientAuthenticationCredentialsFile to a file with {"accessKey":"...","secretKey":"..."}, made a user then'
+)
 
 
 def bind_namesrv(configuration: Configuration, clock: Clock, network: Network) -> tuple[namesrv.NamesrvController, int]:
@@ -26,7 +34,10 @@ def bind_namesrv(configuration: Configuration, clock: Clock, network: Network) -
         "kvConfigPath": str(directory / "kvConfig.json"),
         "configStorePath": str(directory / "namesrv.properties"),
     }
-    if configuration.section(AuthConfig).authentication_enabled:
+    auth = configuration.section(AuthConfig)
+    if auth.authentication_enabled:
+        if not auth.has_inner_user and RequestCode.REGISTER_BROKER not in auth.whitelisted:
+            raise StartError(f"the name server in this process: {NO_INNER_USER}")
         # The broker's users, whose file is there when its ports are bound.
         settings["authConfigPath"] = auth_directory(configuration)
         settings["authClusterName"] = broker.broker_cluster_name

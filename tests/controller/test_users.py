@@ -92,7 +92,7 @@ async def test_brokers_get_their_first_master_without_tls(tmp_path: Path) -> Non
     keys = key_file(tmp_path)
     store = await writer(tmp_path / "config", keys, ROOT, BROKER)
     await grant(store, "broker", "Cluster:DefaultCluster", "Update")
-    async with running(tmp_path, **following(tmp_path / "config", keys)) as server:
+    async with running(tmp_path, sqlite=False, **following(tmp_path / "config", keys)) as server:
         for code in (
             RequestCode.CONTROLLER_APPLY_BROKER_ID,
             RequestCode.CONTROLLER_REGISTER_BROKER,

@@ -309,3 +309,19 @@ async def test_signed_requests_to_others(tmp_path: Path) -> None:
                     pass
             assert bool(users.access.refused["authentication"]) is refused
             assert [line["event"] for line in logs if line["event"] == "registration_failed"] != []
+
+
+async def test_a_broker_that_its_own_name_server_would_refuse_does_not_start(tmp_path: Path) -> None:
+    names: dict[str, Any] = {"embeddedNamesrvEnable": True, "embeddedNamesrvPort": 0}
+    with pytest.raises(ExceptionGroup) as caught:
+        async with closed_broker(tmp_path, **names):
+            pass
+    assert caught.value.subgroup(StartError) is not None
+    assert "this broker could not register: set innerClientAuthenticationCredentialsFile" in repr(caught.value)
+    for more in (
+        {"innerClientAuthenticationCredentials": json.dumps({"accessKey": "brokers", "secretKey": "s"})},
+        {"authenticationWhitelist": "103,104,322"},
+    ):
+        async with closed_broker(tmp_path, **names, **more) as (broker, _):
+            await broker.context.registration.registered()
+            assert broker.health.readiness().reasons == []
