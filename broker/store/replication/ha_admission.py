@@ -151,9 +151,9 @@ class HAAdmission:
 
         async def opened(host: str, port: int) -> trio.abc.Stream:
             stream = await open_stream(host, port)
-            if self._without_proof and self.may_prove_nothing(peer_of(stream)):
-                return stream
             try:
+                if self._without_proof and self.may_prove_nothing(peer_of(stream)):
+                    return stream
                 return await self._proved(stream, host)
             except BaseException as error:
                 await trio.aclose_forcefully(stream)

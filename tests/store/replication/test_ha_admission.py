@@ -302,6 +302,21 @@ async def test_a_master_of_rocketmq_is_followed_from_its_address() -> None:
     assert not proofs.may_prove_nothing("a name")
 
 
+async def test_a_master_that_has_disconnected_before_its_address_was_asked_for(autojump_clock: object) -> None:
+    here, there = trio.testing.memory_stream_pair()
+
+    async def open_stream(_host: str, _port: int) -> trio.abc.Stream:
+        return here
+
+    def gone(_stream: trio.abc.Stream) -> str:
+        raise OSError("not connected")
+
+    with pytest.raises(OSError, match="not connected"):
+        await admission(KEYS, "a", "10.0.0.1").proving(open_stream, gone)(MASTER, 1)
+    with trio.fail_after(1):
+        assert await there.receive_some() == b""  # closed
+
+
 async def test_what_was_received_comes_first() -> None:
     here, there = trio.testing.memory_stream_pair()
     stream = BegunStream(here, b"abc")
