@@ -275,7 +275,8 @@ class BrokerController:
         if users is None:
             return
         self.gate.register(users.access.feature)
-        users.store.on_adopted = self.gate.changed
+        auth = users.store
+        auth.on_adopted = self.gate.changed
         config = self._section(UserLimitsConfig)
         if config.is_on:
             self.gate.register(UserLimits(config, self.clock, stats, users.access.user).feature)

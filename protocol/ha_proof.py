@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from typing import Final
 
 HELLO: Final = b"\xff" * 8
-CHALLENGE: Final = b"TRIMQHA\x01"
+CHALLENGE: Final = b"TRIMQHA1"
 NONCE_BYTES: Final = 32
 KEY_ID_BYTES: Final = 4
 PROOF_BYTES: Final = 32

@@ -91,6 +91,10 @@ def standard_name(suite: str) -> str:
 
 @functools.cache
 def _suites() -> dict[str, str]:
-    """OpenSSL's name of each suite that a context of this Python offers, by both names."""
-    offered = [entry["name"] for entry in ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).get_ciphers()]
+    """OpenSSL's name of each suite that a context of this Python offers, by both names.
+
+    Not those of SRP, which need a file of passwords.
+    """
+    entries = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).get_ciphers()
+    offered = [entry["name"] for entry in entries if not entry["name"].startswith("SRP-")]
     return {standard_name(name): name for name in offered} | {name: name for name in offered}

@@ -18,6 +18,7 @@ _REASONS: Final = {
     "WRONG_VERSION_NUMBER": "the other side does not speak TLS",
     "HTTP_REQUEST": "the other side sent an HTTP request",
     "DECRYPTION_FAILED_OR_BAD_RECORD_MAC": "a record was changed on the way",
+    "RECORD_LAYER_FAILURE": "a record was changed on the way",  # of OpenSSL 3.2 and later
 }
 
 

@@ -6,6 +6,7 @@ import pytest
 import trio
 
 from tests.controller.server import manager
+from tests.controller.stores import FailingKv
 from tests.tls_certificates import Certificates, certificates
 from tests.tls_ports import EXPECTED, accepts, tls_keys
 from trimq.controller.server import StartError
@@ -29,7 +30,8 @@ def test_a_certificate_that_cannot_be_read_any_more_ends_the_start(tmp_path: Pat
     cert = tmp_path / "cert.pem"
     cert.write_bytes(certificates.server.cert.read_bytes())
     keys = tls_keys(certificates) | {"tls.server.certPath": str(cert)}
-    controller = manager(tmp_path, ManualClock(), None, **keys)
+    clock = ManualClock()
+    controller = manager(tmp_path, clock, FailingKv(clock), **keys)
     cert.unlink()
     with pytest.raises(StartError, match=r"tls[.]server[.]certPath"):
         controller.bind()
@@ -37,7 +39,7 @@ def test_a_certificate_that_cannot_be_read_any_more_ends_the_start(tmp_path: Pat
 
 def test_health_says_when_the_certificate_ends(tmp_path: Path, certificates: Certificates) -> None:
     clock = ManualClock()
-    controller = manager(tmp_path, clock, None, **tls_keys(certificates, pair=certificates.expired))
+    controller = manager(tmp_path, clock, FailingKv(clock), **tls_keys(certificates, pair=certificates.expired))
     controller.bind().close()
     clock.set_wall_ms(1_580_000_000_000)  # six days before it ends
     (note,) = [note for note in controller.health.readiness().notes if note.code != "access"]

@@ -148,11 +148,11 @@ class AuthAdminProcessor:
         So it may be sent on a plain connection, and who reads or changes it there learns no secret and changes nothing.
         No body if the field ``seal`` names what the broker has.
         """
-        store, by = self._asked(command)
+        auth, by = self._asked(command)
         if not by.is_super:
             raise RemotingError(ResponseCode.NO_PERMISSION, "the file of users is for super users")
         try:
-            data, seal = store.sealed()
+            data, seal = auth.sealed()
         except AuthStoreError as error:
             raise RemotingError(ResponseCode.NO_PERMISSION, str(error)) from None
         if command.ext_fields().get(SEAL) == seal:
