@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from tests.controller.server import manager
-from tests.controller.stores import FailingKv
+from tests.controller.server import FailingKv, manager
 from tests.tls_certificates import Certificates, certificates
 from tests.tls_ports import EXPECTED, accepts, tls_keys
 from trimq.controller.server import StartError
