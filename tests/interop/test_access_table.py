@@ -98,6 +98,7 @@ UNKNOWN_TO_APACHE = {
     Code.REGISTER_FILTER_SERVER,
     Code.REGISTER_MESSAGE_FILTER_CLASS,
     Code.ACK_LITE_MESSAGE,
+    Code.AUTH_GET_FILE,
 }
 
 #: What Apache's broker refuses to a user with exactly what TriMQ's needs.
