@@ -247,3 +247,18 @@ def test_rounds(requests: list[list[str]], own: int, most: int) -> None:
         expected.append((count, stop, list(asked.values())))
     for signers in implementations():
         assert signers.round(memoryview(frames), spans, most) == expected
+
+
+def test_long_headers_and_many_fields_are_left_to_the_full_path() -> None:
+    """Their limits are there, and it refuses what is beyond these."""
+    for signers in implementations():
+        few = signed({f"f{number}": "x" for number in range(50)}, "app", b"", 505)
+        asked = signers.asked(memoryview(framed(json_head(10, few, 505), b"")))
+        assert asked is not None
+        assert asked[0] == 0
+    many = framed(json_head(10, signed({f"f{number}": "x" for number in range(70)}, "app", b"", 505), 505), b"")
+    long = framed(json_head(10, signed({"a": "x" * 17_000}, "app", b"", 505), 505), b"")
+    for frame in (many, long):
+        assert by_the_command(frame) is not None
+        assert python().asked(memoryview(frame)) is None
+        assert python().signer(*split(frame)) is None
