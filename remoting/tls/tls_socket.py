@@ -96,7 +96,40 @@ class _Scratch(threading.local):
 _scratch = _Scratch()
 
 
-class TlsSocket:
+class OverRaw:
+    """What stands in for a plain socket, ``raw``, has of it: all but sending, receiving and closing."""
+
+    __slots__ = ("raw",)
+
+    def __init__(self, raw: socket.socket) -> None:
+        self.raw: socket.socket = raw
+
+    def recv(self, size: int, flags: int = 0) -> bytes:
+        """Of the plain socket, to see with MSG_PEEK whether the connection is lost: these are not decrypted."""
+        return self.raw.recv(size, flags)
+
+    def fileno(self) -> int:
+        """The descriptor of the plain socket."""
+        return self.raw.fileno()
+
+    def getpeername(self) -> Any:
+        """The address of the other end."""
+        return self.raw.getpeername()
+
+    def getsockname(self) -> Any:
+        """The address of this end."""
+        return self.raw.getsockname()
+
+    def getsockopt(self, level: int, name: int) -> int:
+        """An option of the plain socket."""
+        return self.raw.getsockopt(level, name)
+
+    def setsockopt(self, level: int, name: int, value: int) -> None:
+        """Set an option of the plain socket."""
+        self.raw.setsockopt(level, name, value)
+
+
+class TlsSocket(OverRaw):
     """One end of a TLS connection over ``raw``, a connected non-blocking socket. Used in one thread.
 
     The handshake comes first: ``do_handshake``, and ``fill`` when bytes have arrived, until ``established``. Until then
@@ -126,7 +159,6 @@ class TlsSocket:
         "_unsent",
         "established",
         "on_left",
-        "raw",
     )
 
     def __init__(
@@ -138,7 +170,7 @@ class TlsSocket:
         server_hostname: str | None = None,
         first: Buffer = b"",
     ) -> None:
-        self.raw: socket.socket = raw
+        super().__init__(raw)
         self.established: bool = False
         self.on_left: Callable[[], object] | None = None
         self._incoming = ssl.MemoryBIO()
@@ -312,10 +344,6 @@ class TlsSocket:
             self.on_left()
         return filled
 
-    def recv(self, size: int, flags: int = 0) -> bytes:
-        """Of the plain socket, to see with MSG_PEEK whether the connection is lost: these are cipher bytes."""
-        return self.raw.recv(size, flags)
-
     # sending
 
     @property
@@ -375,26 +403,6 @@ class TlsSocket:
         return count
 
     # the socket
-
-    def fileno(self) -> int:
-        """The descriptor of the plain socket."""
-        return self.raw.fileno()
-
-    def getpeername(self) -> Any:
-        """The address of the other end."""
-        return self.raw.getpeername()
-
-    def getsockname(self) -> Any:
-        """The address of this end."""
-        return self.raw.getsockname()
-
-    def getsockopt(self, level: int, name: int) -> int:
-        """An option of the plain socket."""
-        return self.raw.getsockopt(level, name)
-
-    def setsockopt(self, level: int, name: int, value: int) -> None:
-        """Set an option of the plain socket."""
-        self.raw.setsockopt(level, name, value)
 
     def close(self) -> None:
         """Say that no more is sent (close_notify), as far as the kernel takes it at once, and close the socket."""
