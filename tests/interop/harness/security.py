@@ -50,6 +50,8 @@ class Security:
     tls: Mapping[str, str] = field(default_factory=dict)
     access_control: bool = False
     access: probe.Access = field(default_factory=probe.Access)
+    in_clear: bool = False
+    """TriMQ's broker has no key file: for environments without trimq[security]."""
 
     def settings(self, peer: str) -> Mapping[str, str]:
         """The keys of a configuration file for TLS."""
@@ -61,6 +63,8 @@ class Security:
             return {}
         if peer == "apache":
             return ACCESS_CONTROL
+        if self.in_clear:
+            return {**ACCESS_CONTROL, **OURS, "allowSecretsInClear": "true"}
         key_file = directory / "auth.keys"
         if not key_file.exists():
             key_file.touch(mode=0o600)
