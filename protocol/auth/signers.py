@@ -23,9 +23,10 @@ _MOST_FIELDS: Final = 64
 
 
 class _Signed(Struct, gc=False):
-    """What is signed of a JSON header, and its version."""
+    """What is signed of a JSON header, its version, and the request code."""
 
     ext: dict[str, str] = field(name="extFields")
+    code: int
     version: int = 0
 
 
@@ -67,18 +68,32 @@ class PythonSigners:
         frame = memoryview(frame)
         if len(frame) < 2 * _LENGTH or _end_of(frame, 0) != len(frame):
             return None
-        if int.from_bytes(frame[_LENGTH + 1 : 2 * _LENGTH], "big") > _MOST_HEAD:
+        head = int.from_bytes(frame[_LENGTH + 1 : 2 * _LENGTH], "big")
+        if head > _MOST_HEAD:
             return None
+        body_at = 2 * _LENGTH + head
+        if frame[_LENGTH] == Encoding.JSON and body_at <= len(frame):
+            try:
+                request = _decode(frame[2 * _LENGTH : body_at])
+            except NOT_DECODED:
+                pass  # such as a number as a value, which is signed as its text
+            else:
+                return self._asked(request.code, request.ext, frame[body_at:], request.version)
         try:
             command = decode(frame[_LENGTH:])
             fields = command.ext_fields()
         except (FrameError, RemotingError):
             return None
-        topic = self._topics.get(command.code)
-        if topic is None or command.encoding is Encoding.MSGPACK:
+        if command.encoding is Encoding.MSGPACK:
             return None
-        number = self._signer(fields, command.body, command.version)
-        return None if number is None else (number, command.code, fields.get(topic))
+        return self._asked(command.code, fields, command.body, command.version)
+
+    def _asked(self, code: int, fields: Mapping[str, str], body: Any, version: int) -> Asked | None:
+        topic = self._topics.get(code)
+        if topic is None:
+            return None
+        number = self._signer(fields, body, version)
+        return None if number is None else (number, code, fields.get(topic))
 
     def round(
         self, frames: Any, spans: list[tuple[int, int, int]], most: int, /
