@@ -174,8 +174,8 @@ async def test_sessions_are_resumed_with_tls_1_2_only_and_end_with_the_files(
     asking.minimum_version = asking.maximum_version = version
     first, session = resumes(files.contexts.server, asking)
     assert not first
-    if version == ssl.TLSVersion.TLSv1_3:
-        assert not session.has_ticket
+    assert session.has_ticket == (version == ssl.TLSVersion.TLSv1_2)
+    assert session.timeout == 7200
     assert resumes(files.contexts.server, asking, session)[0] == (version == ssl.TLSVersion.TLSv1_2)
     chained(files.trust, certificates.ca, certificates.other.cert)
     assert await files.contexts.reload()
