@@ -30,12 +30,14 @@ ISSUES = {
 
 
 def rows(text: str, heading: str) -> list[list[str]]:
-    section = text.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    section = text.split(f"\n## {heading}\n")[1].split("\n## ", maxsplit=1)[0]
     lines = [line for line in section.splitlines() if line.startswith("|")][2:]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
-@pytest.mark.parametrize("heading", ["RocketMQ's ten facts", "Known vulnerabilities", "Issues of RocketMQ about security"])
+@pytest.mark.parametrize(
+    "heading", ["RocketMQ's ten facts", "Known vulnerabilities", "Issues of RocketMQ about security"]
+)
 def test_every_row_says_what_happens_here_and_which_test_shows_it(heading: str) -> None:
     for row in rows(TEXT, heading):
         assert len(row) == 4, row
@@ -75,7 +77,12 @@ def test_the_tests_exist(page: str) -> None:
 
 def test_what_pytest_would_not_collect_is_seen() -> None:
     here = "tests/docs/test_threat_model.py"
-    wrong = [f"{here}::rows", f"{here}::test_none", "tests/docs/test_none.py::test_a", "tests/docs/named_tests.py::test_a"]
+    wrong = [
+        f"{here}::rows",
+        f"{here}::test_none",
+        "tests/docs/test_none.py::test_a",
+        "tests/docs/named_tests.py::test_a",
+    ]
     good = f"`{here}::test_each_issue_has_its_row` `{here}`"
     assert not_collected(good + "".join(f" `{name}`" for name in wrong)) == sorted(wrong)
 

