@@ -41,7 +41,7 @@ CONTENTS = {
         "docs/sdk/testing",
         "docs/sdk/migrating-*",
     ],
-    "Operate": ["docs/operate", "docs/security", "docs/bucket-costs", "docs/fault-model"],
+    "Operate": ["docs/operate", "docs/security", "docs/threat-model", "docs/bucket-costs", "docs/fault-model"],
     "Spark": ["docs/pipeline", "docs/pipeline-jobs"],
     "Formats": ["docs/formats/*"],
     "Codes, properties, expressions": ["docs/codes", "docs/properties", "docs/sql92"],

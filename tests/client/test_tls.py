@@ -91,6 +91,20 @@ async def test_send_and_consume(servers: TlsServers, options: ClientOptions, nam
         assert len(await puller.queues(name)) == 2
 
 
+async def test_message_traces_are_sent_with_tls_too(servers: TlsServers, options: ClientOptions, name: str) -> None:
+    """Issue 3326 of RocketMQ: the producer of traces did not use the TLS of the producer whose sends it reports."""
+    async with Admin(servers.namesrv, options=options) as admin:
+        for topic in (name, f"{name}Trace"):
+            await admin.create_topic(topic, queues=1)
+    async with Producer(
+        name, namesrv=servers.namesrv, options=options, enable_msg_trace=True, customized_trace_topic=f"{name}Trace"
+    ) as producer:
+        receipt = await producer.send(Message(name, b"one"))
+    async with Consumer(name, f"{name}Trace", namesrv=servers.namesrv, options=options, start="first") as consumer:
+        message = await anext(consumer)
+        assert receipt.message_id.encode() in message.body
+
+
 async def test_plain_clients(servers: TlsServers, mode: str, name: str) -> None:
     async with Admin(servers.namesrv) as admin:
         if mode == "permissive":

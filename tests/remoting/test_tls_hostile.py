@@ -64,6 +64,24 @@ def test_hostile_handshakes_end_with_an_oserror_or_wait_for_more(certificates: C
     assert all(text.startswith("the TLS handshake failed: ") for text in texts)
 
 
+def test_a_hello_that_says_it_is_long_is_refused_before_it_has_arrived(certificates: Certificates) -> None:
+    """CVE-2023-34462: for each hello, Netty allocated what its length said, up to 16 MiB."""
+    server, client = slow_pair()
+    end, _ = over(server, client, *contexts(certificates))
+    piece = b"\x16\x03\x01\x40\x00"
+    server.inward.data += piece + b"\x01\xff\xff\xff" + bytes(16_380)
+    reason = ""
+    for _ in range(128 * 1024 // 16_384):
+        try:
+            end.fill()
+            assert not end.do_handshake()
+        except OSError as error:
+            reason = str(error)
+            break
+        server.inward.data += piece + bytes(16_384)
+    assert reason.startswith("the TLS handshake failed: ")
+
+
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 def test_hostile_records_never_give_bytes_that_were_not_sent(
     certificates: Certificates, version: ssl.TLSVersion

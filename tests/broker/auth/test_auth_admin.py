@@ -135,6 +135,18 @@ async def test_only_a_super_manages_supers_and_policies_and_one_remains(tmp_path
             assert "the last super user" in (reply[1] or "")
 
 
+async def test_without_authorization_a_user_is_deleted_with_its_policies(tmp_path: Path) -> None:
+    """Issue 9561 of RocketMQ: there, deleting a user fails in part then."""
+    async with closed_broker(tmp_path, authorizationEnabled=False) as (broker, root):
+        await root.make("app", "Topic:T Pub")
+        assert said(await root.ask(DELETE, {"username": "app"})) == (0, None)
+        assert body(await root.ask(GET, {"username": "app"})) is None
+        assert broker.context.users is not None
+        assert broker.context.users.store.acl("app") is None
+        await root.make("app")
+        assert body(await root.ask(ACL_GET, {"subject": "User:app"})) is None
+
+
 async def test_a_reply_to_a_change_means_that_it_is_on_disk(tmp_path: Path) -> None:
     async with closed_broker(tmp_path) as (broker, root):
         await root.make("app", "Topic:T Pub")

@@ -1,6 +1,7 @@
 """Starts: what is refused, and which users there are afterwards."""
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from structlog.testing import capture_logs
 
 from tests.broker.auth.signed import ON, ROOT, ROOT_SECRET, User, closed_broker
 from tests.broker.wire_client import send_ext
+from tests.remoting.auth.user_files import key_file
 from trimq.broker.auth.open_access import inner_credentials, open_users
 from trimq.broker.cli import banner
 from trimq.broker.config import load_broker
@@ -85,6 +87,18 @@ async def test_the_user_of_the_brokers_own_requests(tmp_path: Path) -> None:
     assert found is not None
     assert (found.access_key, found.secret_key) == ("inner", "s1")
     assert await inner_credentials(configuration(tmp_path)) is None
+
+
+async def test_a_broker_may_start_with_the_users_of_another_one(tmp_path: Path) -> None:
+    """So that the users are there before a broker that was open asks for signatures."""
+    keys = str(key_file(tmp_path))
+    first = {"authKeyFile": keys, "allowSecretsInClear": False}
+    assert await opened(tmp_path / "one", **first) == [(ROOT, ROOT_SECRET)]
+    found, copy = (tmp_path / name / "config" / "auth.json" for name in ("one", "two"))
+    copy.parent.mkdir(parents=True)
+    shutil.copy(found, copy)
+    another = json.dumps({"username": "another", "password": "p"})
+    assert await opened(tmp_path / "two", **first, initAuthenticationUser=another) == [(ROOT, ROOT_SECRET)]
 
 
 async def test_only_the_inner_user_is_an_administrator_too(tmp_path: Path) -> None:

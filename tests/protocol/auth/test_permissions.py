@@ -79,6 +79,14 @@ def test_blank_names_are_refused(blank: str) -> None:
     assert refusal(case(body=beat).command(34)) == "parse authorization context error."
 
 
+@pytest.mark.parametrize("blank", ["", " ", "\t"])
+def test_a_blank_topic_in_a_heartbeat_asks_for_nothing(blank: str) -> None:
+    """Some official clients send it (issue 11082 of RocketMQ); no message has that topic."""
+    subscriptions = [{"topic": blank, "subString": "*"}, {"topic": "X", "subString": "*"}]
+    beat = {"clientID": "c", "consumerDataSet": [{"groupName": "A", "subscriptionDataSet": subscriptions}]}
+    assert shown(case(body=beat).command(34)) == {"Group:A Sub", "Topic:X Sub"}
+
+
 def retry(code: int, **ext: object) -> set[str]:
     return shown(case(**ext).command(code))
 

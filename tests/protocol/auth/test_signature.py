@@ -99,3 +99,18 @@ def test_the_order_in_which_fields_arrive_does_not_count(fields: dict[str, str],
         sign("k", fields, body, 505)
         == base64.b64encode(hmac.new(b"k", reference.encode() + body, hashlib.sha1).digest()).decode()
     )
+
+
+def test_signatures_are_compared_in_a_time_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Issue 8882 of RocketMQ: a comparison that ends at the first byte that differs says how many were right."""
+    right = sign("12345678", FIELDS, b"", 505)
+    compared: list[tuple[object, object]] = []
+
+    def compare(a: object, b: object) -> bool:
+        compared.append((a, b))
+        return a == b
+
+    monkeypatch.setattr(hmac, "compare_digest", compare)
+    for given_one in (right, "A" * 28, "", None):
+        assert is_valid("12345678", given_one, FIELDS, b"", 505) == (given_one == right)
+    assert compared == [(right.encode(), (text or "").encode()) for text in (right, "A" * 28, "", None)]

@@ -148,6 +148,40 @@ async def test_trusted_certificates_are_replaced_at_once_even_while_the_pair_doe
     assert served == "other-ca"
 
 
+def resumes(server: ssl.SSLContext | None, asking: ssl.SSLContext, session: Any = None) -> tuple[bool | None, Any]:
+    """Whether a connection with ``session`` was resumed, and the session that a client has afterwards."""
+    assert server is not None
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = asking.wrap_bio(back, there, server_hostname="localhost", session=session)
+    ends = client, server.wrap_bio(there, back, server_side=True)
+    for _ in range(6):
+        for end in ends:
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                pass
+    ends[1].write(b"x")
+    assert client.read(1) == b"x"  # a ticket of TLS 1.3 would have come before it
+    return client.session_reused, client.session
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_sessions_are_resumed_with_tls_1_2_only_and_end_with_the_files(
+    files: Files, certificates: Certificates, version: ssl.TLSVersion
+) -> None:
+    """A resumed connection needs no certificate of the client, so none of them may outlive a change of the CAs."""
+    asking = certificates.client_context(certificates.client)
+    asking.minimum_version = asking.maximum_version = version
+    first, session = resumes(files.contexts.server, asking)
+    assert not first
+    assert session.has_ticket == (version == ssl.TLSVersion.TLSv1_2)
+    assert session.timeout == 7200
+    assert resumes(files.contexts.server, asking, session)[0] == (version == ssl.TLSVersion.TLSv1_2)
+    chained(files.trust, certificates.ca, certificates.other.cert)
+    assert await files.contexts.reload()
+    assert not resumes(files.contexts.server, asking, session)[0]
+
+
 @pytest.mark.parametrize("name", ["cert", "key", "trust"])
 async def test_a_deleted_or_broken_file_changes_nothing(files: Files, name: str) -> None:
     context = files.contexts.server
