@@ -326,7 +326,7 @@ _NAMED: Final[dict[int, Rule]] = {
     # topics and groups
     Code.UPDATE_AND_CREATE_TOPIC: of_fields(admin.CreateTopicRequestHeader, topic_field(CREATE)),
     Code.UPDATE_AND_CREATE_TOPIC_LIST: of_body(
-        TopicConfigList, lambda body: [on_topic(config.topic_name, CREATE) for config in body.topic_config_list]
+        TopicConfigList, lambda body: (on_topic(config.topic_name, CREATE) for config in body.topic_config_list)
     ),
     Code.UPDATE_AND_CREATE_STATIC_TOPIC: of_fields(admin.TopicRequestHeader, topic_field(CREATE)),
     Code.DELETE_TOPIC_IN_BROKER: of_fields(admin.TopicRequestHeader, topic_field(DELETE)),
@@ -335,7 +335,7 @@ _NAMED: Final[dict[int, Rule]] = {
         SubscriptionGroupConfig, lambda config: [on_group(config.group_name, CREATE)]
     ),
     Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: of_body(
-        SubscriptionGroupList, lambda body: [on_group(config.group_name, CREATE) for config in body.group_config_list]
+        SubscriptionGroupList, lambda body: (on_group(config.group_name, CREATE) for config in body.group_config_list)
     ),
     Code.DELETE_SUBSCRIPTIONGROUP: of_fields(
         admin.DeleteSubscriptionGroupRequestHeader, group_field(DELETE, "group_name")
