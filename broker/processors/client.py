@@ -96,6 +96,7 @@ class ClientProcessor:
         soon as they have the reply.
         """
         data = decode_json(command.body, HeartbeatData)
+        self._producers.check_limit(connection, [producer.group_name for producer in data.producer_data_set])
         needed: dict[str, None] = {}
         for consumer in data.consumer_data_set:
             needed |= self._filters.to_prepare(consumer.group_name, consumer.subscription_data_set)

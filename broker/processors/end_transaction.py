@@ -107,7 +107,7 @@ class EndTransactionProcessor:
             return command.reply()
         data = self._store.look_message(header.commit_log_offset)
         units = self._store.look_units(TRANS_HALF_TOPIC, QUEUE, header.tran_state_table_offset, 1)
-        if data is None or units is None or (not len(data) and self._is_unreadable(header)):
+        if data is None or units is None or (not (len(data) and units) and self._is_unreadable(header)):
             return self._end_later(connection, command, header)
         return self._end(connection, command, _half_of(header, data, units), header)
 
@@ -268,7 +268,8 @@ def _half_of(header: EndTransactionRequestHeader, data: Any, units: Sequence[tup
     """The half that a request names. Raises SYSTEM_ERROR if the record is another one.
 
     ``units``: the unit at its offset in the half queue, if there is one. A client may have sent a body with the bytes
-    of a half, which may name any half and any topic: the queue leads to no such record.
+    of a half, which may name any half and any topic: the queue leads to no such record. Nor is one believed that names
+    an offset that the queue does not have: as the first record of it, it could name a half of another user.
     """
     if not len(data):
         raise _mismatch(f"no message starts at the commit log offset {header.commit_log_offset}")
@@ -284,10 +285,9 @@ def _half_of(header: EndTransactionRequestHeader, data: Any, units: Sequence[tup
         raise _mismatch(
             f"the half message has the queue offset {half.offset}, the request {header.tran_state_table_offset}"
         )
-    if units and units[0][0] != header.commit_log_offset:
-        raise _mismatch(
-            f"the half message {half.offset} is at the commit log offset {units[0][0]}, not {header.commit_log_offset}"
-        )
+    if not units or units[0][0] != header.commit_log_offset:
+        place = f"at the commit log offset {units[0][0]}" if units else "not in its queue"
+        raise _mismatch(f"the half message {half.offset} is {place}, not at {header.commit_log_offset}")
     return half
 
 

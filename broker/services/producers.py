@@ -1,6 +1,7 @@
 """The members of producer groups, taken from heartbeats (RocketMQ's ProducerManager)."""
 
 import itertools
+from collections.abc import Collection
 from typing import Final
 
 import structlog
@@ -9,6 +10,9 @@ import trio
 from trimq.broker.config import BrokerConfig
 from trimq.broker.services.client_channel import ClientChannel, watch
 from trimq.protocol.auth.rules import PUB
+from trimq.protocol.codes import ResponseCode
+from trimq.protocol.errors import RemotingError
+from trimq.protocol.topic_rules import MAX_GROUP_LENGTH
 from trimq.remoting.auth.permit import OPEN, Permit
 from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.runtime.clock import Clock
@@ -18,6 +22,8 @@ from trimq.remoting.server.connection import Connection
 _log = structlog.get_logger("broker.producers")
 
 SCAN_SECONDS: Final = 10.0
+MOST_GROUPS: Final = 1_000
+"""Producer groups of a connection. To be in one needs no permission, and each takes memory until the client leaves."""
 
 
 class ProducerManager:
@@ -33,6 +39,17 @@ class ProducerManager:
         self._log_budget = LogBudget(clock)
         self._turns: dict[str, itertools.count[int]] = {}
         self.table: dict[str, dict[Connection, ClientChannel]] = {}
+
+    def check_limit(self, connection: Connection, groups: Collection[str]) -> None:
+        """Raises RemotingError if a connection would be in too many groups, or if one of their names is too long."""
+        own = self._groups_of.get(connection, ())
+        if len(own) + len(groups) > MOST_GROUPS and len({*own, *groups}) > MOST_GROUPS:
+            raise RemotingError(ResponseCode.SYSTEM_BUSY, f"a connection may be in {MOST_GROUPS} producer groups")
+        if any(len(group) > MAX_GROUP_LENGTH for group in groups):
+            raise RemotingError(
+                ResponseCode.INVALID_PARAMETER,
+                f"the name of a producer group has at most {MAX_GROUP_LENGTH} characters",
+            )
 
     def register(self, group: str, channel: ClientChannel) -> bool:
         """Register one group of a heartbeat; True for a new member."""

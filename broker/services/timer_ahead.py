@@ -174,12 +174,13 @@ class TimerAhead:
         return None if name is None else self._key(name, properties)
 
     def _key(self, name: str, properties: dict[str, str]) -> bytes | None:
-        """What a mark and its message have in common: the name, and the slot in which they are due."""
+        """What a mark and its message have in common: the topic, the name, and the slot in which they are due."""
         try:
             due = due_time(properties)
         except TimerTextError:
             return None
-        return blake2b(f"{due // self._timers.precision} {name}".encode(), digest_size=_DIGEST).digest()
+        topic = properties.get(PROPERTY_REAL_TOPIC, "")
+        return blake2b(f"{due // self._timers.precision} {topic} {name}".encode(), digest_size=_DIGEST).digest()
 
     # rolls
 

@@ -50,6 +50,12 @@ _HOPELESS: Final = (PutMessageStatus.MESSAGE_ILLEGAL, PutMessageStatus.PROPERTIE
 _ALL_ALIKE: Final = (PutMessageStatus.SERVICE_NOT_AVAILABLE, PutMessageStatus.CREATE_MAPPED_FILE_FAILED)
 """Results that the next message would get too."""
 
+MarkKey = tuple[str, str]
+"""Of a delete mark: the topic that it was sent to, and its TIMER_DEL_UNIQKEY.
+
+It cancels no message of another topic: who may send to one topic only could make messages of others disappear.
+"""
+
 
 class TimedMessage(NamedTuple):
     """A timed message, read from its record: the properties, and the view of its parts."""
@@ -181,7 +187,7 @@ class TimerPuts:
     # delivery
 
     async def deliver(
-        self, due: DueTimers, deleted: frozenset[str] = frozenset(), numbers: Sequence[int] | None = None
+        self, due: DueTimers, deleted: frozenset[MarkKey] = frozenset(), numbers: Sequence[int] | None = None
     ) -> Sequence[int]:
         """Put all messages of a slot that are not ``deleted``, or those with these ``numbers``.
 
@@ -235,7 +241,7 @@ class TimerPuts:
                 until = time.perf_counter() + _SLICE_SECONDS
 
     async def _deliver_each(
-        self, attempt: _Attempt, due: DueTimers, numbers: Iterable[int], deleted: frozenset[str]
+        self, attempt: _Attempt, due: DueTimers, numbers: Iterable[int], deleted: frozenset[MarkKey]
     ) -> Iterator[int]:
         """One attempt. Returns the numbers of those that were not tried."""
         left = iter(numbers)
@@ -282,7 +288,7 @@ class TimerPuts:
                 "timed_message_dropped", topic=topic[:MAX_RETRY_TOPIC_LENGTH], commit_log_offset=offset, reason=reason
             )
 
-    async def _deliver_one(self, attempt: _Attempt, due: DueTimers, at: int, deleted: frozenset[str]) -> None:
+    async def _deliver_one(self, attempt: _Attempt, due: DueTimers, at: int, deleted: frozenset[MarkKey]) -> None:
         offset = due.offsets[at]
         message = await self._read(offset, due.sizes[at])
         if message is None:
@@ -311,10 +317,10 @@ class TimerPuts:
         if result is not None:
             done(result)
 
-    def _is_deleted(self, properties: dict[str, str], topic: str, deleted: frozenset[str]) -> bool:
+    def _is_deleted(self, properties: dict[str, str], topic: str, deleted: frozenset[MarkKey]) -> bool:
         unique = properties.get(PROPERTY_UNIQ_KEY)
         with_topic = self._config.append_topic_for_timer_delete_key
-        return unique is not None and delete_key(topic, unique, with_topic=with_topic) in deleted
+        return unique is not None and (topic, delete_key(topic, unique, with_topic=with_topic)) in deleted
 
     def _done(
         self, attempt: _Attempt, at: int, topic: str, offset: int, stored_topic: str, result: PutMessageResult
@@ -396,6 +402,8 @@ class TimerPuts:
         )
 
 
-def delete_keys(marks: Iterable[dict[str, str]]) -> frozenset[str]:
+def delete_keys(marks: Iterable[dict[str, str]]) -> frozenset[MarkKey]:
     """The keys of the messages that the delete marks of a slot cancel."""
-    return frozenset(properties[PROPERTY_TIMER_DEL_UNIQKEY] for properties in marks)
+    return frozenset(
+        (properties.get(PROPERTY_REAL_TOPIC, ""), properties[PROPERTY_TIMER_DEL_UNIQKEY]) for properties in marks
+    )

@@ -53,6 +53,7 @@ from trimq.broker.store.timer.recovery import LogState, TimerRecovery
 from trimq.broker.store.timer.timer_store import DueTimers, NewTimer, TimerStore
 from trimq.broker.tiered_config import TieredStoreConfig
 from trimq.protocol.queue_unit import UNIT_SIZE
+from trimq.protocol.record import decode_head
 from trimq.protocol.timer_layout import SLOTS, snapped_precision
 from trimq.protocol.topic_rules import TIMER_TOPIC
 from trimq.remoting.runtime.clock import Clock, SystemClock
@@ -80,6 +81,10 @@ __all__ = [
 
 SHUTDOWN_SECONDS: Final = 5.0
 """How long closing waits for the dispatch to catch up (as in RocketMQ)."""
+
+_LOOKS: Final = 500
+_LOOK_SECONDS: Final = 0.002
+"""How often, and after which pauses, it is looked whether a record has got into its queue."""
 
 _log = structlog.get_logger(__name__)
 
@@ -609,6 +614,24 @@ class MessageStore(QueueCalls):
     async def look_message_cold(self, offset: int) -> Any:
         """As ``look_message``, waiting for the device."""
         return await self._finder.look_cold(offset) if offset < self.visible_offset else b""
+
+    async def look_queued(self, offset: int) -> bytes:
+        """As ``look_message_cold``, as a copy, and only for a record that its queue has at that place.
+
+        A client may have sent a body with the bytes of a record, which may name any topic, and whose properties, which
+        no CRC covers, may reach over the records of others behind it. No queue leads to such a record.
+        """
+        for _ in range(_LOOKS):  # a reply may come before its record is in its queue: SYNC_FLUSH, slaves
+            if not self.dispatched_offset <= offset < self.visible_offset:
+                break
+            await self.clock.sleep(_LOOK_SECONDS)
+        data = bytes(await self.look_message_cold(offset))
+        if not data:
+            return data
+        head = decode_head(data)
+        topic = str(data[head.topic_at : head.topic_end], "utf-8", "replace")
+        units = await self.queue_units(topic, head.queue_id, head.queue_offset, 1)
+        return data if units and units[0][:2] == (offset, len(data)) else b""
 
     async def same_record(self, offset: int, sha256: bytes) -> bool | None:
         """Whether the record at a log offset has this hash, readable or not; None if the log begins behind it."""

@@ -14,6 +14,7 @@ from typing import Any, Final, Self
 from trimq.protocol.auth.stamp import MARK
 from trimq.protocol.codes import ResponseCode
 from trimq.protocol.errors import RemotingError
+from trimq.protocol.topic_rules import SCHEDULE_TOPIC, TIMER_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC
 
 MOST_NAME_BYTES: Final = 255
 MOST_SECRET_BYTES: Final = 1024
@@ -25,6 +26,10 @@ MOST_SOURCE_IPS: Final = 100
 
 _MAPPED_BITS: Final = 96
 """Of an IPv4 address in IPv6 form (::ffff:10.0.0.1), in front of the IPv4 address."""
+
+OF_ALL_TOPICS: Final = frozenset({SCHEDULE_TOPIC, TIMER_TOPIC, TRANS_HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC})
+"""Topics that have messages of all topics: delayed ones, timed ones, halves. Who reads them reads what is denied to him
+in a message's own topic, so an entry has to name them in full: ``Topic:*`` and ``*`` do not cover them."""
 
 IPNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -207,6 +212,8 @@ class Resource:
 
     def covers(self, asked: "Resource") -> bool:
         """Whether an entry with this resource is about the one that a request asks for."""
+        if asked.name in OF_ALL_TOPICS and asked.resource_type is ResourceType.TOPIC:
+            return self == asked
         if self.resource_type is ResourceType.ANY:
             return True
         if self.resource_type is not asked.resource_type:

@@ -125,6 +125,7 @@ BETWEEN_SERVERS: Final = frozenset(
         Code.REGISTER_BROKER,
         Code.UNREGISTER_BROKER,
         Code.BROKER_HEARTBEAT,
+        Code.QUERY_DATA_VERSION,
         Code.NOTIFY_MIN_BROKER_ID_CHANGE,
         Code.EXCHANGE_BROKER_HA_INFO,
         Code.RESET_MASTER_FLUSH_OFFSET,
@@ -326,7 +327,7 @@ _NAMED: Final[dict[int, Rule]] = {
     # topics and groups
     Code.UPDATE_AND_CREATE_TOPIC: of_fields(admin.CreateTopicRequestHeader, topic_field(CREATE)),
     Code.UPDATE_AND_CREATE_TOPIC_LIST: of_body(
-        TopicConfigList, lambda body: [on_topic(config.topic_name, CREATE) for config in body.topic_config_list]
+        TopicConfigList, lambda body: (on_topic(config.topic_name, CREATE) for config in body.topic_config_list)
     ),
     Code.UPDATE_AND_CREATE_STATIC_TOPIC: of_fields(admin.TopicRequestHeader, topic_field(CREATE)),
     Code.DELETE_TOPIC_IN_BROKER: of_fields(admin.TopicRequestHeader, topic_field(DELETE)),
@@ -335,7 +336,7 @@ _NAMED: Final[dict[int, Rule]] = {
         SubscriptionGroupConfig, lambda config: [on_group(config.group_name, CREATE)]
     ),
     Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: of_body(
-        SubscriptionGroupList, lambda body: [on_group(config.group_name, CREATE) for config in body.group_config_list]
+        SubscriptionGroupList, lambda body: (on_group(config.group_name, CREATE) for config in body.group_config_list)
     ),
     Code.DELETE_SUBSCRIPTIONGROUP: of_fields(
         admin.DeleteSubscriptionGroupRequestHeader, group_field(DELETE, "group_name")
@@ -396,7 +397,6 @@ _CLUSTER_GET: Final = (
     Code.GET_KVLIST_BY_NAMESPACE,
     Code.GET_BROKER_CLUSTER_INFO,
     Code.GET_BROKER_MEMBER_GROUP,
-    Code.QUERY_DATA_VERSION,
     Code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER,
     Code.GET_TOPICS_BY_CLUSTER,
     Code.GET_SYSTEM_TOPIC_LIST_FROM_NS,
@@ -441,6 +441,7 @@ _CLUSTER_UPDATE: Final = (
     Code.REGISTER_BROKER,
     Code.UNREGISTER_BROKER,
     Code.BROKER_HEARTBEAT,
+    Code.QUERY_DATA_VERSION,  # it counts as a heartbeat: a broker that is dead would stay in the routes
     Code.WIPE_WRITE_PERM_OF_BROKER,
     Code.ADD_WRITE_PERM_OF_BROKER,
     Code.UPDATE_NAMESRV_CONFIG,

@@ -124,11 +124,24 @@ def of_member(
     return ByNames(kind, (topic, group), lambda names: consumed(names[0], names[1], on_topics, on))
 
 
+MOST_BODY: Final = 2 * 1024 * 1024
+MOST_LENIENT: Final = 64 * 1024
+"""Bytes of a body whose topics and groups are checked; those of one that is not standard JSON, which takes 2 us a byte.
+
+The body is read before it is known whether its sender may do anything: one of 16 MB would take up to 30 s, in which
+nothing is served.
+"""
+
+
 def of_body(kind: type[Any], read: Callable[[Any], Iterable[Need]]) -> Rule:
     """The topics and groups in a JSON body."""
 
     def rule(command: RemotingCommand, _cluster: str) -> Iterable[Need]:
-        return read(decode_json(command.body, kind))
+        size = len(command.body)
+        if size > MOST_BODY:
+            text = f"the body may have {MOST_BODY} bytes while authorization is on: send it in several requests"
+            raise RemotingError(ResponseCode.NO_PERMISSION, text)
+        return read(decode_json(command.body, kind, lenient=size <= MOST_LENIENT))
 
     return rule
 

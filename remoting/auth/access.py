@@ -142,6 +142,13 @@ class Access:
             topic = ""
         self.require_topic(connection, command, topic, actions)
 
+    def checks_records(self, command: RemotingCommand) -> bool:
+        """Whether ``require_record`` may refuse a record: false for a Super, and for codes that need no permission."""
+        if not self.authorizes or command.code in self._needless or command.code in self._unsigned:
+            return False
+        user = self.user(command)
+        return user is None or not user.is_super
+
     def user(self, command: RemotingCommand) -> User | None:
         """The user who has signed a request that was let through; None if the user does not exist any more.
 

@@ -22,6 +22,8 @@ FAILURES_PER_MINUTE: Final = 300
 MOST_ADDRESSES: Final = 10_000
 MOST_NAMES: Final = 100
 """Names of an address that are counted each for itself. Any further ones count together."""
+MOST_COUNTS: Final = 50_000
+"""Names of all addresses, about 20 MB: one client can have 10,000 networks of IPv6."""
 
 NO_USERNAME: Final = "username cannot be null."
 WRONG_SIGNATURE: Final = "check signature failed."
@@ -125,6 +127,7 @@ class _FailureLimit:
 
     def __init__(self, clock: Clock, per_minute: int, most_addresses: int) -> None:
         self.addresses: OrderedDict[str, _Failures] = OrderedDict()
+        self.counts = 0
         self._clock = clock
         self._per_minute = per_minute
         self._most = most_addresses
@@ -137,6 +140,7 @@ class _FailureLimit:
             return False
         if self._clock.monotonic() - found.began >= 60:
             del self.addresses[address]
+            self.counts -= len(found.counts)
             return False
         count = found.most if name is None else found.counts.get(_counted(found.counts, name), 0)
         if count < self._per_minute:
@@ -150,10 +154,12 @@ class _FailureLimit:
         found = self.addresses.pop(address, None) or _Failures(self._clock.monotonic())
         self.addresses[address] = found
         name = _counted(found.counts, name)
+        self.counts += name not in found.counts
         count = found.counts[name] = found.counts.get(name, 0) + 1
         found.most = max(found.most, count)
-        if len(self.addresses) > self._most:
-            self.addresses.popitem(last=False)
+        if len(self.addresses) > self._most or self.counts > MOST_COUNTS:
+            _, oldest = self.addresses.popitem(last=False)
+            self.counts -= len(oldest.counts)
 
 
 def _counted(counts: dict[str, int], name: str) -> str:

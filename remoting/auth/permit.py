@@ -11,6 +11,7 @@ from trimq.protocol.codes import RequestCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.real_place import waiting_for
 from trimq.protocol.record import decode_head
+from trimq.protocol.topic_rules import TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC
 from trimq.remoting.server.connection import Connection
 
 ASKED_LATER: Final = frozenset(
@@ -40,6 +41,13 @@ class Permit(Protocol):
         """The same for the topic of a record, or the topic that it waits for."""
         ...
 
+    def checks_records(self, command: RemotingCommand) -> bool:
+        """Whether the user of a request may not get every record.
+
+        Then a record has to be read with MessageStore.look_queued: its bytes may be those of a client's body.
+        """
+        ...
+
     def user_name(self, command: RemotingCommand) -> str:
         """The name of the user who has signed a request that was let through; empty if it needed no signature."""
         ...
@@ -65,6 +73,10 @@ class _Open:
     ) -> None:
         """Return."""
 
+    def checks_records(self, _command: RemotingCommand) -> bool:
+        """False."""
+        return False
+
     def user_name(self, _command: RemotingCommand) -> str:
         """No name: requests are not signed."""
         return ""
@@ -78,7 +90,7 @@ OPEN: Final[Permit] = _Open()
 
 
 def topic_of(record: Any) -> str:
-    """The topic of a record; of one that waits for its time or its end, the topic that it goes to.
+    """The topic of a record; of one that waits for its time or its end, or has expired, the topic that it goes to.
 
     Raises RecordError.
     """
@@ -86,5 +98,6 @@ def topic_of(record: Any) -> str:
     buffer = memoryview(record)
     topic = bytes(buffer[head.topic_at : head.topic_end]).decode("utf-8", "replace")
     properties = bytes(buffer[head.properties_at : head.properties_end]).decode("utf-8", "replace")
-    place = waiting_for(topic, properties)
+    # An expired half has the properties of a half.
+    place = waiting_for(TRANS_HALF_TOPIC if topic == TRANS_CHECK_MAX_TIME_TOPIC else topic, properties)
     return topic if place is None else place.topic

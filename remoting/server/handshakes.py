@@ -12,6 +12,7 @@ from functools import partial
 from ssl import SSLContext
 from typing import Final, Protocol, Self
 
+from trimq.remoting.runtime.address_key import address_key
 from trimq.remoting.runtime.clock import CoarseTime
 from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.limits import ReactorStats
@@ -100,7 +101,8 @@ class Handshakes:
 
     A closed connection leaves both at once: clients that begin handshakes and close would fill a queue that is emptied
     by one in each round. When the most are unfinished, the host with the most of them loses one for a client of another
-    host: a host that begins handshakes and does not go on cannot keep the others away.
+    host: a host that begins handshakes and does not go on cannot keep the others away. An IPv6
+    network of 64 bits is one host, which has all its addresses.
     """
 
     def __init__(
@@ -151,14 +153,15 @@ class Handshakes:
                 return
         conn.tls = TlsSocket(raw.raw, context, server_side=True, first=first)
         conn.sock = self._unfinished[conn] = _Handshake(conn.tls, self._time.now, partial(self._enqueue, conn))
-        self._by_host.setdefault(conn.peer[0], {})[conn] = None
+        self._by_host.setdefault(address_key(conn.peer[0]), {})[conn] = None
         self._enqueue(conn)
         conn.active_at = self._time.now
 
     def _one_too_many(self, conn: Connection) -> Connection:
         """The oldest of the host with the most unfinished handshakes; ``conn`` itself if its host is one of those."""
         largest = max(self._by_host.values(), key=len)
-        return conn if len(self._by_host.get(conn.peer[0], ())) >= len(largest) else next(iter(largest))
+        own = self._by_host.get(address_key(conn.peer[0]), ())
+        return conn if len(own) >= len(largest) else next(iter(largest))
 
     def _enqueue(self, conn: Connection) -> None:
         self.queue[conn] = None
@@ -213,7 +216,8 @@ class Handshakes:
     def _ended(self, conn: Connection) -> None:
         del self._unfinished[conn]
         self.queue.pop(conn, None)
-        host = self._by_host[conn.peer[0]]
+        key = address_key(conn.peer[0])
+        host = self._by_host[key]
         del host[conn]
         if not host:
-            del self._by_host[conn.peer[0]]
+            del self._by_host[key]

@@ -22,6 +22,8 @@ from trimq.remoting.server.limits import RECEIVE_BUFFER, ReactorLimits, ReactorS
 from trimq.remoting.server.outcomes import Outcomes
 from trimq.remoting.server.unfinished import UnfinishedFrames
 
+MOST_HEAD: Final = 1024 * 1024
+"""Bytes of a header. It is decoded before anything is known of its sender: one of 16 MB could take seconds."""
 BIG_FRAME: Final = 32 * 1024
 """An unfinished frame longer than this gets its own buffer; a shorter one is copied in front of the next bytes."""
 
@@ -267,6 +269,10 @@ class Intake:
         conn.active_at = self._time.now
         if big.filled == big.size:
             self._unfinished.ended(conn, big)  # before the handler runs, which may close the connection
+            head = int.from_bytes(big.buffer[5:_WORDS], "big")
+            if head > MOST_HEAD:
+                conn.close(f"broken frame: a header of {head} bytes, {MOST_HEAD} are allowed", broken=True)
+                return
             self._frames(conn, big.buffer, memoryview(big.buffer), 0, big.size)
             if len(self._spares) < SPARES and big.size <= SPARE_SIZE:
                 self._spares.append(big.buffer if len(big.buffer) == SPARE_SIZE else bytearray(SPARE_SIZE))

@@ -10,6 +10,7 @@ import trio
 
 from tests.broker.wire_client import WireClient, consumer, properties_text
 from trimq.broker.controller import BrokerController
+from trimq.broker.services import producers
 from trimq.broker.store.disk.real_disk import RealDisk
 from trimq.broker.testing import running_broker
 from trimq.protocol.batch import encode_batch
@@ -98,6 +99,23 @@ async def test_members_and_notifications(broker: BrokerController, client: WireC
     await client.asked_for(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
     reply = await client.ask(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "G"})
     assert json.loads(bytes(reply.body))["consumerIdList"] == ["c1"]
+
+
+async def test_the_producer_groups_of_a_connection_are_bounded(
+    broker: BrokerController, client: WireClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To be in one needs no permission, and each takes memory."""
+    monkeypatch.setattr(producers, "MOST_GROUPS", 3)
+    table = broker.context.producers.table
+    assert (await client.heartbeat("c1", producers=["A", "B", "C"])).code == ResponseCode.SUCCESS
+    assert (await client.heartbeat("c1", producers=["A", "B", "C"])).code == ResponseCode.SUCCESS
+    for names, code in ((["A", "D"], ResponseCode.SYSTEM_BUSY), (["A" * 256], ResponseCode.SYSTEM_BUSY)):
+        assert (await client.heartbeat("c1", producers=names)).code == code
+    assert list(table) == ["A", "B", "C"]
+    await client.ask(RequestCode.UNREGISTER_CLIENT, {"clientID": "c1", "producerGroup": "A"})
+    assert (await client.heartbeat("c1", producers=["D" * 256])).code == ResponseCode.INVALID_PARAMETER
+    assert (await client.heartbeat("c1", producers=["D" * 255])).code == ResponseCode.SUCCESS
+    assert list(table) == ["B", "C", "D" * 255]
 
 
 async def test_group_without_members_is_an_error(client: WireClient) -> None:

@@ -15,7 +15,7 @@ from trimq.protocol import headers
 from trimq.protocol.codes import VERSION, RequestCode
 from trimq.protocol.command import Encoding, RemotingCommand, _field_kinds
 from trimq.protocol.errors import FrameError, RemotingError
-from trimq.protocol.frame import MAX_FRAME, FrameDecoder, decode, decode_at, encode
+from trimq.protocol.frame import MAX_FRAME, MOST_FIELDS, FrameDecoder, decode, decode_at, encode
 from trimq.protocol.headers.base import Header
 from trimq.protocol.headers.pull import PullMessageRequestHeader
 from trimq.protocol.headers.send import SendMessageRequestHeaderV2
@@ -267,6 +267,16 @@ def test_a_frame_inside_a_larger_buffer_reads_as_alone(encoding: Encoding) -> No
     assert (inside.code, inside.ext_fields(), bytes(inside.body)) == (alone.code, alone.ext_fields(), b"body")
     with pytest.raises(FrameError, match="header of"):
         decode_at(buffer, 0xFFFFFF, 6 + 8, 6 + len(whole))
+
+
+@pytest.mark.parametrize("encoding", [Encoding.ROCKETMQ, Encoding.MSGPACK])
+def test_a_header_that_is_decoded_at_once_has_so_many_fields_at_most(encoding: Encoding) -> None:
+    """A million would take seconds, in which nothing is served, before anything is known of the sender."""
+    fields = {f"k{number}": "v" for number in range(MOST_FIELDS)}
+    data = encode(RemotingCommand(10, ext=fields, encoding=encoding))
+    assert decode(memoryview(data)[4:]).ext_fields() == fields
+    with pytest.raises(FrameError):
+        decode(memoryview(encode(RemotingCommand(10, ext=fields | {"one": "more"}, encoding=encoding)))[4:])
 
 
 def test_a_json_header_cannot_set_what_is_not_in_the_protocol() -> None:

@@ -16,7 +16,7 @@ from trimq.protocol.command import Encoding, RemotingCommand
 from trimq.protocol.errors import RemotingError
 from trimq.protocol.frame import MAX_FRAME, FrameDecoder, encode
 from trimq.remoting.errors import RemotingSendError, RemotingTimeoutError
-from trimq.remoting.server.intake import BIG_FRAME
+from trimq.remoting.server.intake import BIG_FRAME, MOST_HEAD
 from trimq.remoting.server.limits import RECEIVE_BUFFER
 from trimq.remoting.server.reactor import DEFERRED, HELD, Connection, HandlerTable, Outcome, ReactorLimits
 
@@ -73,6 +73,19 @@ async def test_the_largest_frame_there_can_be() -> None:
         empty = len(encode(request(body=b"", opaque=5)))
         command = request(body=bytes(MAX_FRAME - empty), opaque=5)
         assert bytes((await peer.ask(command)).body) == str(len(command.body)).encode()
+
+
+@pytest.mark.parametrize("more", [0, 1])
+async def test_a_long_header_is_not_decoded(more: int) -> None:
+    """Before anything is known of its sender: a language of a million lists takes seconds, and much memory."""
+    async with serving() as server, server.peer() as peer:
+        head = b'{"code":%d,"opaque":5,"language":[' % ECHO
+        head = (head + b"[]]}").ljust(MOST_HEAD + more)
+        await peer.send_bytes(struct.pack(">II", 4 + len(head), len(head)) + head)
+        if more:
+            assert await peer.is_closed_by_server()
+        else:
+            assert (await peer.receive()).opaque == 5
 
 
 async def test_a_oneway_request_is_served_and_never_answered() -> None:

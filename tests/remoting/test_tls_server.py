@@ -7,6 +7,7 @@ import weakref
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
+from itertools import count
 
 import pytest
 import structlog
@@ -19,6 +20,7 @@ from tests.tls_certificates import Certificates, certificates
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.frame import encode
 from trimq.remoting.runtime.clock import ManualClock
+from trimq.remoting.server.accept import Acceptor
 from trimq.remoting.server.handshakes import CLOSED_AT_ONCE
 from trimq.remoting.server.reactor import Connection, HandlerTable, Outcome, Reactor, ReactorLimits, ServerTls
 from trimq.remoting.tls import key_files
@@ -259,6 +261,26 @@ async def test_a_host_with_the_most_unfinished_handshakes_does_not_keep_others_a
         stats = server.reactor.stats
         assert (stats.handshakes, stats.handshakes_refused, stats.handshakes_failed) == (2, 1, 0)
         assert stats.tls_connections <= 1
+    assert (len(handshakes), handshakes._by_host) == (0, {})
+
+
+async def test_the_addresses_of_an_ipv6_network_are_one_host(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    addresses = (f"2001:db8::{number:x}" for number in count(1))
+    admit = Acceptor._admit
+    monkeypatch.setattr(
+        Acceptor, "_admit", lambda own, sock, peer, table: admit(own, sock, (next(addresses), peer[1]), table)
+    )
+    async with within_seconds(tls=tls_of(certificates, most=3)) as server, many(server, 3):
+        handshakes = server.reactor._handshakes
+        assert handshakes is not None
+        before = list(handshakes._unfinished)
+        async with server.peer() as peer:
+            await peer.send_bytes(HELLO)
+            assert await peer.is_closed_by_server()
+        assert list(handshakes._unfinished) == before
+        assert list(handshakes._by_host) == ["2001:db8::/64"]
     assert (len(handshakes), handshakes._by_host) == (0, {})
 
 

@@ -141,7 +141,8 @@ class ClientAdminProcessor:
             _, offset = decode_offset_id(header.msg_id or "")
         except ValueError as error:
             raise RemotingError(ResponseCode.SYSTEM_ERROR, str(error)) from None
-        record = self._store.look_message(offset)
+        checks = self._permit.checks_records(command)
+        record = await self._store.look_queued(offset) if checks else self._store.look_message(offset)
         if record is None:
             record = await self._store.look_message_cold(offset)
         if record is None or not len(record):

@@ -93,7 +93,7 @@ class SendBackProcessor:
             raise RemotingError(
                 ResponseCode.NO_PERMISSION, f"the topic {retry.topic_name} does not permit writing (perm)"
             )
-        record = self._store.look_message(header.offset)
+        record = None if self._permit.checks_records(command) else self._store.look_message(header.offset)
         if record is None:
             return self._send_back_cold(connection, command, header, group, before)
         message = self._message(connection, command, record, header.offset)
@@ -107,7 +107,9 @@ class SendBackProcessor:
         group: SubscriptionGroupConfig,
         before: Any,
     ) -> Any:
-        record = await self._store.look_message_cold(header.offset)
+        checks = self._permit.checks_records(command)
+        look = self._store.look_queued if checks else self._store.look_message_cold
+        record = await look(header.offset)
         message = self._message(connection, command, record, header.offset)
         return self._again(connection, command, header, group, message, before)
 

@@ -156,7 +156,7 @@ CASES: dict[int, Case] = {
     Code.DELETE_TOPIC_IN_NAMESRV: case("Topic:T Delete", topic="T", clusterName="other"),
     Code.REGISTER_TOPIC_IN_NAMESRV: case("Topic:T Create", topic="T"),
     Code.GET_BROKER_MEMBER_GROUP: case(READ, **NAMES),
-    Code.QUERY_DATA_VERSION: case(READ, **NAMES),
+    Code.QUERY_DATA_VERSION: case(WRITE, **NAMES),
     Code.GET_TOPICS_BY_CLUSTER: case(READ, cluster="other"),
 }
 CASES |= dict.fromkeys(

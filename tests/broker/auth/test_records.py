@@ -1,15 +1,20 @@
 """Requests that name a record by its offset get no record of a topic that their user may not use."""
 
+import hashlib
+import struct
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+import trio.testing
 
 from tests.broker.auth.signed import User, closed_broker
 from tests.broker.wire_client import WireClient, consumer, send_ext
+from trimq.broker.controller import BrokerController
 from trimq.protocol.codes import ResponseCode
 from trimq.protocol.message_id import encode_offset_id
+from trimq.remoting.auth.permit import topic_of
 
 ALL_OF_MINE = ("Topic:Mine All", "Group:G All", "Topic:%RETRY%G All")
 
@@ -105,6 +110,12 @@ async def test_the_end_of_a_transaction_of_another_topic(tmp_path: Path) -> None
         assert (await root.ask(37, theirs)).code == 0
 
 
+@pytest.mark.parametrize("topic", ["RMQ_SYS_TRANS_HALF_TOPIC", "TRANS_CHECK_MAX_TIME_TOPIC", "SCHEDULE_TOPIC_XXXX"])
+def test_a_record_that_waits_or_has_expired(topic: str) -> None:
+    record = made_up(0, topic, properties=b"REAL_TOPIC\x01Theirs\x02REAL_QID\x010\x02", more=0)
+    assert topic_of(record) == "Theirs"
+
+
 async def test_the_checks_of_a_half_of_another_topic(tmp_path: Path) -> None:
     async with closed_broker(tmp_path) as (broker, root):
         app = await root.make("app", "Topic:Mine Pub|Update")
@@ -114,3 +125,103 @@ async def test_the_checks_of_a_half_of_another_topic(tmp_path: Path) -> None:
             message_id = encode_offset_id(broker.context.store_host, int(where["commitLogOffset"]))
             reply = await app.ask(323, {"topic": "Mine", "msgId": message_id})
             assert reply.code == code, reply.remark
+
+
+def made_up(
+    physical: int, topic: str, *, queue_id: int = 0, offset: int = 0, properties: bytes = b"", more: int
+) -> bytes:
+    """The bytes of a record as a client may send them in a body.
+
+    Its properties reach ``more`` bytes over its own end: over what is stored behind it. Without a body it has no CRC.
+    """
+    name = topic.encode()
+    length = len(properties) + more
+    front = struct.pack(">4xIIII2Q", 0xDAA320A7, 0, queue_id, 0, offset, physical) + bytes(4 + 4 * 8 + 4 + 8 + 4)
+    head = front + bytes([len(name)]) + name + length.to_bytes(2, "big") + properties
+    return (len(head) + more).to_bytes(4, "big") + head[4:]
+
+
+async def planted(app: User, broker: BrokerController, **fields: Any) -> int:
+    """Send such bytes to Mine; returns the log offset at which they are."""
+    physical = broker.context.store.appended_offset + 88
+    reply = await app.ask(310, send_ext("Mine"), made_up(physical, **fields))
+    assert reply.code == 0, reply.remark
+    assert int(reply.ext_fields()["msgId"][-16:], 16) + 88 == physical
+    return physical
+
+
+@pytest.mark.parametrize("code", [33, 36, 309])
+async def test_a_body_with_the_bytes_of_a_record(tmp_path: Path, code: int) -> None:
+    """It names the user's own topic, and would bring what others have sent after it."""
+    async with closed_broker(tmp_path) as (broker, root):
+        app = await root.make("app", *ALL_OF_MINE)
+        await sent(root, "Mine")
+        physical = await planted(app, broker, topic="Mine", more=400)
+        for _ in range(4):
+            await sent(root, "Theirs")
+        message_id = encode_offset_id(broker.context.store_host, physical)
+        requests: dict[int, dict[str, Any]] = {
+            33: {"topic": "Mine", "offset": physical},
+            36: {"originTopic": "Mine", "group": "G", "offset": physical, "delayLevel": -1},
+            309: {"topic": "Mine", "consumerGroup": "G", "clientId": "c", "msgId": message_id},
+        }
+        for user in (app, root):  # the bytes are those of a whole record: who may read everything gets them
+            reply = await user.ask(code, requests[code])
+            if user is app:
+                assert reply.code == ResponseCode.SYSTEM_ERROR
+                assert "no message starts at the commit log offset" in (reply.remark or "")
+            elif code == 33:
+                assert b"secret of Theirs" in bytes(reply.body)
+
+
+async def test_a_hash_of_another_topics_record(tmp_path: Path) -> None:
+    """Who may ask whether a record has a hash could guess it byte by byte."""
+    async with closed_broker(tmp_path) as (_, root):
+        app = await root.make("app", *ALL_OF_MINE)
+        for topic, code in (("Mine", 0), ("Theirs", 16)):
+            offset, _ = await sent(root, topic)
+            record = bytes((await root.ask(33, {"topic": topic, "offset": offset})).body)
+            digest = hashlib.sha256(record).hexdigest()
+            reply = await app.ask(33, {"topic": "Mine", "offset": offset, "trimqSha256": digest})
+            assert reply.code == code, reply.remark
+            assert reply.ext_fields() == ({} if code else {"trimqSame": "true"})
+            assert (await root.ask(33, {"offset": offset, "trimqSha256": digest})).ext_fields() == {"trimqSame": "true"}
+
+
+async def test_a_record_that_is_not_in_its_queue_yet(tmp_path: Path) -> None:
+    async with closed_broker(tmp_path) as (broker, root):
+        app = await root.make("app", *ALL_OF_MINE)
+        offset, _ = await sent(root, "Mine")
+        store = broker.context.store
+        queue = store.queues.find("Mine", 0)
+        assert queue is not None
+        end, store.dispatcher.position = store.dispatcher.position, offset
+        queue.next_offset = 0
+        opaque = await app.post(33, {"topic": "Mine", "offset": offset})
+        await trio.testing.wait_all_tasks_blocked(0.001)
+        queue.next_offset, store.dispatcher.position = 1, end
+        assert (await root.client.reply(opaque)).code == 0
+
+
+async def test_the_end_of_a_half_that_names_another_users(tmp_path: Path) -> None:
+    """Bytes of a half at an offset that the queue does not have, which was first stored as the half of another user."""
+    async with closed_broker(tmp_path) as (broker, root):
+        app = await root.make("app", "Topic:Mine Pub")
+        for topic in ("Mine", "Theirs"):
+            await sent(root, topic)
+        theirs = await half(root, "Theirs")
+        transactions = broker.context.transactions
+        number = int(theirs["tranStateTableOffset"])
+        transactions.halves.stands_for(number, number)  # as after its first check
+        properties = f"REAL_TOPIC\x01Mine\x02REAL_QID\x010\x02PGROUP\x01P\x02TRAN_PREPARED_QUEUE_OFFSET\x01{number}\x02"
+        far = 1_000_000
+        where = {"topic": "RMQ_SYS_TRANS_HALF_TOPIC", "offset": far, "properties": properties.encode(), "more": 0}
+        physical = await planted(app, broker, **where)
+        reply = await app.ask(
+            37,
+            theirs
+            | {"topic": "Mine", "commitOrRollback": 12, "tranStateTableOffset": far, "commitLogOffset": physical},
+        )
+        assert reply.code == ResponseCode.SYSTEM_ERROR
+        assert "is not in its queue" in (reply.remark or "")
+        assert (await root.ask(37, theirs)).code == 0

@@ -1120,3 +1120,31 @@ async def test_records_that_come_from_the_device(autojump_clock: trio.testing.Mo
         rig.disk.cold = False
         assert len(await rig.bodies()) == 40
         assert rig.service.puts.cancelled == 1
+
+
+@pytest.mark.parametrize("window", [10, 3_600])
+@pytest.mark.parametrize("topic", ["Orders", "Payments"])
+async def test_a_mark_cancels_no_message_of_another_topic(
+    topic: str, window: int, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Who may send to one topic only could make messages of others disappear. At once, and after both have rolled."""
+    rig = Rig(timerRollWindowSlot=str(window))
+    async with rig.running():
+        await rig.send(b"theirs", 15_000)
+        await rig.advance(5)
+        await rig.send(b"mark", 10_000, topic, UNIQ_KEY="theirs", TIMER_DEL_UNIQKEY="theirs")
+        await rig.settled()
+        for _ in range(20):
+            await rig.advance(1)
+        assert await rig.bodies() == ([] if topic == "Orders" else [b"theirs"])
+        assert rig.service.puts.cancelled == (topic == "Orders")
+
+
+async def test_a_mark_ahead_cancels_no_message_of_another_topic(autojump_clock: trio.testing.MockClock) -> None:
+    rig = Rig()
+    async with rig.running():
+        assert rig.service._ahead is not None
+        key = rig.service._ahead._key
+        due = {"TIMER_OUT_MS": str(NOW), "REAL_TOPIC": "Orders"}
+        assert key("theirs", due) == key("theirs", dict(due))
+        assert key("theirs", due) != key("theirs", due | {"REAL_TOPIC": "Payments"})

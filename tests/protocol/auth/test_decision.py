@@ -93,6 +93,18 @@ def test_all_resources_of_a_type_need_an_entry_for_all_of_them() -> None:
         assert decide(acl(entry(text, "List")), every, [Action.LIST], HERE).allowed is allowed
 
 
+@pytest.mark.parametrize(
+    "topic",
+    ["SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer", "RMQ_SYS_TRANS_HALF_TOPIC", "TRANS_CHECK_MAX_TIME_TOPIC"],
+)
+def test_a_topic_with_messages_of_all_topics_has_to_be_named(topic: str) -> None:
+    wide = [entry(resource, "All") for resource in ("*", "Topic:*", f"Topic:{topic[:5]}*", f"Topic:{topic}*")]
+    assert decide(acl(*wide), Resource.topic(topic), [Action.SUB], HERE) == Verdict(False, None, None, NO_MATCH)
+    named = entry(f"Topic:{topic}", "Sub")
+    assert decide(acl(*wide, named), Resource.topic(topic), [Action.SUB], HERE).entry == named
+    assert decide(acl(*wide), Resource.group(topic), [Action.SUB], HERE).allowed
+
+
 def test_topics_with_a_prefix_are_not_one_topic() -> None:
     prefix = Resource.parse("Topic:a*")
     for text, covers in [("Topic:a", False), ("Topic:*", True), ("*", True), ("Group:*", False)]:

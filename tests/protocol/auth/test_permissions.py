@@ -1,11 +1,14 @@
 """The table of permissions: complete, and with the names that handlers use."""
 
 import json
+import re
 from typing import Any
 
 import pytest
 
 from tests.broker.auth.requests import CASES, CLUSTER, HEARTBEAT, PULL, SEND, SEND_V2, case
+from trimq.protocol import lenient_json
+from trimq.protocol.auth import permissions, rules
 from trimq.protocol.auth.model import Action, Resource, ResourcePattern
 from trimq.protocol.auth.permissions import ADMINISTRATION, BETWEEN_SERVERS, MOST_NEEDS, TABLE, TO_CLIENTS, needs
 from trimq.protocol.codes import RequestCode, ResponseCode
@@ -183,3 +186,36 @@ def test_the_first_need_that_is_refused_ends_the_work() -> None:
     with pytest.raises(RemotingError, match=f"a request may name {MOST_NEEDS} topics and groups"):
         next(found)
     assert len(list(needs(heartbeat_of(MOST_NEEDS - 1), CLUSTER))) == MOST_NEEDS
+
+
+@pytest.mark.parametrize(
+    ("code", "name", "key"), [(18, "topicConfigList", "topicName"), (225, "groupConfigList", "groupName")]
+)
+def test_the_first_of_a_list_that_is_refused_ends_the_work(
+    code: int, name: str, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str | None] = []
+
+    def noted(own: str | None, actions: tuple[Action, ...]) -> rules.Need:
+        asked.append(own)
+        return rules.on_topic(own, actions)
+
+    for function in ("on_topic", "on_group"):
+        monkeypatch.setattr(permissions, function, noted)
+    command = RemotingCommand(code, body=json.dumps({name: [{key: f"n{number}"} for number in range(9)]}).encode())
+    next(iter(needs(command, CLUSTER)))
+    assert asked == ["n0"]
+
+
+@pytest.mark.parametrize("code", [18, 34, 41, 42, 46, 200, 225, 400, 401])
+def test_long_bodies_are_not_read(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who may do nothing could stop the server for 30 s with one of 16 MB."""
+    text = json.dumps(CASES[code].body)
+    whole = RemotingCommand(code, body=text.ljust(rules.MOST_BODY).encode())
+    assert list(needs(whole, CLUSTER))
+    assert "the body may have" in refusal(RemotingCommand(code, body=whole.body + b" "))
+    bare = re.sub(r'"(\w+)":', r"\1:", text)  # as fastjson may write it: a hundred times slower
+    assert list(needs(RemotingCommand(code, body=bare.ljust(rules.MOST_LENIENT).encode()), CLUSTER))
+    refused = RemotingCommand(code, body=bare.ljust(rules.MOST_LENIENT + 1).encode())
+    monkeypatch.setattr(lenient_json, "loads", None)
+    assert refusal(refused) == rules.CANNOT_READ

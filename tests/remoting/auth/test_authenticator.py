@@ -169,3 +169,20 @@ async def test_any_fields_are_refused_or_signed(fields: dict[str, str], body: by
     refused(who, named | {"AccessKey": "me", "Signature": fields.get("Signature", "x")}, body)
     named = fields | {"AccessKey": "me"}
     assert who.verify(named | {"Signature": sign(CANARY, named, body, 505)}, body, 505, HERE, 310).username == "me"
+
+
+async def test_the_names_of_all_addresses_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_COUNTS", 40)
+    store, _ = await filled()
+    clock = ManualClock()
+    who = Authenticator(store, clock)
+    limit = who._limit
+    for number in range(20):
+        for name in range(10):
+            refused(who, signed(f"name{name}", secret="no"), address=f"2001:db8:0:{number:x}::1")
+        assert limit.counts == sum(len(found.counts) for found in limit.addresses.values()) <= 40
+    assert list(limit.addresses) == [f"2001:db8:0:{number:x}::/64" for number in range(16, 20)]
+    clock.advance(60)
+    for number in range(16, 20):
+        assert not limit.is_over(f"2001:db8:0:{number:x}::2", "name1")
+    assert (limit.counts, len(limit.addresses)) == (0, 0)

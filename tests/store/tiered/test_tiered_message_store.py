@@ -105,6 +105,7 @@ async def test_messages_that_left_the_disk_are_read_from_the_tier() -> None:
         physical = before[0][1]
         assert store.look_message(physical) is None
         record = await store.look_message_cold(physical)
+        assert await store.look_queued(physical) == bytes(record)
         assert decode_messages(record)[0].queue_offset == 0
     async with opened(disk) as store:
         assert await all_offsets(store, 0, 60) == before

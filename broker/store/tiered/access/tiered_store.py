@@ -300,6 +300,12 @@ class TieredStore(MessageStore, ABC):
                 return record
         return found
 
+    async def look_queued(self, offset: int) -> bytes:
+        """See MessageStore; a message of the tier was found in its queue there."""
+        if 0 <= offset < self.min_phy_offset:
+            return bytes(await self.look_message_cold(offset))
+        return await super().look_queued(offset)
+
     def why_missing(self, offset: int) -> str:
         """See MessageStore: also of messages that RocketMQ's broker has uploaded."""
         if offset >= APACHE_UPLOADED:
