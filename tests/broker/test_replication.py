@@ -13,7 +13,7 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from tests.broker.auth.signed import ROOT, ROOT_SECRET, User, is_refused
+from tests.broker.auth.signed import ROOT, ROOT_SECRET, User, is_refused, secret_of
 from tests.broker.wire_client import WireClient
 from tests.client.tls_servers import server_keys
 from tests.ports import free_port
@@ -367,7 +367,7 @@ async def test_users_and_policies_get_to_a_slave_that_becomes_the_master_with_th
             assert app.name == "app"
         for path in (tmp_path / "slave" / "config").iterdir():
             assert b"canary-42" not in path.read_bytes()
-            assert b"secret of last" not in path.read_bytes()
+            assert secret_of("last").encode() not in path.read_bytes()
     # The master is lost; the slave's store becomes the master's.
     other = json.dumps({"username": "another", "password": "p"})
     async with running_broker(tmp_path / "slave", **closed(tmp_path, keys, initAuthenticationUser=other)) as master:

@@ -228,7 +228,7 @@ class Fields:
 
     def _user(self, request: Request) -> None:
         old = self._get(request, "AccessKey")
-        names = (
+        names: tuple[Any, ...] = (
             *SECRETS,
             "unknown",
             "",

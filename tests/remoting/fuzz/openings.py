@@ -10,13 +10,14 @@ from trimq.protocol.frame import encode
 
 MOST: Final = 1 << 20
 """Of a frame, in the reactors that are tested."""
+CODES: Final = (1, 99)
 FRAMES: Final = tuple(
     encode(request(code, body, encoding=encoding, opaque=7))
-    for code in (1, 99)
+    for code in CODES
     for body in (b"", b"x", bytes(3000))
     for encoding in (Encoding.JSON, Encoding.ROCKETMQ)
 )
-"""Each is answered, by its handler or by that of unknown codes."""
+"""Each is served."""
 V1: Final = (
     b"PROXY TCP4 10.1.2.3 10.0.0.1 4711 10911\r\n",
     b"PROXY TCP6 2001:db8::1 ::1 1 2\r\n",
@@ -42,7 +43,8 @@ FOREIGN: Final = (
 class Opening:
     """The bytes of a client, in pieces. ``is_mutated``: the preamble is none that is known to be right.
 
-    ``ends``: after the last piece the client closes the connection, or resets it. ``client``: it is a real TLS client,
+    ``ends``: after the last piece the client closes the connection, or resets it; ``at_once``: before the server has
+    read that piece. ``client``: it is a real TLS client,
     after the preamble in ``pieces``, and sends one frame.
     """
 
@@ -52,6 +54,7 @@ class Opening:
     genuine: bytes = b""
     client: bool = False
     ends: str = ""
+    at_once: bool = False
     pieces: list[bytes] = field(default_factory=list)
 
     @property
@@ -95,6 +98,7 @@ class Openings:
         end = source.random()
         if end < 0.25:
             made.ends = "end" if end < 0.2 else "reset"
+            made.at_once = source.random() < 0.5
             made.pieces = made.pieces[: source.randrange(len(made.pieces) + 1)]
         return made
 
@@ -149,6 +153,8 @@ def foresee(opening: Opening, *, mode: str, certificate: bool, behind_proxy: boo
     if opening.ends == "reset":
         return Foreseen(closed=True, shakes_hands=False, most=3)  # what had arrived may be lost
     if behind_proxy and opening.preamble:
+        if opening.is_mutated and given[:1] in (b"P", b"\r") and not _may_be_right(given):
+            return Foreseen(True if opening.ends else None, shakes_hands=False)
         if opening.is_mutated:
             return Foreseen(True if opening.ends else None, False if opening.ends else None, most=3)
         if len(given) < len(opening.preamble):
@@ -159,6 +165,11 @@ def foresee(opening: Opening, *, mode: str, certificate: bool, behind_proxy: boo
         return Foreseen(True if opening.ends else None, shakes_hands=False)
     found = _first(given, opening, mode=mode, certificate=certificate)
     return found._replace(closed=True, shakes_hands=False) if opening.ends else found
+
+
+def _may_be_right(given: bytes) -> bool:
+    """Whether there may be a preamble: the whole mark of version 1 and the end of a line, or that of version 2."""
+    return (given.startswith(b"PROXY ") and b"\r\n" in given[:107]) or given.startswith(_V2)
 
 
 def _first(given: bytes, opening: Opening, *, mode: str, certificate: bool) -> Foreseen:

@@ -112,7 +112,7 @@ class Referee:
     """Judges requests on plain connections, each once, in their order.
 
     The users: ``root`` is a Super, ``all`` and ``strict`` may do everything that has an entry, ``app`` and ``Jürgen``
-    may send to T, ``reader`` may consume T in G, ``off`` is disabled. Requests of ``strict`` need a stamp.
+    may send to T, ``reader`` may consume T in G, ``off`` is a disabled Super. Requests of ``strict`` need a stamp.
     """
 
     def __init__(self, secrets: Mapping[str, str], now: Callable[[], int]) -> None:

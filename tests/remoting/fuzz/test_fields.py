@@ -59,9 +59,9 @@ async def users() -> AuthStore:
     await store.load()
     for name, secret in SECRETS.items():
         status = UserStatus.DISABLE if name == "off" else UserStatus.ENABLE
-        kind = UserType.SUPER if name == "root" else UserType.NORMAL
+        kind = UserType.SUPER if name in ("root", "off") else UserType.NORMAL
         await store.create_user(name, UserChange(secret, kind, status))
-    for name in ("all", "strict", "off"):
+    for name in ("all", "strict"):
         await store.write_acl(rules(name, entry("*", Action.ALL)))
     for name in ("app", "Jürgen"):
         await store.write_acl(rules(name, entry("Topic:T", Action.PUB)))

@@ -20,9 +20,9 @@ import trio.testing
 
 from tests.remoting.fuzz import test_fields as fields
 from tests.remoting.fuzz.memory import MemorySelector, MemorySocket, sockets_of
-from tests.remoting.fuzz.openings import FRAMES, MOST, Foreseen, Opening, Openings, foresee
+from tests.remoting.fuzz.openings import CODES, FRAMES, MOST, Foreseen, Opening, Openings, foresee
 from tests.remoting.fuzz.test_fields import PARTS, SEED
-from tests.remoting.harness import ECHO, echo
+from tests.remoting.harness import echo
 from tests.remoting.test_tls_server import Contexts, server_context
 from tests.remoting.tls_ends import contexts, over, slow_pair
 from tests.tls_certificates import Certificates, certificates
@@ -54,15 +54,16 @@ class Client:
         self.conn = conn
         self.sock = sock
         self.tls = tls
-        self._pieces = iter(opening.pieces)
+        self._pieces = list(opening.pieces)
         self._asked = False
 
     def step(self) -> None:
         """Send the next piece, or shake hands."""
-        piece = next(self._pieces, None)
-        if piece is not None:
-            self.sock.inward.data += piece
-        elif self.opening.ends == "reset":
+        if self._pieces:
+            self.sock.inward.data += self._pieces.pop(0)
+            if self._pieces or not self.opening.at_once:
+                return
+        if self.opening.ends == "reset":
             self.sock.is_reset = True
         elif self.opening.ends:
             self.sock.inward.ended = True
@@ -102,8 +103,8 @@ class Bench:
             stats,
         )
         self.table = HandlerTable()
-        self.table.register(ECHO, self._echo)
-        self.table.unknown = self._echo
+        for code in CODES:
+            self.table.register(code, self._echo)
         self._numbers = itertools.count(1)
 
     def _echo(self, connection: Connection, command: RemotingCommand) -> Outcome:
