@@ -138,7 +138,13 @@ class QueryMessageProcessor:
     async def _view_cold(self, connection: Connection, command: RemotingCommand, offset: int) -> Any:
         return self._record_reply(connection, command, await self._store.look_message_cold(offset), offset)
 
-    async def _compare(self, _connection: Connection, command: RemotingCommand, offset: int, digest: str) -> Any:
+    async def _compare(self, connection: Connection, command: RemotingCommand, offset: int, digest: str) -> Any:
+        # A hash shows that a record is what somebody sent, so it needs what the record itself needs. Slaves ask as a
+        # Super, also for what is not readable yet.
+        record = self._store.look_message(offset)
+        if record is None:
+            record = await self._store.look_message_cold(offset)
+        self._permit.require_record(connection, command, b"" if record is None else record, GET)
         try:
             same = await self._store.same_record(offset, bytes.fromhex(digest))
         except ValueError as error:

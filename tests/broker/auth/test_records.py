@@ -1,5 +1,6 @@
 """Requests that name a record by its offset get no record of a topic that their user may not use."""
 
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,25 @@ async def test_a_record_of_another_topic(tmp_path: Path, code: int) -> None:
         assert (await root.ask(code, await request(root, code, "Theirs"))).code != ResponseCode.NO_PERMISSION
         if code == 36:
             assert right.code == 0
+
+
+async def test_the_hash_of_a_record_needs_what_the_record_needs(tmp_path: Path) -> None:
+    async with closed_broker(tmp_path) as (broker, root):
+        app = await root.make("app", *ALL_OF_MINE)
+        mine, theirs = [(await sent(root, topic))[0] for topic in ("Mine", "Theirs")]
+        end = broker.context.store.max_phy_offset
+
+        async def compare(user: User, offset: int) -> tuple[int, str | None]:
+            record = broker.context.store.look_message(offset)
+            digest = sha256(bytes(record or b"")).hexdigest()
+            reply = await user.ask(33, {"topic": "Mine", "offset": offset, "trimqSha256": digest})
+            return reply.code, reply.ext_fields().get("trimqSame")
+
+        assert await compare(app, mine) == (0, "true")
+        for offset in (theirs, theirs + 1, end):
+            assert await compare(app, offset) == (ResponseCode.NO_PERMISSION, None)
+        assert await compare(root, theirs) == (0, "true")
+        assert await compare(root, theirs + 1) == (0, "false")
 
 
 FORWARDED: list[tuple[int, dict[str, Any]]] = [
