@@ -139,7 +139,7 @@ class QueryMessageProcessor:
         return self._record_reply(connection, command, await self._store.look_message_cold(offset), offset)
 
     async def _compare(self, connection: Connection, command: RemotingCommand, offset: int, digest: str) -> Any:
-        # A hash shows that a record is what somebody sent, so it needs what the record itself needs. Slaves ask as a
+        # A right hash says what a record is, so the answer needs what the record itself needs. Slaves ask as a
         # Super, also for what is not readable yet.
         record = self._store.look_message(offset)
         if record is None:
