@@ -10,9 +10,21 @@ import structlog
 from _pytest.nodeid import NodeId
 from hypothesis import settings
 
+from tests.canary_hooks import (
+    pytest_configure,
+    pytest_runtest_makereport,
+    pytest_runtest_setup,
+    pytest_runtest_teardown,
+)
 from tests.tls_certificates import certificates
 
-__all__ = ["certificates"]
+__all__ = [
+    "certificates",
+    "pytest_configure",
+    "pytest_runtest_makereport",
+    "pytest_runtest_setup",
+    "pytest_runtest_teardown",
+]
 
 settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True)
 settings.register_profile("dev", deadline=None)

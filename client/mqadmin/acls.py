@@ -10,7 +10,7 @@ from trimq.client.admin import Admin
 from trimq.client.admin.users import usable
 from trimq.client.errors import UsageError
 from trimq.client.mqadmin.shell import Commands, Output
-from trimq.client.mqadmin.users import done, on_brokers, to_ask, to_change, words
+from trimq.client.mqadmin.users import done, first_found, on_brokers, to_ask, to_change, words
 from trimq.protocol.auth.model import (
     Acl,
     Action,
@@ -129,9 +129,7 @@ async def delete_acl(
 async def get_acl(admin: Admin, out: Output, *, broker: str | None, cluster: str | None, subject: str) -> None:
     """Show a user's policies: of a cluster those of the first master that has any."""
     subject = subject_text(subject)
-    found: Acl | None = None
-    for address in await to_ask(admin, broker, cluster):
-        found = found or await admin.acl(address, subject)
+    found = await first_found(await to_ask(admin, broker, cluster), lambda address: admin.acl(address, subject))
     _print(out, [found] if found is not None else [])
 
 
@@ -143,10 +141,9 @@ async def list_acl(
     admin: Admin, out: Output, *, broker: str | None, cluster: str | None, subject: str | None, resource: str | None
 ) -> None:
     """List policies: of a cluster those of the first master that has any."""
-    found: list[Acl] = []
-    for address in await to_ask(admin, broker, cluster):
-        found = found or await admin.acls(address, subject, resource)
-    _print(out, found)
+    addresses = await to_ask(admin, broker, cluster)
+    found = await first_found(addresses, lambda address: admin.acls(address, subject, resource))
+    _print(out, found or [])
 
 
 def _print(out: Output, acls: list[Acl]) -> None:

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -10,7 +10,7 @@ import click
 
 from trimq.client.admin import Admin
 from trimq.client.admin.users import usable
-from trimq.client.errors import UsageError
+from trimq.client.errors import NoPermissionError, UsageError
 from trimq.client.mqadmin.shell import Commands, Output, one_of
 from trimq.protocol.auth.auth_file import AUTH_FILE, AuthFileError, version_of
 from trimq.protocol.auth.model import User, UserChange, UserStatus, UserType, checked_secret
@@ -18,6 +18,7 @@ from trimq.protocol.auth.model import User, UserChange, UserStatus, UserType, ch
 commands: Commands = Commands()
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 _COLUMNS = ("UserName", "Password", "UserType", "UserStatus")
 
@@ -38,6 +39,25 @@ async def to_ask(admin: Admin, broker: str | None, cluster: str | None) -> list[
     """The brokers to ask in turn: of a cluster its masters."""
     one_of(broker, cluster)
     return await admin.addresses(broker=broker, cluster=cluster)
+
+
+async def first_found(addresses: list[str], ask: Callable[[str], Awaitable[T | None]]) -> T | None:
+    """What the first broker has that has any. Raises the NoPermissionError of the first one if all refuse.
+
+    A broker refuses to show what belongs to a user that it does not have; another one of the cluster may have it.
+    """
+    refusals: list[NoPermissionError] = []
+    for address in addresses:
+        try:
+            found = await ask(address)
+        except NoPermissionError as error:
+            refusals.append(error)
+        else:
+            if found:
+                return found
+    if refusals and len(refusals) == len(addresses):
+        raise refusals[0]
+    return None
 
 
 def done(out: Output, brokers: list[str]) -> None:
@@ -165,9 +185,7 @@ async def delete_user(admin: Admin, out: Output, *, broker: str | None, cluster:
 @_username
 async def get_user(admin: Admin, out: Output, *, broker: str | None, cluster: str | None, username: str) -> None:
     """Show a user: of a cluster as the first master has it that knows it. A password that comes is not shown."""
-    found: User | None = None
-    for address in await to_ask(admin, broker, cluster):
-        found = found or await admin.user(address, username)
+    found = await first_found(await to_ask(admin, broker, cluster), lambda address: admin.user(address, username))
     _print(out, [found] if found is not None else [])
 
 
@@ -176,10 +194,8 @@ async def get_user(admin: Admin, out: Output, *, broker: str | None, cluster: st
 @click.option("-f", "--filter", "part", help="Only users with this in their names.")
 async def list_user(admin: Admin, out: Output, *, broker: str | None, cluster: str | None, part: str | None) -> None:
     """List users: of a cluster those of the first master that has any. A password that comes is not shown."""
-    found: list[User] = []
-    for address in await to_ask(admin, broker, cluster):
-        found = found or await admin.users(address, part)
-    _print(out, found)
+    found = await first_found(await to_ask(admin, broker, cluster), lambda address: admin.users(address, part))
+    _print(out, found or [])
 
 
 def _print(out: Output, users: list[User]) -> None:

@@ -1,10 +1,8 @@
 """The section AuthConfig: RocketMQ's keys of authentication and authorization, and TriMQ's own."""
 
 import enum
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from trimq.protocol import lenient_json
@@ -12,6 +10,7 @@ from trimq.protocol.auth.model import User, UserType, checked_secret, checked_us
 from trimq.protocol.errors import RemotingError
 from trimq.remoting.auth.replay_guard import WINDOW_SECONDS
 from trimq.remoting.config.configuration import Configuration, option
+from trimq.remoting.config.private_file import private_file
 
 _AUTHENTICATION: Final = "org.apache.rocketmq.auth.authentication"
 _AUTHORIZATION: Final = "org.apache.rocketmq.auth.authorization"
@@ -84,9 +83,7 @@ _INNER: Final = _UserText("accessKey", "secretKey")
 def read_private_file(path: str) -> str:
     """The text of a file that only its owner can read. Blocks. Raises ValueError with what was expected."""
     try:
-        with Path(path).open("rb") as file:
-            if os.fstat(file.fileno()).st_mode & 0o077:
-                raise ValueError(f"a file that only its owner can read (chmod 600 {path})")
+        with private_file(path) as file:
             data = file.read(_MOST_BYTES)
     except OSError as error:
         raise ValueError(f"a file that can be read ({error.strerror})") from None

@@ -19,6 +19,7 @@ from trimq.remoting.auth.followed_config import FollowedUsersConfig
 from trimq.remoting.auth.secrets import Secrets, SecretsError
 from trimq.remoting.auth.users import AccessError, Users, secrets_of, users_of
 from trimq.remoting.config.configuration import Configuration
+from trimq.remoting.config.private_file import belongs_to_another
 from trimq.remoting.runtime.clock import Clock
 
 _log = structlog.get_logger("access")
@@ -56,11 +57,14 @@ class FollowedFile:
     def read_now(self) -> bytes:
         """All bytes. Blocks. Raises OSError, and AuthFileError if others may read the file, or put another in place."""
         with os.fdopen(os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
+            found = os.fstat(file.fileno())
+            mode = found.st_mode
             if not stat.S_ISREG(mode):
                 raise AuthFileError("it is no file")
             if mode & _OTHERS_READ_OR_WRITE:
                 raise AuthFileError(f"others may read it (mode {stat.S_IMODE(mode):04o}): chmod 600 {self.path}")
+            if belongs_to_another(found):
+                raise AuthFileError(f"it belongs to another user (uid {found.st_uid}), who may change it: chown it")
             directory = self._directory.stat().st_mode
             if directory & _OTHERS_WRITE:
                 raise AuthFileError(

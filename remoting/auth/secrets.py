@@ -190,7 +190,7 @@ def add_key(path: Path) -> str:
 
 def _read(path: Path, name: str = "authKeyFile") -> str:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe is refused, not waited for
         with os.fdopen(descriptor, "rb") as file:
             found = os.fstat(file.fileno())
             _check_access(path, found, name)

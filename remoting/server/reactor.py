@@ -412,25 +412,29 @@ class Reactor:
         conn.close("the connection was lost")
 
     async def _scan(self) -> None:
-        """Scan all connections once a second, in slices: close idle ones and those whose frames make no progress."""
-        idle = self.limits.idle
+        """Scan all connections once a second: close idle ones and those whose frames make no progress."""
         while True:
             await self._clock.sleep(_SCAN)
             now = self._time.look()
             self._acceptor.resume()
-            for count, conn in enumerate(list(self.connections.values()), 1):
-                if conn.closed:
-                    continue
-                if now - conn.active_at >= idle:
-                    self.stats.idle_closed += 1
-                    conn.close(f"neither sent nor received for {idle:g} s")
-                else:
-                    self._unfinished.scan(conn, now)
-                if count % _SCAN_SLICE == 0:
-                    await trio.lowlevel.checkpoint()
+            await self._scan_connections(now)
             self._unfinished.scan_ended()
             if self._handshakes is not None:
                 await self._end_late(self._handshakes, now)
+
+    async def _scan_connections(self, now: float) -> None:
+        """In slices. Not in the loop of ``_scan``, which would refer to the last connection when it is closed."""
+        idle = self.limits.idle
+        for count, conn in enumerate(list(self.connections.values()), 1):
+            if conn.closed:
+                continue
+            if now - conn.active_at >= idle:
+                self.stats.idle_closed += 1
+                conn.close(f"neither sent nor received for {idle:g} s")
+            else:
+                self._unfinished.scan(conn, now)
+            if count % _SCAN_SLICE == 0:
+                await trio.lowlevel.checkpoint()
 
     async def _end_late(self, handshakes: Handshakes, now: float) -> None:
         """Close connections whose handshake takes too long."""

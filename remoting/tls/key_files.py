@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from trimq.remoting.config.private_file import private_file
 from trimq.remoting.tls import suites
 
 _NO_CHECK_TIME: Final = 0x200000
@@ -98,13 +99,16 @@ def read_file(part: Part, path: str) -> bytes:
 def _read_password(path: str) -> str:
     """The first line of a file that only its owner can read."""
     try:
-        with Path(path).open("rb") as file:
-            if os.fstat(file.fileno()).st_mode & 0o077:
-                raise KeyFileError(Part.PASSWORD_FILE, path, f"a file that only its owner can read (chmod 600 {path})")
-            return file.readline().rstrip(b"\r\n").decode()
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise KeyFileError(Part.PASSWORD_FILE, path, f"a file that can be read ({reason})") from None
+        with private_file(path) as file:
+            line = file.readline().rstrip(b"\r\n")
+        return line.decode()
+    except UnicodeDecodeError:
+        expected = "a file that can be read (it is not UTF-8)"
+    except OSError as error:
+        expected = f"a file that can be read ({error.strerror})"
+    except ValueError as error:
+        expected = str(error)
+    raise KeyFileError(Part.PASSWORD_FILE, path, expected)
 
 
 def check_pair(pair: KeyPair, paths: KeyPairPaths) -> None:

@@ -6,6 +6,8 @@ from typing import Any
 
 import trio
 
+from tests.canary import look_at_reply
+
 
 def json_frame(code: int, fields: dict[str, Any], *, fast: bool, body: bytes = b"") -> bytes:
     """A request whose code is the first header field, for the fast path, or comes after another field."""
@@ -28,6 +30,7 @@ class Raw:
         while len(self._data) < size:
             more = await self._stream.receive_some(1 << 20)
             assert more, "the broker has closed the connection"
+            look_at_reply(more)
             self._data += more
         taken, self._data = self._data[:size], self._data[size:]
         return taken

@@ -13,8 +13,9 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from tests.broker.auth.signed import ROOT, ROOT_SECRET, User, is_refused
+from tests.broker.auth.signed import ROOT, ROOT_SECRET, User, is_refused, secret_of
 from tests.broker.wire_client import WireClient
+from tests.canary import permit
 from tests.client.tls_servers import server_keys
 from tests.ports import free_port
 from tests.tls_certificates import Certificates, certificates
@@ -367,7 +368,7 @@ async def test_users_and_policies_get_to_a_slave_that_becomes_the_master_with_th
             assert app.name == "app"
         for path in (tmp_path / "slave" / "config").iterdir():
             assert b"canary-42" not in path.read_bytes()
-            assert b"secret of last" not in path.read_bytes()
+            assert secret_of("last").encode() not in path.read_bytes()
     # The master is lost; the slave's store becomes the master's.
     other = json.dumps({"username": "another", "password": "p"})
     async with running_broker(tmp_path / "slave", **closed(tmp_path, keys, initAuthenticationUser=other)) as master:
@@ -401,6 +402,7 @@ async def test_a_slave_without_the_masters_key_says_so_and_keeps_its_users(tmp_p
 
 
 async def test_users_in_clear_stay_where_they_are(tmp_path: Path) -> None:
+    permit(tmp_path / "*" / "config" / "auth.json*")
     more: dict[str, Any] = {"authKeyFile": "", "allowSecretsInClear": True}
     with capture_logs() as logs:
         async with pair(tmp_path, closed(tmp_path, "", **more), **closed(tmp_path, "", **more)) as (master, slave):

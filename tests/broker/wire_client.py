@@ -9,6 +9,7 @@ from typing import Any, Self
 import msgspec
 import trio
 
+from tests.canary import look_at_reply
 from trimq.broker.controller import BrokerController
 from trimq.protocol import frame
 from trimq.protocol.codes import VERSION, RequestCode
@@ -62,6 +63,7 @@ class WireClient:
                 data = await self.stream.receive_some(1 << 20)
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 data = b""
+            look_at_reply(data)
             async with self._arrived:
                 for command in self._decoder.feed(data) if data else []:
                     if command.is_reply:

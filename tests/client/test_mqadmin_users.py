@@ -10,6 +10,7 @@ import anyio
 import pytest
 from click.testing import CliRunner, Result
 
+from tests.canary import CANARY, permit
 from tests.client.scripted import ScriptedBroker, scripted_broker
 from tests.interop.harness.processes import ended_afterwards
 from tests.interop.harness.servers import Broker, NameServer
@@ -26,6 +27,7 @@ from trimq.client import (
     Producer,
 )
 from trimq.client.mqadmin import main
+from trimq.client.mqadmin.users import first_found
 from trimq.protocol.auth.auth_file import AUTH_FILE, encode
 from trimq.protocol.auth.model import UserChange
 from trimq.protocol.body import BrokerData, ClusterInfo, encode_json
@@ -35,8 +37,8 @@ from trimq.remoting.auth.secrets import KeyRing
 
 pytestmark = pytest.mark.timeout(90)
 
-ROOT, ROOT_SECRET = "root", "the-secret-of-root"
-SECRET = "the-secret-of-a-user"
+ROOT, ROOT_SECRET = "root", f"{CANARY}of-root"
+SECRET = f"{CANARY}of-a-user"
 RUNNER = CliRunner()
 
 
@@ -44,6 +46,8 @@ class Secured:
     """A name server, and a broker on which only ``ROOT`` may do anything at first."""
 
     def __init__(self, directory: Path, stack: ExitStack) -> None:
+        permit(directory / "broker" / "*.conf")
+        permit(directory / "store" / "config" / "auth.json*")  # allowSecretsInClear
         self.name_server = NameServer("trimq", directory / "namesrv")
         stack.enter_context(ended_afterwards(self.name_server.process))
         self.name_server.start()
@@ -296,6 +300,7 @@ def listed(secured: Secured, *before: str, **environment: str | None) -> Result:
 
 def write(path: Path, text: str | bytes, mode: int = 0o600) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
+    permit(path)
     path.write_bytes(text.encode() if isinstance(text, str) else text)
     path.chmod(mode)
     return path
@@ -595,3 +600,22 @@ def test_a_file_of_users_that_cannot_be_read(tmp_path: Path) -> None:
         assert f"{AUTH_FILE} cannot be read: Is a directory" in result.output
 
     with_file(check)
+
+
+def test_what_the_first_master_does_not_have_the_next_one_may_have() -> None:
+    """Users are those of each broker: one without a user refuses to show its policies."""
+    answers: dict[str, Any] = {"has": "policies", "none": None, "empty": []}
+
+    async def ask(address: str) -> Any:
+        if address.startswith("refuses"):
+            raise NoPermissionError(address)
+        return answers[address]
+
+    def found(*addresses: str) -> Any:
+        return anyio.run(first_found, list(addresses), ask)
+
+    assert found("refuses 1", "none", "empty", "has") == "policies"
+    assert found("refuses 1", "none") is None
+    with pytest.raises(NoPermissionError, match="refuses 1"):
+        found("refuses 1", "refuses 2")
+    assert found() is None

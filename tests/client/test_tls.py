@@ -12,6 +12,7 @@ import pytest
 import structlog
 from click.testing import CliRunner
 
+from tests.canary import permit
 from tests.client.tls_servers import TlsServers, server_keys, tls_servers
 from tests.tls_certificates import PASSWORD, Certificates, lock
 from trimq.client import (
@@ -252,6 +253,7 @@ def test_mqadmin_with_a_password(servers: TlsServers, certificates: Certificates
     both.write_bytes(pair.cert.read_bytes() + lock(pair.key, tmp_path / "locked").read_bytes())
     password = tmp_path / "password"
     password.write_text(PASSWORD)
+    permit(password)
     password.chmod(0o600)
     files = ("--tls-ca", certificates.ca, "--tls-cert", both)
     wrong = run(servers, *files)

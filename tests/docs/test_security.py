@@ -14,7 +14,7 @@ import structlog
 import trio
 
 from tests.broker.auth.signed import ROOT as ACCOUNT
-from tests.broker.auth.signed import SECRETS, closed_broker, signed
+from tests.broker.auth.signed import SECRETS, closed_broker, secret_of, signed
 from tests.client.tls_servers import tls_servers
 from tests.docs.commands import ALL, PAGES, ROOT
 from tests.docs.examples import examples
@@ -102,13 +102,13 @@ async def test_users_of_a_broker_get_to_a_name_server(tmp_path: Path) -> None:
         await copy(address)
         async with name_server(tmp_path, **following(users, keys)) as server, server.connect() as wire:
             assert server.controller.users is not None
-            route = signed({"topic": "T"}, b"", "app", "secret of app")
+            route = signed({"topic": "T"}, b"", "app", secret_of("app"))
             assert (await wire.ask(105, route)).code == 16
             await root.make("app", "Topic:T Pub")
             await copy(address)
             await server.controller.users.refresh()
             assert (await wire.ask(105, route)).code == 17
-            assert (await wire.ask(105, signed({"topic": "U"}, b"", "app", "secret of app"))).code == 16
+            assert (await wire.ask(105, signed({"topic": "U"}, b"", "app", secret_of("app")))).code == 16
 
 
 def test_every_key_is_on_the_page() -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import trio
 
+from tests.canary import look_at_reply
 from trimq.protocol.command import Encoding, RemotingCommand
 from trimq.protocol.frame import FrameDecoder, encode
 from trimq.remoting.runtime.clock import Clock
@@ -70,6 +71,7 @@ class Peer:
             data = await self.stream.receive_some(1 << 20)
             if not data:
                 raise EOFError
+            look_at_reply(data)
             self.arrived += self._decoder.feed(data)
         return self.arrived.pop(0)
 

@@ -1,9 +1,11 @@
 """Misbehaviour that a reactor does not accept; other clients are not affected."""
 
 import errno
+import gc
 import resource
 import socket
 import struct
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -293,6 +295,22 @@ async def test_an_idle_connection_is_closed_and_a_busy_one_is_not() -> None:
         assert logs[0]["reason"] == "neither sent nor received for 120 s"
         assert (await busy.ask(request())).code == 0
         assert (server.reactor.stats.idle_closed, server.reactor.stats.connections) == (1, 1)
+
+
+async def test_an_idle_connection_is_freed_when_it_is_closed() -> None:
+    clock = ManualClock()
+    async with serving(clock=clock) as server, server.peer() as idle:
+        await idle.ask(request())
+        freed = weakref.ref(server.connection())
+        await trio.testing.wait_all_tasks_blocked()
+        gc.disable()
+        try:
+            clock.advance(121)
+            assert await idle.is_closed_by_server()
+            await trio.testing.wait_all_tasks_blocked()
+            assert freed() is None
+        finally:
+            gc.enable()
 
 
 async def test_writing_alone_keeps_a_connection() -> None:

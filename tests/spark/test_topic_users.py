@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pyspark_rocketmq import register
+from tests.canary import permit
 from tests.interop.harness.drivers import unique
 from tests.interop.harness.security import allow, create_user, secured
 from tests.interop.harness.servers import Cluster, running_cluster
@@ -38,6 +39,7 @@ def user(cluster: Cluster, directory: Path, resources: dict[str, list[str]]) -> 
     for resource, actions in resources.items():
         allow(cluster.broker.address, name, resource, actions)
     path = directory / f"{name}.yml"
+    permit(path)
     path.touch(mode=0o600)
     path.write_text(f"accessKey: {name}\nsecretKey: {SECRET}\n", encoding="ascii")
     return {"credentialsFile": str(path)}

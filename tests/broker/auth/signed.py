@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.broker.wire_client import WireClient
+from tests.canary import CANARY, permit
 from trimq.broker.controller import BrokerController
 from trimq.broker.testing import running_broker
 from trimq.protocol.auth.signature import ACCESS_KEY, SIGNATURE, sign
@@ -24,6 +25,11 @@ ON: dict[str, Any] = {
 }
 
 
+def secret_of(name: str) -> str:
+    """The password of a user that ``User.make`` makes."""
+    return f"{CANARY}secret of {name}"
+
+
 def signed(ext: dict[str, Any] | None, body: bytes, name: str, secret: str, version: int = VERSION) -> dict[str, str]:
     """The ext fields with a user's name and signature."""
     fields = {key: str(value) for key, value in (ext or {}).items() if value is not None} | {ACCESS_KEY: name}
@@ -36,7 +42,7 @@ class User:
     def __init__(self, client: WireClient, name: str = ROOT, secret: str | None = None) -> None:
         self.client = client
         self.name = name
-        self.secret = secret if secret is not None else SECRETS.get(name, f"secret of {name}")
+        self.secret = secret if secret is not None else SECRETS.get(name, secret_of(name))
 
     async def post(self, code: int, ext: dict[str, Any] | None = None, body: bytes = b"", **more: Any) -> int:
         return await self.client.post(code, signed(ext, body, self.name, self.secret), body, **more)
@@ -50,7 +56,7 @@ class User:
 
     async def make(self, name: str, *entries: str, kind: str = "Normal") -> "User":
         """Make a user whose policy has these entries, such as "Topic:T Pub|Sub" or "Deny Topic:T Pub"."""
-        body = {"username": name, "password": f"secret of {name}", "userType": kind}
+        body = {"username": name, "password": secret_of(name), "userType": kind}
         reply = await self.ask(3001, {"username": name}, json.dumps(body).encode())
         assert reply.code == 0, reply.remark
         if entries:
@@ -81,6 +87,8 @@ def is_refused(reply: RemotingCommand) -> bool:
 @asynccontextmanager
 async def closed_broker(directory: Path, **changes: Any) -> AsyncIterator[tuple[BrokerController, User]]:
     """A broker with authentication and authorization, and its administrator."""
+    if (ON | changes)["allowSecretsInClear"]:
+        permit(directory / "store" / "config" / "auth.json*")
     async with (
         running_broker(directory / "store", **{**ON, **changes}) as broker,
         WireClient.connect(broker.endpoint) as client,

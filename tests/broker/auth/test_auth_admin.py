@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.broker.auth.requests import Case
-from tests.broker.auth.signed import ROOT, User, acl, closed_broker
+from tests.broker.auth.signed import ROOT, User, acl, closed_broker, secret_of
 from tests.broker.auth.test_codes import command_of, made
 from tests.broker.wire_client import WireClient, send_ext
 from tests.remoting.auth.user_files import key_file
@@ -205,7 +205,7 @@ async def test_the_file_of_users_for_super_users(tmp_path: Path) -> None:
         path = tmp_path / "store" / "config" / AUTH_FILE
         assert data == path.read_bytes()
         assert b"canary" not in data
-        assert b"secret of app" not in data
+        assert secret_of("app").encode() not in data
         unchanged = await root.ask(13010, {SEAL: seal_of(data)})
         assert (unchanged.code, bytes(unchanged.body)) == (0, b"")
         await root.grant("app", "Topic:U Pub")

@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 
 from tests.broker.auth.signed import ON, ROOT, ROOT_SECRET, User, closed_broker
 from tests.broker.wire_client import send_ext
+from tests.canary import permit
 from tests.remoting.auth.user_files import key_file
 from trimq.broker.auth.open_access import inner_credentials, open_users
 from trimq.broker.cli import banner
@@ -26,6 +27,7 @@ from trimq.remoting.runtime.clock import SystemClock
 
 async def opened(directory: Path, **changes: Any) -> list[tuple[str, str]]:
     """Names and passwords of the users after a start."""
+    permit(directory / "config" / "auth.json*")  # allowSecretsInClear
     users = await open_users(configuration(directory, {**ON, **changes}), RealDisk(), SystemClock())
     assert users is not None
     return [(user.username, user.password) for user in users.store.list_users()]

@@ -16,7 +16,7 @@ import trio
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.broker.auth.signed import User, closed_broker
+from tests.broker.auth.signed import User, closed_broker, secret_of
 from tests.broker.wire_client import WireClient, pull_ext, send_ext
 from trimq.broker.controller import BrokerController
 from trimq.protocol.auth.signature import ACCESS_KEY, SIGNATURE, sign
@@ -130,7 +130,7 @@ def frame_of(request: Request, number: int) -> bytes:  # noqa: C901, PLR0912 - a
         fields["_UNIQUE_KEY_QUERY"] = "false"
     if flaw == "letters":
         fields |= {"é": "ü", "e\u0301": "x"}
-    secret = "root secret canary-7f3a91" if request.user == "root" else f"secret of {request.user}"
+    secret = "root secret canary-7f3a91" if request.user == "root" else secret_of(request.user)
     fields[SIGNATURE] = sign("guess" if flaw == "secret" else secret, fields, body, version)
     match flaw:
         case "signature":

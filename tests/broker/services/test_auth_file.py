@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.canary import permit
 from tests.remoting.auth.stores import CANARY, encrypted, in_clear, rules
 from tests.store.simdisk import Loss, PowerCut, SimDisk
 from trimq.broker.services.auth_file import DiskAuthFile
@@ -57,6 +58,7 @@ async def test_only_the_owner_may_read_the_file(tmp_path: Path) -> None:
 
 
 async def test_a_file_that_others_may_read_or_replace_is_refused(tmp_path: Path) -> None:
+    permit(tmp_path / "auth.json*")  # of a store in clear
     await store_on(RealDisk(), str(tmp_path)).create_user("me", UserChange(CANARY))
     path = tmp_path / "auth.json"
     for mode in (0o644, 0o640, 0o620, 0o604):

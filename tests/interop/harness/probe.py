@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tests.canary import look_at_reply
+
 CREATE_TOPIC = 17
 UPDATE_OFFSET = 15
 CREATE_GROUP = 200
@@ -119,6 +121,7 @@ def call(
         total, word = struct.unpack(">II", _read(connection, 8))
         length = word & 0xFFFFFF
         rest = _read(connection, total - 4)
+    look_at_reply(rest)
     reply = json.loads(rest[:length])
     return Reply(reply["code"], reply.get("remark") or "", reply.get("extFields") or {}, rest[length:])
 

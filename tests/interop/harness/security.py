@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from tests.canary import permit
 from tests.interop.harness import probe
 from tests.tls_certificates import Certificates, KeyPair
 
@@ -120,6 +121,7 @@ def tools_file(home: Path, user: probe.Credentials) -> None:
     """Write the file from which mqadmin takes its credentials; ``home`` is rocketmq.home.dir."""
     conf = home / "conf"
     conf.mkdir(parents=True, exist_ok=True)
+    permit(conf / "tools.yml")
     (conf / "tools.yml").write_text(f"accessKey: {user.access_key}\nsecretKey: {user.secret_key}\n", encoding="utf-8")
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from tests.canary import permit
 from tests.interop.harness import partners, probe
 from tests.interop.harness.processes import Process, ended_afterwards
 from tests.interop.harness.security import OPEN, Security, java_properties
@@ -155,6 +156,11 @@ class Broker:
         self.directory.mkdir(parents=True, exist_ok=True)
         probe.ACCESS[self.address] = self.security.access
         self.configuration = self.directory / "broker.conf"
+        permit(self.configuration)
+        if self.security.in_clear:
+            permit(self.store / "config" / "auth.json*")
+        if self.peer == "apache":  # which has passwords in clear in its store
+            permit(self.store / "*")
         write_properties(
             self.configuration,
             {

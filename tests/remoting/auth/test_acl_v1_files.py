@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.canary import permit
 from trimq.remoting.auth import acl_v1_files
 from trimq.remoting.auth.acl_v1_files import AclFilesError, files_in, files_of, read_files
 
@@ -16,6 +17,11 @@ def write(path: Path, text: str | bytes) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return path
+
+
+@pytest.fixture(autouse=True)
+def _accounts_are_in_clear(tmp_path: Path) -> None:
+    permit(tmp_path / "*")  # as RocketMQ 4 has them
 
 
 def account(name: str, secret: str = SECRET) -> str:

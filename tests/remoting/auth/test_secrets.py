@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.canary import permit
 from tests.remoting.auth.stores import CANARY, KEY_1, KEY_2
 from trimq.remoting.auth import secrets as secrets_module
 from trimq.remoting.auth.secrets import KeyRing, Secrets, SecretsError, add_key, make_key_file, read_key_file
@@ -156,6 +157,7 @@ def test_the_forms_of_keys(tmp_path: Path) -> None:
 def test_key_files_that_are_refused(tmp_path: Path, text: str, expected: str) -> None:
     with pytest.raises(SecretsError) as caught:
         read_key_file(key_file(tmp_path / "k", text))
+    permit(tmp_path / "k")  # which is no key file
     assert expected in str(caught.value)
     assert CANARY not in repr(caught.value)
 

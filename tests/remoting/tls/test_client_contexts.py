@@ -9,6 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
+from tests.canary import permit
 from tests.tls_certificates import PASSWORD, Certificates
 from trimq.remoting.tls.client_contexts import ClientTls, Tls
 from trimq.remoting.tls.key_files import KeyFileError
@@ -96,6 +97,7 @@ def test_certificate_and_key_in_one_file_and_a_password_file(tmp_path: Path, cer
     both.write_bytes(certificates.server_locked.cert.read_bytes() + certificates.server_locked.key.read_bytes())
     password = tmp_path / "password"
     password.write_text(PASSWORD)
+    permit(password)
     password.chmod(0o600)
     ClientTls(Tls(cert_file=both, key_password_file=password)).current()
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.canary import permit
 from tests.tls_certificates import PASSWORD, Certificates, KeyPair
 from trimq.broker.config import SCHEMA as BROKER_SCHEMA
 from trimq.controller.config import SCHEMA as CONTROLLER_SCHEMA
@@ -27,6 +28,7 @@ PROGRAMS = pytest.mark.parametrize(
 def loaded(tmp_path: Path, *lines: str, schema: Schema = NAMESRV_SCHEMA, **environment: str) -> Configuration:
     path = tmp_path / "server.conf"
     path.write_text("\n".join(("# a comment", *lines)) + "\n")
+    permit(path)  # of lines with tls.server.keyPassword
     return load(schema, path, None, environment)
 
 
@@ -268,6 +270,7 @@ def test_passwords_of_keys(tmp_path: Path, certificates: Certificates) -> None:
     locked = server_lines(certificates.server_locked)
     file = tmp_path / "password"
     file.write_text(f"{PASSWORD}\nnot this\n")
+    permit(file)
     file.chmod(0o600)
     loaded(tmp_path, *locked, f"tls.server.keyPassword={PASSWORD}")
     loaded(tmp_path, *locked, f"tls.server.keyPasswordFile={file}")
@@ -289,6 +292,7 @@ def test_passwords_of_keys(tmp_path: Path, certificates: Certificates) -> None:
 def test_a_password_file_that_others_can_read_is_refused(tmp_path: Path, certificates: Certificates, mode: int) -> None:
     file = tmp_path / "password"
     file.write_text(PASSWORD)
+    permit(file)
     file.chmod(mode)
     error = refused(tmp_path, *server_lines(certificates.server_locked), f"tls.server.keyPasswordFile={file}")
     assert error.expected == f"a file that only its owner can read (chmod 600 {file})"
