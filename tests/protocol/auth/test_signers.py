@@ -306,7 +306,7 @@ def test_any_bytes(data: bytes, begin: int, end: int) -> None:
 @example([["app T", "app T stamped"], ["app U stamped"]], 7, 9)
 def test_rounds(requests: list[list[str]], own: int, most: int) -> None:
     frames = bytearray(b"xyz")
-    spans = []
+    spans: list[tuple[int, int, int]] = []
     expected = []
     stamped: list[StampedFrame] = []
     rest = most
