@@ -6,9 +6,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from trimq.protocol.auth.model import User, UserType
-from trimq.protocol.auth.stamp import stamp_text
+from trimq.protocol.auth.stamp import read_stamp, stamp_text
 from trimq.protocol.codes import ResponseCode
 from trimq.remoting.auth.replay_guard import REMEMBERED, ReplayError, ReplayGuard
+from trimq.remoting.auth.stamped_frames import StampedFrames
 from trimq.remoting.runtime.clock import ManualClock
 
 ME, YOU, ROOT = User("me", "p"), User("you", "p"), User("root", "p", UserType.SUPER)
@@ -221,13 +222,18 @@ def test_a_user_that_is_gone_costs_nothing() -> None:
 
 
 class Replays(RuleBasedStateMachine):
-    """Requests in any order, again, from any clock, at a server whose clock is set back and forth."""
+    """Requests in any order, again, from any clock, at a server whose clock is set back and forth.
+
+    What takes a fast path, alone or in a round, has the outcome that it has at a server without fast paths.
+    """
 
     @initialize(most=st.integers(1, 6))
     def start(self, most: int) -> None:
         self.clock = ManualClock()
         self.most = most
-        self.guard = ReplayGuard(self.clock, window_seconds=10, most_senders=most)
+        self.guard, self.full = (
+            ReplayGuard(self.clock, window_seconds=10, most_senders=most) for _ in ("with fast paths", "without")
+        )
         self.served: set[tuple[str, bytes]] = set()
         self.made: list[tuple[User, bytes]] = []
 
@@ -255,11 +261,59 @@ class Replays(RuleBasedStateMachine):
     def set_clock(self, change: int) -> None:
         self.clock.set_wall_ms(self.clock.wall_ms() + change)
 
-    def send(self, user: User, signed: bytes) -> None:
-        try:
-            self.guard.check(user, 310, signed)
-        except ReplayError:
+    @rule(data=st.data(), is_declined=st.booleans())
+    def alone(self, data: st.DataObject, is_declined: bool) -> None:
+        if not self.made:
             return
+        user, signed = data.draw(st.sampled_from(self.made))
+        stamp = read_stamp(signed)
+        assert stamp is not None
+        sender = self.guard.look(user.username, 310, stamp)
+        if sender is None or is_declined:
+            self.send(user, signed)
+            return
+        self.guard.record(user.username, sender, stamp)
+        self.was_served(user, signed)
+
+    @rule(data=st.data())
+    def together(self, data: st.DataObject) -> None:
+        if not self.made:
+            return
+        requests = data.draw(st.lists(st.sampled_from(self.made), min_size=1, max_size=6))
+        once = StampedFrames(self.guard)
+        allowed = 0
+        for number, (user, signed) in enumerate(requests):
+            stamp = read_stamp(signed)
+            assert stamp is not None
+            if not once.may((0, number, 0, 0, 310, stamp), user.username):
+                break
+            allowed += 1
+        served = data.draw(st.integers(0, allowed))
+        once.commit([(served, 0)])
+        for request in requests[:served]:
+            self.was_served(*request)
+        for request in requests[served:]:
+            self.send(*request)
+
+    def send(self, user: User, signed: bytes) -> None:
+        found = []
+        for guard in (self.guard, self.full):
+            try:
+                guard.check(user, 310, signed)
+            except ReplayError as error:
+                found.append(error.remark)
+            else:
+                found.append("")
+        assert found[0] == found[1]
+        if not found[0]:
+            self.note(user, signed)
+
+    def was_served(self, user: User, signed: bytes) -> None:
+        """By a fast path: the full path would have served it too."""
+        self.full.check(user, 310, signed)
+        self.note(user, signed)
+
+    def note(self, user: User, signed: bytes) -> None:
         assert (user.username, signed) not in self.served
         self.served.add((user.username, signed))
 
