@@ -29,6 +29,7 @@ from trimq.remoting.auth.authenticator import Authenticator
 from trimq.remoting.auth.authorizer import Authorizer
 from trimq.remoting.auth.fast_access import FastAccess
 from trimq.remoting.auth.replay_guard import REMEMBERED, ReplayError, ReplayGuard
+from trimq.remoting.client.credentials import Credentials, Signer
 from trimq.remoting.runtime.clock import ManualClock
 from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.handlers import Span
@@ -121,6 +122,47 @@ async def test_fast_paths_serve_a_user_who_is_known(
         for expected in ([310], []):
             assert (await app.ask(310, send, b"again")).code == 0
             assert looks.take() == expected
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("required", ["", "all"])
+async def test_fast_paths_serve_requests_with_a_stamp(tmp_path: Path, native: bool, required: str) -> None:
+    more = {"authRequireReplayProtection": required} if required else {}
+    async with closed_broker(tmp_path) as (_, root):
+        await root.make("app", "Topic:T Pub|Sub", "Group:G Sub")
+    async with closed_broker(tmp_path, **more) as (broker, _), WireClient.connect(broker.endpoint) as client:
+        if not native:
+            without_extension(broker)
+        signer = Signer(Credentials("app", "secret of app"))
+        number = 0
+
+        async def ask(*requests: tuple[int, dict[str, Any], bytes], times: int = 1) -> list[int]:
+            nonlocal number
+            begin, number = number, number + times * len(requests)
+            commands = [
+                RemotingCommand(code, begin + at, 0, 479, "PYTHON", ext=_texts(ext), body=body)
+                for at, (code, ext, body) in enumerate(requests * times)
+            ]
+            await client.stream.send_all(b"".join(map(signer.encode, commands)))
+            return [(await client.reply(one)).code for one in range(begin, number)]
+
+        send = send_ext("T", MESSAGE)
+        assert await ask((310, send, b"makes the topic")) == [0]
+        assert await ask((11, pull_ext("T"), b"")) == [0]
+        looks = Looks(broker)
+        for _ in range(5):
+            assert await ask((310, send, b"one")) == [0]
+            assert await ask((11, pull_ext("T"), b"")) == [0]
+        assert await ask((310, send, b"m"), times=40) == [0] * 40
+        assert looks.take() == []
+        # The first request of another sender takes the full path.
+        signer = Signer(Credentials("app", "secret of app"))
+        assert await ask((310, send, b"m"), times=40) == [0] * 40
+        assert looks.take() == [310]
+
+
+def _texts(ext: dict[str, Any]) -> dict[str, str]:
+    return {name: str(value) for name, value in ext.items() if value is not None}
 
 
 async def test_what_fast_paths_do_not_serve_is_refused_once(tmp_path: Path) -> None:

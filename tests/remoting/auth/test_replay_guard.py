@@ -162,6 +162,25 @@ def test_a_sender_that_is_active_is_remembered_longer() -> None:
     assert made.verdict(made.stamp(3, ONE)) == ""
 
 
+def test_what_fast_paths_serve_counts_for_the_sender() -> None:
+    made = Made(most_senders=2)
+    assert [made.verdict(made.stamp(1, sender)) for sender in (ONE, TWO)] == ["", ""]
+    made.clock.advance(1)
+    busy = made.stamp(2, ONE)
+    stamp = read_stamp(busy)
+    assert stamp is not None
+    sender = made.guard.look("me", 310, stamp)
+    assert sender is not None
+    made.guard.record("me", sender, stamp)
+    assert made.verdict(made.stamp(1, THREE)) == ""
+    assert made.verdict(busy) == AGAIN  # TWO was forgotten, which was silent longer
+    # With the time of what was served the sender is forgotten: nothing as old is served afterwards.
+    assert made.verdict(made.stamp(1, "4" * 16)) == ""
+    assert made.verdict(busy) == BEFORE
+    assert made.verdict(late := made.stamp(2, "4" * 16, ago=0)) == BEFORE
+    assert made.guard.look("me", 310, read_stamp(late) or stamp) is None
+
+
 def test_senders_whose_requests_are_too_old_are_forgotten() -> None:
     made = Made()
     for number in range(50):
@@ -252,7 +271,7 @@ class Replays(RuleBasedStateMachine):
         return self.made[-1]
 
     def of_known_senders(self, data: st.DataObject, most: int) -> list[tuple[User, bytes]]:
-        """New requests of some senders that were seen last, which fast paths may serve, and some that were made before."""
+        """New requests of senders that were seen last, which fast paths may serve, and some that were made before."""
         found = []
         for _ in range(data.draw(st.integers(1, most))):
             user, signed = data.draw(st.sampled_from(self.made[-6:]))
