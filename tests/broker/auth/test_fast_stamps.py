@@ -35,11 +35,11 @@ from trimq.remoting.server.handlers import Span
 async def test_fast_paths_serve_requests_with_a_stamp(tmp_path: Path, native: bool, required: str) -> None:
     more = {"authRequireReplayProtection": required} if required else {}
     async with closed_broker(tmp_path) as (_, root):
-        await root.make("app", "Topic:T Pub|Sub", "Group:G Sub")
+        secret = (await root.make("app", "Topic:T Pub|Sub", "Group:G Sub")).secret
     async with closed_broker(tmp_path, **more) as (broker, _), WireClient.connect(broker.endpoint) as client:
         if not native:
             without_extension(broker)
-        signer = Signer(Credentials("app", "secret of app"))
+        signer = Signer(Credentials("app", secret))
         number = 0
 
         async def ask(*requests: tuple[int, dict[str, Any], bytes], times: int = 1) -> list[int]:
@@ -62,7 +62,7 @@ async def test_fast_paths_serve_requests_with_a_stamp(tmp_path: Path, native: bo
         assert await ask((310, send, b"m"), times=40) == [0] * 40
         assert looks.take() == []
         # The first request of another sender takes the full path.
-        signer = Signer(Credentials("app", "secret of app"))
+        signer = Signer(Credentials("app", secret))
         assert await ask((310, send, b"m"), times=40) == [0] * 40
         assert looks.take() == [310]
 
