@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Literal, Protocol, cast
 
-VERSION: Final = "0.7.0"
+VERSION: Final = "0.8.0"
 """The version of the extension that this code needs, as in native/Cargo.toml: others may take other arguments."""
 VARIABLE: Final = "TRIMQ_NATIVE"
 _HOW: Final = "with Rust (https://rustup.rs), make native in a checkout, or pip install ./native"
@@ -199,6 +199,11 @@ class MakeReader(Protocol):
 
 Asked = tuple[int, int, str | None]
 """A signed frame: number of the user, request code, and the topic that it names."""
+RawStamp = tuple[int, int, bytes, int]
+"""A stamp, see trimq.protocol.auth.stamp.Stamp: request code, time in ms, sender, number."""
+StampedFrame = tuple[int, int, int, int, int, RawStamp]
+"""A signed frame with a stamp: number of its span, number of the span's frames before it, and where these end; number
+of the user, request code, stamp."""
 
 
 class Signers(Protocol):
@@ -207,25 +212,28 @@ class Signers(Protocol):
     A signature that is found has been checked. None: the full path has to look at the request.
     """
 
-    def add(self, name: str, secret: bytes, /) -> int:
-        """Add a user, who must not be known yet. Returns the number: 0, 1, and so on."""
+    def add(self, name: str, secret: bytes, needs_stamp: bool, /) -> int:
+        """Add a user, who must not be known yet. Returns the number: 0, 1, and so on.
+
+        ``needs_stamp``: requests without a stamp are left.
+        """
         ...
 
-    def signer(self, head: Any, body: Any, /) -> int | None:
-        """The user who has signed a request with this JSON header."""
+    def signer(self, head: Any, body: Any, /) -> int | tuple[int, RawStamp] | None:
+        """The user who has signed a request with this JSON header, with the stamp of one that has one."""
         ...
 
-    def asked(self, frame: Any, /) -> Asked | None:
-        """The same for a frame of one of the codes, and what it asks for."""
+    def asked(self, frame: Any, /) -> tuple[int, int, str | None, RawStamp | None] | None:
+        """The same for a frame of one of the codes, and what it asks for: user, code, topic, and stamp."""
         ...
 
     def round(
         self, frames: Any, spans: list[tuple[int, int, int]], most: int, /
-    ) -> list[tuple[int, int, list[tuple[Asked, int, int]]]]:
+    ) -> tuple[list[tuple[int, int, list[tuple[Asked, int, int]]]], list[StampedFrame]]:
         """The signed frames at the start of each span (begin, end, most), at most ``most`` in all.
 
         For each span: their number, where they end, and what they ask for, each once, with the number of frames before
-        the first one that asks for it, and where these end.
+        the first one that asks for it, and where these end. Then those of the frames that have a stamp, in their order.
         """
         ...
 
@@ -250,8 +258,8 @@ class Extension(Protocol):
     ) -> Signers:
         """No users. ``topics``: the codes of frames, and the field of each that names its topic.
 
-        Requests whose signed text begins with ``mark`` are left to Python; empty: there are none. ``unknown``: a secret
-        that no user has.
+        The signed text of a request with a stamp begins with ``mark``; empty: there are none. One whose stamp cannot be
+        read is left. ``unknown``: a secret that no user has.
         """
         ...
 
@@ -387,7 +395,7 @@ class NativeExtension:
 
     @property
     def status(self) -> str:
-        """The implementation in use, as a short text: ``native 0.7.0``, ``python (not installed)``."""
+        """The implementation in use, as a short text: ``native 0.8.0``, ``python (not installed)``."""
         return f"native {VERSION}" if self.is_on else f"python ({self.reason.partition(':')[0]})"
 
 

@@ -2,12 +2,14 @@
 
 It lets through a request only if Access would. All others, and those that it cannot judge, go the full path, where
 Access refuses or counts them: a user whom it has not seen since the last change of users, a code whose needs are in the
-body, a request without a signature, one with a stamp, which is accepted only once. Signatures are checked for each
-request, by the native extension if there is one. Decisions are kept until users or policies change.
+body, a request without a signature, the first one with a stamp of a sender. Signatures are checked for each request, by
+the native extension if there is one. Decisions are kept until users or policies change. A stamp is accepted once: it is
+looked at here, and recorded when the fast path has served its request.
 """
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
@@ -20,14 +22,16 @@ from trimq.protocol.auth.signature import secret_bytes
 from trimq.protocol.auth.signers import PythonSigners
 from trimq.protocol.auth.stamp import SIGNED_MARK
 from trimq.protocol.errors import RemotingError
-from trimq.protocol.native import NATIVE, NativeExtension, Signers
+from trimq.protocol.native import NATIVE, NativeExtension, RawStamp, Signers, StampedFrame
 from trimq.protocol.typed_request import HeadedRequest
 from trimq.remoting.auth.auth_store import AuthStore
 from trimq.remoting.auth.authenticator import Authenticator
 from trimq.remoting.auth.authorizer import Authorizer
 from trimq.remoting.auth.permit import ASKED_LATER
+from trimq.remoting.auth.stamped_frames import StampedFrames
 from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.handlers import Span
+from trimq.remoting.server.verifiers import Commit, CommitParts
 
 MOST_DECISIONS: Final = 20_000
 
@@ -66,7 +70,7 @@ class FastAccess:
         self._authorizer = authorizer
         self._unsigned = unsigned
         self._needless = needless
-        self._requires_stamp = authenticator.replay_guard.requires
+        self._guard = authenticator.replay_guard
         self._native = native
         self._plans = {
             code: _Plan(rule, attrgetter(*rule.attributes))
@@ -85,17 +89,17 @@ class FastAccess:
         """Let through the requests of ``user`` from now on, until users or policies change."""
         if self._is_old():
             self._renew()
-        if user.username in self._names or self._requires_stamp(user):
+        if user.username in self._names:
             return
         try:
-            self._signers.add(user.username, secret_bytes(user.password))
+            self._signers.add(user.username, secret_bytes(user.password), self._guard.requires(user))
         except Exception as error:  # noqa: BLE001 - ``_failed`` raises errors that are no fault of the extension
             self._failed(error)
             return
         self._names.add(user.username)
         self._users.append(user)
 
-    def verify(self, connection: Connection, code: int, request: HeadedRequest[Any]) -> bool:
+    def verify(self, connection: Connection, code: int, request: HeadedRequest[Any]) -> bool | Commit:
         """See Verifier."""
         if code in self._unsigned:
             return True
@@ -109,13 +113,18 @@ class FastAccess:
         if self._is_old():
             self._renew()
         try:
-            number = self._signers.signer(request.head, request.body)
+            found = self._signers.signer(request.head, request.body)
         except Exception as error:  # noqa: BLE001 - as above
             self._failed(error)
             return False
-        return number is not None and self._may(number, code, plan.read(header), address)
+        if found is None:
+            return False
+        if isinstance(found, int):
+            return self._may(found, code, plan.read(header), address)
+        number, stamp = found
+        return self._may(number, code, plan.read(header), address) and self._once(number, code, stamp)
 
-    def verify_frame(self, connection: Connection, frame: memoryview) -> bool:
+    def verify_frame(self, connection: Connection, frame: memoryview) -> bool | Commit:
         """See Verifier."""
         address = connection.peer[0]
         if self._authenticator.is_limited(address):
@@ -127,9 +136,14 @@ class FastAccess:
         except Exception as error:  # noqa: BLE001 - as above
             self._failed(error)
             return False
-        return asked is not None and self._may(*asked, address)
+        if asked is None:
+            return False
+        number, code, topic, stamp = asked
+        return self._may(number, code, topic, address) and (stamp is None or self._once(number, code, stamp))
 
-    def verify_spans(self, frames: memoryview, spans: Sequence[Span], most: int) -> Sequence[Span]:
+    def verify_spans(
+        self, frames: memoryview, spans: Sequence[Span], most: int
+    ) -> tuple[Sequence[Span], CommitParts | None]:
         """See Verifier."""
         if self._is_old():
             self._renew()
@@ -139,10 +153,10 @@ class FastAccess:
         else:
             places = [(span.begin, span.end, span.most) for span in spans]
         try:
-            found = self._signers.round(frames, places, most)
+            found, stamped = self._signers.round(frames, places, most)
         except Exception as error:  # noqa: BLE001 - as above
             self._failed(error)
-            return [Span(span.connection, span.begin, span.begin, 0, span.continues) for span in spans]
+            return [_shortened(span, 0, span.begin) for span in spans], None
         verified = []
         decisions = self._decisions
         for span, (count, stop, asked) in zip(spans, found, strict=True):
@@ -152,8 +166,25 @@ class FastAccess:
                     count, stop = count_before, stop_before  # noqa: PLW2901 - the frames before it remain
                     break
             whole = stop == span.end  # all of it: the usual case
-            verified.append(span if whole else Span(span.connection, span.begin, stop, count, span.continues))
-        return verified
+            verified.append(span if whole else _shortened(span, count, stop))
+        return (verified, self._each_once(verified, stamped)) if stamped else (verified, None)
+
+    def _once(self, number: int, code: int, stamp: RawStamp) -> bool | Commit:
+        """Whether a stamped request may be served; if so, what records that it was."""
+        name = self._users[number].username
+        sender = self._guard.look(name, code, stamp)
+        return sender is not None and partial(self._guard.record, name, sender, stamp)
+
+    def _each_once(self, spans: list[Span], stamped: list[StampedFrame]) -> CommitParts:
+        """The same for the frames of a round: shorten the spans in which one may not be served."""
+        once = StampedFrames(self._guard)
+        for frame in stamped:
+            number, _, begin, user, _, _ = frame
+            span = spans[number]
+            # A span that ends before it was shortened, for this frame or for one before it.
+            if begin < span.end and not once.may(frame, self._users[user].username):
+                spans[number] = _shortened(span, frame[1], begin)
+        return once.commit
 
     def _may(self, number: int, code: int, names: _Names, address: str) -> bool:
         """Whether the user of a request may do what it asks for."""
@@ -205,6 +236,10 @@ class FastAccess:
         if not isinstance(error, self._native.fault):
             raise error
         self._native.turn_off(str(error))
+
+
+def _shortened(span: Span, count: int, end: int) -> Span:
+    return Span(span.connection, span.begin, end, count, span.continues)
 
 
 def _is_long(names: _Names) -> bool:

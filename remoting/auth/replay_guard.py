@@ -6,6 +6,9 @@ sender when all his requests are too old. If there is no space, it forgets the o
 who has most, and from then on refuses this user's requests that are not newer than those of the forgotten one. The
 same holds for the start of the process, which knows nothing of earlier requests. So no request is served twice,
 whatever the clocks do: what is forgotten is refused.
+
+The full path checks and records in one call (``check``). A fast path may decline a request that it has looked at, so it
+first looks (``look``), and records what it has served (``record``); nothing else runs between the two.
 """
 
 from collections import OrderedDict
@@ -16,6 +19,7 @@ from trimq.protocol.auth.model import User
 from trimq.protocol.auth.stamp import is_stamped, read_stamp
 from trimq.protocol.codes import ResponseCode
 from trimq.protocol.errors import RemotingError
+from trimq.protocol.native import RawStamp
 from trimq.remoting.runtime.clock import Clock
 
 WINDOW_SECONDS: Final = 300
@@ -46,15 +50,34 @@ class ReplayError(RemotingError):
     """The request may be a recorded one."""
 
 
-class _Sender:
+class Sender:
     """``seen`` has bit n if the request with the number ``highest`` - n was received; ``last`` is the newest time."""
 
     __slots__ = ("highest", "last", "seen")
 
-    def __init__(self, highest: int, last: int) -> None:
+    def __init__(self, highest: int, last: int, seen: int = 1) -> None:
         self.highest = highest
         self.last = last
-        self.seen = 1
+        self.seen = seen
+
+    def accepts(self, number: int) -> bool:
+        """Whether a request with this number was not received, and is not too far behind."""
+        behind = self.highest - number
+        return behind < 0 or (behind < REMEMBERED and not self.seen >> behind & 1)
+
+    def take(self, number: int, time: int) -> None:
+        """A request that it ``accepts`` was received."""
+        ahead = number - self.highest
+        if ahead > 0:
+            self.seen = (self.seen << ahead | 1) & _SEEN if ahead < REMEMBERED else 1
+            self.highest = number
+        else:
+            self.seen |= 1 << -ahead
+        self.last = max(self.last, time)
+
+    def copy(self) -> "Sender":
+        """Another one that has received the same."""
+        return Sender(self.highest, self.last, self.seen)
 
 
 class _UserSenders:
@@ -64,7 +87,7 @@ class _UserSenders:
 
     def __init__(self) -> None:
         self.floor = 0
-        self.senders: OrderedDict[bytes, _Sender] = OrderedDict()
+        self.senders: OrderedDict[bytes, Sender] = OrderedDict()
 
     def forget(self) -> None:
         _, sender = self.senders.popitem(last=False)
@@ -115,18 +138,36 @@ class ReplayGuard:
             raise ReplayError(ResponseCode.SYSTEM_BUSY, self._before())
         sender = None if entry is None else entry.senders.get(stamp.sender)
         if entry is None or sender is None:
-            self._add(user.username, stamp.sender, _Sender(stamp.number, stamp.time))
+            self._add(user.username, stamp.sender, Sender(stamp.number, stamp.time))
             return
-        ahead = stamp.number - sender.highest
-        if ahead > 0:
-            sender.seen = (sender.seen << ahead | 1) & _SEEN if ahead < REMEMBERED else 1
-            sender.highest = stamp.number
-        elif -ahead >= REMEMBERED or sender.seen >> -ahead & 1:
+        if not sender.accepts(stamp.number):
             raise _refusal(AGAIN)
-        else:
-            sender.seen |= 1 << -ahead
-        sender.last = max(sender.last, stamp.time)
+        sender.take(stamp.number, stamp.time)
         entry.senders.move_to_end(stamp.sender)
+
+    def look(self, name: str, code: int, stamp: RawStamp) -> Sender | None:
+        """The sender of a request of the user ``name`` that ``check`` would let through; nothing changes.
+
+        None also for the first request of a sender: only ``check`` makes space for one.
+        """
+        made_for, time, key, number = stamp
+        if made_for != code or time <= self._floor or abs(self._clock.wall_ms() - time) > self._window:
+            return None
+        entry = self._users.get(name)
+        if entry is None or time <= entry.floor:
+            return None
+        sender = entry.senders.get(key)
+        return sender if sender is not None and sender.accepts(number) else None
+
+    def record(self, name: str, sender: Sender, stamp: RawStamp) -> None:
+        """The same request was served, by a fast path: it is not served again."""
+        _, time, key, number = stamp
+        sender.take(number, time)
+        entry = self._users.get(name)
+        if entry is not None and entry.senders.get(key) is sender:
+            entry.senders.move_to_end(key)
+        else:  # forgotten since ``look``, with what it had received before
+            self._floor = max(self._floor, time)
 
     def requires(self, user: User) -> bool:
         """Whether the requests of a user are served only with a stamp."""
@@ -149,7 +190,7 @@ class ReplayGuard:
                 "(authReplayWindowSeconds)."
             )
 
-    def _add(self, username: str, key: bytes, sender: _Sender) -> None:
+    def _add(self, username: str, key: bytes, sender: Sender) -> None:
         self._collect()
         if self.senders >= self._most:
             # The user who has most: another one's many clients do not shorten the memory of this one.

@@ -15,13 +15,13 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Flag, auto
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Protocol
 from weakref import WeakValueDictionary
 
 from trimq.protocol.command import RemotingCommand
-from trimq.protocol.typed_request import HeadedRequest, TypedRequest
-from trimq.remoting.server.handlers import FastHandler, GroupedServer, Handler, Later, Outcome, Served, Span
+from trimq.remoting.server.handlers import FastHandler, GroupedServer, Handler, Outcome
 from trimq.remoting.server.meters import Meter, MeteredGroup, metered
+from trimq.remoting.server.verifiers import VerifiedGroup, Verifier, verified
 
 if TYPE_CHECKING:
     from trimq.remoting.server.connection import Connection
@@ -53,30 +53,6 @@ class Readiness:
 
     def __init__(self, *, is_set: bool = False) -> None:
         self.is_set = is_set
-
-
-class Verifier(Protocol):
-    """Looks at the requests of fast paths, in front of them.
-
-    It may let through only what ``Feature.check`` lets through. A request that it does not let through is no refused
-    one: the full path serves it, behind ``check``. It has no side effects and counts nothing, since a fast path may
-    decline the request afterwards, and ``check`` sees it then. It does not raise exceptions.
-    """
-
-    def verify(self, connection: "Connection", code: int, request: HeadedRequest[Any]) -> bool:
-        """Whether a fast handler may serve ``request``, with its header and body as received."""
-        ...
-
-    def verify_frame(self, connection: "Connection", frame: memoryview) -> bool:
-        """Whether GroupedServer.serve_one may serve ``frame``."""
-        ...
-
-    def verify_spans(self, frames: memoryview, spans: Sequence[Span], most: int) -> Sequence[Span]:
-        """The spans without their first frame that GroupedServer.serve may not serve, and without all after it.
-
-        A span may be left empty. ``most``: no more frames than these have to be looked at in all.
-        """
-        ...
 
 
 Follower = Callable[[Outcome], Outcome]
@@ -258,44 +234,18 @@ class Gate:
         None also for requests that a verifier does not let through, and without room (Sees.AMOUNT). If there is a
         verifier (``verifies``), the requests have to be HeadedRequests.
         """
-        guarded = self._verified(code, fast)
+        guarded = verified(code, fast, self._guard(code), self._verifiers(code))
         # Before the other guards, since it costs less than what they may look at.
         for meter in self._meters(code):
             guarded = metered(meter, guarded)
         return guarded
-
-    def _verified(self, code: int, fast: FastHandler) -> FastHandler:
-        guard = self._guard(code)
-        verifiers = self._verifiers(code)
-        if len(verifiers) == 1 and guard is None:  # access alone, the usual case
-            verify = verifiers[0].verify
-
-            def serve_verified(
-                connection: "Connection", request: TypedRequest[Any]
-            ) -> bytes | Literal[Later.DEFERRED] | None:
-                # The table decodes HeadedRequests for it.
-                return fast(connection, request) if verify(connection, code, request) else None  # type: ignore[arg-type]
-
-            return serve_verified
-        if guard is None and not verifiers:
-            return fast
-
-        def serve(connection: "Connection", request: TypedRequest[Any]) -> bytes | Literal[Later.DEFERRED] | None:
-            if guard is not None and not guard(connection):
-                return None
-            for verifier in verifiers:
-                if not verifier.verify(connection, code, request):  # type: ignore[arg-type]  # as above
-                    return None
-            return fast(connection, request)
-
-        return serve
 
     def guarded_group(self, code: int, server: GroupedServer) -> GroupedServer:
         """The same for a grouped server. Of a server of several codes it is one object, if ``about`` is the same."""
         guard, verifiers, meters = self._guard(code), self._verifiers(code), self._meters(code)
         if guard is None and not verifiers and not meters:
             return server
-        guarded = server if guard is None and not verifiers else _GuardedGroup(server, guard, verifiers)
+        guarded = server if guard is None and not verifiers else VerifiedGroup(server, guard, verifiers)
         for meter in meters:
             guarded = MeteredGroup(meter, guarded)
         return self._groups.setdefault((server, self.about(code)), guarded)
@@ -325,32 +275,3 @@ class Gate:
             return (admission is None or connection.admission is admission) and all(state.is_set for state in states)
 
         return guard
-
-
-class _GuardedGroup:
-    """A GroupedServer behind a guard, which has to pass the connection of every span, and behind verifiers."""
-
-    def __init__(
-        self, server: GroupedServer, guard: Callable[["Connection"], bool] | None, verifiers: Sequence[Verifier]
-    ) -> None:
-        self._server = server
-        self._guard = guard
-        self._verifiers = verifiers
-
-    def serve(self, frames: memoryview, spans: Sequence[Span], most: int) -> Served | None:
-        guard = self._guard
-        if guard is not None and not all(guard(span.connection) for span in spans):
-            return None
-        for verifier in self._verifiers:
-            spans = verifier.verify_spans(frames, spans, most)
-            if not any(span.most for span in spans):
-                return None
-        return self._server.serve(frames, spans, most)
-
-    def serve_one(self, connection: "Connection", frame: memoryview) -> bytes | Literal[Later.DEFERRED] | None:
-        if self._guard is not None and not self._guard(connection):
-            return None
-        for verifier in self._verifiers:
-            if not verifier.verify_frame(connection, frame):
-                return None
-        return self._server.serve_one(connection, frame)

@@ -1,6 +1,7 @@
 """The gate alone: when listeners are notified, what a failing listener leaves open, which features are accepted."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from itertools import pairwise
 from typing import Any, cast
@@ -15,7 +16,8 @@ from trimq.protocol.typed_request import HeadedRequest
 from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.gate import Feature, Readiness, Sees
 from trimq.remoting.server.handler_table import HandlerTable, json_front
-from trimq.remoting.server.handlers import Served, Span
+from trimq.remoting.server.handlers import DEFERRED, Served, Span
+from trimq.remoting.server.verifiers import Commit, CommitParts
 
 ECHO = 100
 OTHER = 101
@@ -162,43 +164,63 @@ def test_a_coroutine_function_is_no_check(function: Any) -> None:
 
 
 class Lets:
-    """A verifier that lets through frames with a good body."""
+    """A verifier that lets through frames with a good body, and those that are to be remembered: b"once"."""
 
-    def verify(self, _connection: Connection, code: int, request: HeadedRequest[Any]) -> bool:
+    def __init__(self) -> None:
+        self.committed: list[Any] = []
+
+    def _verify(self, body: bytes) -> bool | Commit:
+        return partial(self.committed.append, body) if body == b"once" else body == b"good"
+
+    def verify(self, _connection: Connection, code: int, request: HeadedRequest[Any]) -> bool | Commit:
         assert code == ECHO
-        return bytes(request.head).startswith(b"{") and bytes(request.body) == b"good"
+        return bytes(request.head).startswith(b"{") and self._verify(bytes(request.body))
 
-    def verify_frame(self, _connection: Connection, frame: memoryview) -> bool:
-        return bytes(frame) == b"good"
+    def verify_frame(self, _connection: Connection, frame: memoryview) -> bool | Commit:
+        return self._verify(bytes(frame))
 
-    def verify_spans(self, frames: memoryview, spans: Sequence[Span], most: int) -> Sequence[Span]:
+    def verify_spans(
+        self, frames: memoryview, spans: Sequence[Span], most: int
+    ) -> tuple[Sequence[Span], CommitParts | None]:
         assert most == 9
         found = []
         for span in spans:
-            count = bytes(frames[span.begin : span.end]).partition(b"bad")[0].count(b"good")
+            count = len(bytes(frames[span.begin : span.end]).partition(b"bad")[0]) // 4
             found.append(Span(span.connection, span.begin, span.begin + 4 * count, count, span.continues))
-        return found
+        return found, self.committed.append if b"once" in bytes(frames) else None
 
 
 class Group:
-    """A grouped server that serves everything, and keeps what it got."""
+    """A grouped server that serves everything, unless it has another ``answer``, and keeps what it got."""
 
     def __init__(self) -> None:
         self.got: list[Any] = []
+        self.answer: Any = ...
 
-    def serve(self, _frames: memoryview, spans: Sequence[Span], _most: int) -> Served:
+    def serve(self, _frames: memoryview, spans: Sequence[Span], _most: int) -> Served | None:
         self.got.append([(span.begin, span.end, span.most, span.continues) for span in spans])
-        return Served([(span.most, span.end) for span in spans], [b"r" * span.most for span in spans])
+        served = Served([(span.most, span.end) for span in spans], [b"r" * span.most for span in spans])
+        return cast("Served | None", self._answer(served))
 
-    def serve_one(self, _connection: Connection, frame: memoryview) -> bytes:
+    def serve_one(self, _connection: Connection, frame: memoryview) -> bytes | None:
         self.got.append(bytes(frame))
-        return b"r"
+        return cast("bytes | None", self._answer(b"r"))
+
+    def fast(self, _connection: Connection, request: Any) -> bytes | None:
+        self.got.append(bytes(request.body))
+        return cast("bytes | None", self._answer(b"fast"))
+
+    def _answer(self, usual: Any) -> Any:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return usual if self.answer is ... else self.answer
 
 
 def verified(**more: Any) -> tuple[HandlerTable, Group]:
     table, group = HandlerTable(), Group()
-    table.register(ECHO, echo, header=Empty, fast=lambda *_: b"fast", grouped=group)
-    table.gate.register(Feature("frame", veto, more.pop("sees", Sees.FRAME), verifier=Lets(), **more))
+    table.register(ECHO, echo, header=Empty, fast=group.fast, grouped=group)
+    verifier = more.pop("verifier", None) or Lets()
+    table.gate.register(Feature("frame", veto, more.pop("sees", Sees.FRAME), verifier=verifier, **more))
     return table, group
 
 
@@ -234,7 +256,67 @@ def test_a_verifier_beside_a_readiness_and_another_verifier() -> None:
     grouped = table.grouped[json_front(ECHO)]
     assert (through(table, b"good"), through(table, b"bad")) == (b"fast", None)
     assert grouped.serve_one(connection, memoryview(b"good")) == b"r"
-    assert group.got == [b"good"]
+    assert group.got == [b"good", b"good"]
+
+
+class Broken(Exception):  # noqa: N818 - of a handler
+    pass
+
+
+NOT_VALID = Served([])
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize(
+    ("answer", "is_served"),
+    [(..., True), (b"", True), (DEFERRED, True), (None, False), (Broken(), True)],
+    ids=["reply", "no reply", "later", "declined", "error"],
+)
+def test_a_commit_is_called_when_a_request_was_served(answer: Any, is_served: bool, count: int) -> None:
+    verifiers = [Lets() for _ in range(count)]
+    table, group = verified(verifier=verifiers[0])
+    for verifier in verifiers[1:]:
+        table.gate.register(Feature("frame too", veto, Sees.FRAME, verifier=verifier))
+    grouped = table.grouped[json_front(ECHO)]
+    connection = FakeConnection().real
+    group.answer = answer
+    for serve in (partial(through, table), lambda body: grouped.serve_one(connection, memoryview(body))):
+        for body in (b"good", b"once", b"bad"):
+            with pytest.raises(Broken) if isinstance(answer, Broken) and body != b"bad" else nullcontext():
+                serve(body)
+        assert group.got == [b"good", b"once"]
+        for verifier in verifiers:
+            assert verifier.committed == [b"once"] * is_served
+            verifier.committed.clear()
+        group.got.clear()
+
+
+@pytest.mark.parametrize(
+    ("answer", "committed"),
+    [
+        (..., [[(2, 8), (0, 11)]]),
+        (Served([(1, 4), (0, 11)], deferred=True), [[(1, 4), (0, 11)]]),
+        (None, [[(0, 0), (0, 0)]]),
+        (NOT_VALID, [None]),
+        (Broken(), [None]),
+    ],
+    ids=["all", "later", "declined", "not valid", "error"],
+)
+def test_a_commit_gets_what_was_served_of_a_group(answer: Any, committed: list[Any]) -> None:
+    verifier = Lets()
+    table, group = verified(verifier=verifier)
+    grouped = table.grouped[json_front(ECHO)]
+    connection = FakeConnection().real
+    frames = memoryview(b"goodoncebadonce")
+    spans = [Span(connection, 0, 11, 8), Span(connection, 11, 11, 8)]
+    group.answer = answer
+    with pytest.raises(Broken) if isinstance(answer, Broken) else nullcontext():
+        served = grouped.serve(frames, spans, 9)
+        assert (served is not None) == (answer is not None)
+    assert verifier.committed == committed
+    group.answer = ...
+    assert grouped.serve(memoryview(b"good"), [Span(connection, 0, 4, 1)], 9) is not None
+    assert verifier.committed == committed
 
 
 def test_a_verifier_shortens_the_spans_of_a_group() -> None:

@@ -17,5 +17,6 @@ pub mod round;
 pub mod rows;
 pub mod rules;
 pub mod signers;
+pub mod stamp;
 pub mod tier;
 pub mod tier_index;

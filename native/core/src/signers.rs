@@ -13,6 +13,7 @@ use subtle::ConstantTimeEq;
 
 use crate::header::{code_of, in_binary, in_json, unescape, Envelope, Fields, Value};
 use crate::round::{Frame, Part, Span};
+use crate::stamp::Stamp;
 
 const ACCESS_KEY: &str = "AccessKey";
 const SIGNATURE: &str = "Signature";
@@ -27,6 +28,8 @@ pub struct Signers {
     numbers: FxHashMap<Box<str>, usize>,
     /// The HMAC of each user's secret, before any content: a copy of it costs half as much as a new one.
     macs: Vec<Hmac<Sha1>>,
+    /// Whether each user's requests are left to the Python code unless they have a stamp.
+    need_stamps: Vec<bool>,
     /// Of no user: so that an unknown name takes as long as a wrong signature.
     unknown: Hmac<Sha1>,
     topics: Vec<(u16, String)>,
@@ -44,6 +47,19 @@ pub struct Asked<'a> {
     pub topic: Option<&'a str>,
 }
 
+/// A frame with a stamp, at the start of a span.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stamped {
+    /// The number of the user.
+    pub user: usize,
+    /// The request code.
+    pub code: u16,
+    /// Its stamp.
+    pub stamp: Stamp,
+    /// The frames before it.
+    pub before: Part,
+}
+
 /// The signed frames at the start of a span.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Checked<'a> {
@@ -51,26 +67,36 @@ pub struct Checked<'a> {
     pub part: Part,
     /// What is asked for, each once, and how far the frames before the first one with it go.
     pub asked: Vec<(Asked<'a>, Part)>,
+    /// Those of the frames that have a stamp.
+    pub stamped: Vec<Stamped>,
 }
 
 impl Signers {
-    /// No users. `topics`: the codes of the frames that may be read, and the field of each that names its topic. `mark`:
-    /// requests whose signed text begins so are left to the Python code; empty for none.
+    /// No users. `topics`: the codes of the frames that may be read, and the field of each that names its topic. `mark`: the
+    /// signed text of requests with a stamp begins so; empty if there are none. One that cannot be read is left.
     ///
     /// `unknown` is a secret that no user has: random bytes.
     pub fn new(topics: Vec<(u16, String)>, mark: Vec<u8>, unknown: &[u8]) -> Signers {
-        Signers { numbers: FxHashMap::default(), macs: vec![], unknown: mac_of(unknown), topics, mark }
+        Signers {
+            numbers: FxHashMap::default(),
+            macs: vec![],
+            need_stamps: vec![],
+            unknown: mac_of(unknown),
+            topics,
+            mark,
+        }
     }
 
-    /// Add a user, who must not be known yet, and return the number.
-    pub fn add(&mut self, name: &str, secret: &[u8]) -> usize {
+    /// Add a user, who must not be known yet, and return the number. `needs_stamp`: requests without one are left.
+    pub fn add(&mut self, name: &str, secret: &[u8], needs_stamp: bool) -> usize {
         self.numbers.insert(name.into(), self.macs.len());
         self.macs.push(mac_of(secret));
+        self.need_stamps.push(needs_stamp);
         self.macs.len() - 1
     }
 
-    /// The user who has signed a request with this JSON header.
-    pub fn signer(&self, head: &[u8], body: &[u8]) -> Option<usize> {
+    /// The user who has signed a request with this JSON header, and its stamp, if it has one.
+    pub fn signer(&self, head: &[u8], body: &[u8]) -> Option<(usize, Option<Stamp>)> {
         let code = code_of(head, 0)?;
         let mut ext = Signed::of(self, None);
         let mut arena = Vec::new();
@@ -79,12 +105,12 @@ impl Signers {
     }
 
     /// The same for a frame whose code may be read, and what it asks for.
-    pub fn asked<'a>(&self, frame: &'a [u8]) -> Option<Asked<'a>> {
+    pub fn asked<'a>(&self, frame: &'a [u8]) -> Option<(Asked<'a>, Option<Stamp>)> {
         let read = Frame::of(frame).filter(|read| read.length == frame.len())?;
         self.of(&read, frame)
     }
 
-    fn of<'a>(&self, read: &Frame<'a>, frame: &'a [u8]) -> Option<Asked<'a>> {
+    fn of<'a>(&self, read: &Frame<'a>, frame: &'a [u8]) -> Option<(Asked<'a>, Option<Stamp>)> {
         let code = code_of(read.head, read.encoding)?;
         let (_, field) = self.topics.iter().find(|(known, _)| *known == code)?;
         let mut ext = Signed::of(self, Some(field));
@@ -94,8 +120,8 @@ impl Signers {
             _ => in_binary(read.head, code, &mut ext, &mut arena)?,
         };
         let topic = ext.topic;
-        let user = ext.signer(&envelope, &arena, frame.get(read.body_at..read.length)?)?;
-        Some(Asked { user, code, topic })
+        let (user, stamp) = ext.signer(&envelope, &arena, frame.get(read.body_at..read.length)?)?;
+        Some((Asked { user, code, topic }, stamp))
     }
 
     /// The signed frames at the start of each span, at most `most` in all.
@@ -104,18 +130,22 @@ impl Signers {
         let checked = spans.iter().map(|span| {
             let mut part = Part { count: 0, stop: span.place.start };
             let mut asked: Vec<(Asked<'a>, Part)> = Vec::new();
+            let mut stamped = Vec::new();
             while part.count < span.most && rest > 0 {
                 let Some(bytes) = frames.get(part.stop..span.place.end) else { break };
                 let Some(frame) = Frame::of(bytes) else { break };
-                let Some(found) = self.of(&frame, bytes) else { break };
+                let Some((found, stamp)) = self.of(&frame, bytes) else { break };
                 // Most connections have one user who sends to one topic: the last entry is the usual one.
                 if !asked.iter().rev().any(|(known, _)| *known == found) {
                     asked.push((found, part));
                 }
+                if let Some(stamp) = stamp {
+                    stamped.push(Stamped { user: found.user, code: found.code, stamp, before: part });
+                }
                 part = Part { count: part.count + 1, stop: part.stop + frame.length };
                 rest -= 1;
             }
-            Checked { part, asked }
+            Checked { part, asked, stamped }
         });
         checked.collect()
     }
@@ -162,8 +192,8 @@ impl<'a, 's> Signed<'a, 's> {
         Signed { signers, fields: Vec::with_capacity(20), topic_field, topic: None }
     }
 
-    /// The number of the user whose signature this is.
-    fn signer(mut self, envelope: &Envelope, arena: &[u8], body: &[u8]) -> Option<usize> {
+    /// The number of the user whose signature this is, and the stamp.
+    fn signer(mut self, envelope: &Envelope, arena: &[u8], body: &[u8]) -> Option<(usize, Option<Stamp>)> {
         self.fields.sort_unstable_by_key(|(name, _)| *name);
         if self.fields.windows(2).any(|two| two[0].0 == two[1].0) {
             return None;
@@ -185,14 +215,16 @@ impl<'a, 's> Signed<'a, 's> {
         }
         let (begin, rest) = self.signers.mark.split_at(self.signers.mark.len().min(text.len()));
         let is_marked = text.starts_with(begin) && body.starts_with(rest); // a mark may go on in the body
-        if is_marked && !self.signers.mark.is_empty() {
-            return None;
-        }
+        let stamp = match is_marked && !self.signers.mark.is_empty() {
+            true => Some(Stamp::read(&text, body, self.signers.mark.len())?),
+            false => None,
+        };
         mac.update(&text);
         mac.update(body);
         let right = base64(&mac.finalize().into_bytes().into());
         let is_same: bool = right[..].ct_eq(signature.as_bytes()).into();
-        known.filter(|_| is_same)
+        let user = known.filter(|_| is_same)?;
+        (stamp.is_some() || !self.signers.need_stamps[user]).then_some((user, stamp))
     }
 
     fn value(&self, name: &str) -> Option<&Text<'a>> {

@@ -2,10 +2,13 @@
 
 The same requests go to three brokers: one where everything takes the full path, one that verifies in Python in front of
 its fast paths, and one with the native extension. Their replies, messages and counters of refusals have to be equal.
+No request with a stamp may be served twice.
 """
 
 import json
+import re
 import struct
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -20,6 +23,7 @@ from tests.broker.auth.signed import User, closed_broker, secret_of
 from tests.broker.wire_client import WireClient, pull_ext, send_ext
 from trimq.broker.controller import BrokerController
 from trimq.protocol.auth.signature import ACCESS_KEY, SIGNATURE, sign
+from trimq.protocol.auth.stamp import STAMP, stamp_text
 from trimq.protocol.batch import encode_batch
 from trimq.protocol.command import Encoding, RemotingCommand
 from trimq.protocol.frame import encode
@@ -37,13 +41,25 @@ USERS = {
     "deny": ("Topic:* Pub|Sub", "Deny Topic:U Pub", "Group:* Sub"),
     "there": (),
     "off": ("Topic:T Pub",),
+    "once": ("Topic:T Pub|Sub", "Group:G Sub"),
 }
-"""``there`` may send to T from another address only, ``off`` is disabled."""
+"""``there`` may send to T from another address only, ``off`` is disabled, ``once`` is served with a stamp only."""
 WHITELISTED = 361
+ON: dict[str, Any] = {
+    "authenticationWhitelist": str(WHITELISTED),
+    "authRequireReplayProtection": "once",
+    "brokerIP1": "127.0.0.1",
+}
+FIRST = 1 << 20
+"""The opaque of the first request."""
 
 
 class Request(NamedTuple):
-    """What is sent, by whom, and what is wrong with it."""
+    """What is sent, by whom, and what is wrong with it; with which stamp, and whether it was sent before.
+
+    ``again``: send the request anew that was sent so many before this one; ``other``: with another code, or with other
+    names of fields.
+    """
 
     kind: str
     topic: str
@@ -51,6 +67,9 @@ class Request(NamedTuple):
     flaw: str
     binary: bool
     address: int
+    stamp: str = ""
+    again: int = 0
+    other: str = ""
 
 
 KINDS = ("send", "send", "send", "send v1", "batch", "pull", "lite", "query", "end", "offset", "config")
@@ -73,6 +92,8 @@ FLAWS = (
     "letters",
 )
 
+STAMPS = (*("",) * 6, *("new",) * 6, "second sender", "code", "old", "ahead", "before", "none", "renamed")
+
 REQUESTS = st.builds(
     Request,
     st.sampled_from(KINDS),
@@ -81,6 +102,9 @@ REQUESTS = st.builds(
     st.sampled_from(FLAWS),
     st.booleans(),
     st.integers(1, 2),
+    st.sampled_from(STAMPS),
+    st.sampled_from([0, 0, 0, 0, 1, 2, 3, 20]),
+    st.sampled_from(["", "", "code", "names"]),
 )
 CHANGES = st.sampled_from(["", "", "disable app", "enable app", "deny app", "allow app", "delete deny", "make another"])
 ROUNDS = st.lists(
@@ -121,11 +145,60 @@ def framed(head: str, body: bytes) -> bytes:
     return struct.pack(">II", 4 + len(raw) + len(body), len(raw)) + raw + body
 
 
-def frame_of(request: Request, number: int) -> bytes:  # noqa: C901, PLR0912 - a list of flaws
+class Sent(NamedTuple):
+    """A request as it is sent. ``origin`` is the number of the one that it repeats, else its own."""
+
+    request: Request
+    origin: int
+    opaque: int
+    stamped_at: int
+    other: str = ""
+
+
+class History:
+    """All requests that were made, so that one can be sent again."""
+
+    def __init__(self) -> None:
+        self._sent: list[Sent] = []
+
+    def take(self, request: Request, opaque: int) -> Sent:
+        if 0 < request.again <= len(self._sent):
+            found = self._sent[-request.again]
+            one = found._replace(opaque=opaque, other=request.other)
+        else:
+            one = Sent(request, opaque, opaque, time.time_ns() // 1_000_000)
+        self._sent.append(one)
+        return one
+
+    def stamped(self) -> set[bytes]:
+        """The bodies of messages that may be there once."""
+        return {b"body %d" % one.origin for one in self._sent if one.request.stamp not in ("", "none")}
+
+
+def stamp_of(sent: Sent) -> dict[str, str]:
+    """The ext field of the stamp."""
+    request = sent.request
+    sender = f"{request.user:_<15}{'B' if request.stamp == 'second sender' else 'A'}"
+    code = 3003 if request.stamp == "code" else parts_of(request, sent.origin)[0]
+    made_at = sent.stamped_at + {"old": -600_000, "ahead": 600_000, "before": -200_000}.get(request.stamp, 0)
+    text = stamp_text(code, made_at, sender, sent.origin - FIRST + 1)
+    match request.stamp:
+        case "":
+            return {}
+        case "none":
+            return {STAMP: text[:-1]}
+        case "renamed":
+            return {"!": text[:7], "!!": text[7:]}
+    return {STAMP: text}
+
+
+def frame_of(sent: Sent) -> bytes:  # noqa: C901, PLR0912 - a list of flaws
     """The frame with its flaw."""
+    request, number = sent.request, sent.origin
     code, ext, body = parts_of(request, number)
     flaw, version = request.flaw, 393 if request.flaw == "old query" else 479
     fields = {name: str(value) for name, value in ext.items() if value is not None} | {ACCESS_KEY: request.user}
+    fields |= stamp_of(sent)
     if flaw == "query":
         fields["_UNIQUE_KEY_QUERY"] = "false"
     if flaw == "letters":
@@ -149,10 +222,17 @@ def frame_of(request: Request, number: int) -> bytes:  # noqa: C901, PLR0912 - a
             fields["_UNIQUE_KEY_QUERY"] = "false"
         case "order":
             fields = dict(sorted(fields.items(), reverse=True))
+    if sent.other == "code":
+        code = 10 if code == 310 else 310
+    elif sent.other == "names" and STAMP in fields:
+        fields["0"] = fields.pop(STAMP)
     if request.binary:
-        command = RemotingCommand(code, number, 0, version, "JAVA", ext=fields, body=body, encoding=Encoding.ROCKETMQ)
+        command = RemotingCommand(
+            code, sent.opaque, 0, version, "JAVA", ext=fields, body=body, encoding=Encoding.ROCKETMQ
+        )
         return encode(command)
-    header = {"code": code, "extFields": fields, "flag": 0, "language": "JAVA", "opaque": number, "version": version}
+    header = {"code": code, "extFields": fields, "flag": 0, "language": "JAVA", "opaque": sent.opaque}
+    header["version"] = version
     head = json.dumps(header, separators=(",", ":"), ensure_ascii=number % 2 == 0)
     match flaw:
         case "twice":
@@ -176,23 +256,30 @@ class Side:
         self.clients = clients
         self.access = broker.context.users.access
 
-    async def send(self, how: str, requests: list[tuple[Request, int]]) -> list[tuple[int, str | None]]:
-        """Send requests and return the replies without what differs between brokers: the places of messages."""
-        places = [self.clients[one.address][number % 3 if how == "spread" else 0] for one, number in requests]
-        frames = [frame_of(one, number) for one, number in requests]
+    async def send(self, how: str, requests: list[Sent]) -> list[tuple[int, int, str]]:
+        """Send requests and return the replies without what differs between brokers: the places of messages.
+
+        Connections do not wait for each other, so which of two equal requests is the first one is left open.
+        """
+        places = [self.clients[one.request.address][one.opaque % 3 if how == "spread" else 0] for one in requests]
+        frames = [frame_of(one) for one in requests]
         replies = []
         if how == "single":
-            for client, frame, (_, number) in zip(places, frames, requests, strict=True):
+            for client, frame, one in zip(places, frames, requests, strict=True):
                 await client.stream.send_all(frame)
-                replies.append(await client.reply(number))
+                replies.append(await client.reply(one.opaque))
         else:
             for client in dict.fromkeys(places):
                 await client.stream.send_all(
                     b"".join(frame for place, frame in zip(places, frames, strict=True) if place is client)
                 )
-            for client, (_, number) in zip(places, requests, strict=True):
-                replies.append(await client.reply(number))
-        return [(reply.code, reply.remark) for reply in replies]
+            for client, one in zip(places, requests, strict=True):
+                replies.append(await client.reply(one.opaque))
+        found = [
+            (one.origin, reply.code, re.sub(r"\d+ s ", "n s ", reply.remark or ""))
+            for one, reply in zip(requests, replies, strict=True)
+        ]
+        return sorted(found) if how == "spread" else found
 
     async def change(self, text: str) -> None:
         root = self.root
@@ -250,9 +337,7 @@ async def sides(directory: Path) -> AsyncIterator[dict[str, Side]]:
     async with AsyncExitStack() as stack:
         found = {}
         for name in ("full", "python", *(("native",) if NATIVE.is_on else ())):
-            broker, root = await stack.enter_async_context(
-                closed_broker(directory / name, authenticationWhitelist=str(WHITELISTED), brokerIP1="127.0.0.1")
-            )
+            broker, root = await stack.enter_async_context(closed_broker(directory / name, **ON))
             side = found[name] = Side(broker, root, await stack.enter_async_context(clients(broker)))
             feature = side.access.feature
             if name == "full":
@@ -275,6 +360,7 @@ def many(*requests: Request, count: int = 30) -> list[Request]:
 
 
 SEND = Request("send", "T", "app", "", False, 1)
+ONCE = SEND._replace(stamp="new")
 
 
 @settings(max_examples=EXAMPLES)
@@ -296,20 +382,40 @@ SEND = Request("send", "T", "app", "", False, 1)
         ("", "pipelined", [SEND._replace(flaw=flaw, binary=binary) for flaw in FLAWS for binary in (False, True)]),
     ]
 )
+@example(
+    [
+        ("", "pipelined", many(ONCE)),
+        ("", "pipelined", many(ONCE, ONCE._replace(again=1), ONCE._replace(binary=True), SEND, count=40)),
+        ("", "spread", many(ONCE, ONCE._replace(again=1), ONCE._replace(again=20, other="names"), count=40)),
+        ("disable app", "spread", many(ONCE)),
+        ("enable app", "spread", many(ONCE, SEND, ONCE._replace(again=20), ONCE._replace(stamp="second sender"))),
+    ]
+)
+@example(
+    [
+        ("", "single", [ONCE._replace(kind=kind, user=user) for kind in KINDS for user in ("app", "root")]),
+        ("", "single", [ONCE._replace(again=2 * len(KINDS), other=other) for other in ("", "code", "names")]),
+        ("", "spread", many(*[SEND._replace(user="once", stamp=stamp) for stamp in ("new", "", "renamed", "new")])),
+        ("", "pipelined", [ONCE._replace(stamp=stamp, binary=binary) for stamp in STAMPS for binary in (False, True)]),
+        ("", "pipelined", [ONCE._replace(flaw=flaw) for flaw in FLAWS]),
+    ]
+)
 def test_the_ways_decide_alike(rounds: list[tuple[str, str, list[Request]]]) -> None:
     async def run(directory: Path) -> None:
         async with sides(directory) as found:
-            number = 1 << 20
+            history, number = History(), FIRST
             for change, how, requests in rounds:
-                numbered = list(zip(requests, range(number, number + len(requests)), strict=True))
+                made = [history.take(one, opaque) for opaque, one in enumerate(requests, number)]
                 number += len(requests)
                 replies = {}
                 for name, side in found.items():
                     await side.change(change)
-                    replies[name] = await side.send(how, numbered)
+                    replies[name] = await side.send(how, made)
                 for name in found:
                     assert replies[name] == replies["full"], name
             messages = await found["full"].messages()
+            for body in history.stamped():
+                assert sum(body == other for _, other in messages) <= 1
             for name, side in found.items():
                 assert await side.messages() == messages, name
                 assert side.counters == found["full"].counters, name

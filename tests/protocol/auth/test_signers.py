@@ -11,12 +11,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from trimq.protocol.auth.signature import ACCESS_KEY, SIGNATURE, is_valid, sign
+from trimq.protocol.auth.signature import ACCESS_KEY, SIGNATURE, content, is_valid, sign
 from trimq.protocol.auth.signers import PythonSigners
+from trimq.protocol.auth.stamp import STAMP, Stamp, is_stamped, read_stamp, stamp_text
 from trimq.protocol.command import Encoding, RemotingCommand
 from trimq.protocol.errors import FrameError, RemotingError
 from trimq.protocol.frame import decode, encode
-from trimq.protocol.native import NATIVE, Asked, Signers
+from trimq.protocol.native import NATIVE, Asked, RawStamp, Signers, StampedFrame
 
 USERS = {"app": "12345678", "Jürgen": "gehäim", "other": ""}
 NAMES = list(USERS)
@@ -25,9 +26,13 @@ MARK = b"tmq1:"
 NO_USER = b"of no user"
 
 
-def filled(signers: Signers) -> Signers:
+Found = tuple[int, int, str | None, RawStamp | None]
+"""User, code, topic, stamp."""
+
+
+def filled(signers: Signers, *, need_stamps: bool = False) -> Signers:
     for number, (name, secret) in enumerate(USERS.items()):
-        assert signers.add(name, secret.encode()) == number
+        assert signers.add(name, secret.encode(), need_stamps) == number
     return signers
 
 
@@ -35,9 +40,12 @@ def python() -> Signers:
     return filled(PythonSigners(TOPICS, MARK, NO_USER))
 
 
-def implementations() -> list[Signers]:
+def implementations(*, need_stamps: bool = False) -> list[Signers]:
     extension = NATIVE.extension
-    return [python()] + ([] if extension is None else [filled(extension.Signers(TOPICS, MARK, NO_USER))])
+    made: list[Signers] = [PythonSigners(TOPICS, MARK, NO_USER)]
+    if extension is not None:
+        made.append(extension.Signers(TOPICS, MARK, NO_USER))
+    return [filled(signers, need_stamps=need_stamps) for signers in made]
 
 
 def framed(head: bytes, body: bytes, encoding: int = 0) -> bytes:
@@ -54,8 +62,11 @@ def signed(fields: dict[str, str], name: str, body: bytes, version: int) -> dict
     return fields | {SIGNATURE: sign(USERS[name], fields, body, version)}
 
 
-def by_the_command(frame: bytes) -> tuple[int, int, str | None] | None:
-    """What the full path finds: the signature over all fields of the decoded request."""
+def by_the_command(frame: bytes) -> Found | None:
+    """What the full path finds: the signature over all fields of the decoded request, and the stamp.
+
+    None also for a stamp that cannot be read.
+    """
     try:
         command = decode(memoryview(frame)[4:])
         fields = command.ext_fields()
@@ -64,7 +75,11 @@ def by_the_command(frame: bytes) -> tuple[int, int, str | None] | None:
     name = fields.get(ACCESS_KEY, "")
     if name not in USERS or not is_valid(USERS[name], fields.get(SIGNATURE), fields, command.body, command.version):
         return None
-    return NAMES.index(name), command.code, fields.get(dict(TOPICS).get(command.code, ""))
+    text = content(fields, command.body, command.version)
+    stamp = read_stamp(text) if is_stamped(text) else None
+    if is_stamped(text) and stamp is None:
+        return None
+    return NAMES.index(name), command.code, fields.get(dict(TOPICS).get(command.code, "")), stamp
 
 
 def split(frame: bytes) -> tuple[memoryview, memoryview]:
@@ -73,21 +88,45 @@ def split(frame: bytes) -> tuple[memoryview, memoryview]:
     return view[8:body_at], view[body_at:]
 
 
-def check(frame: bytes, *, expected: Asked | None, exactly: bool) -> None:
-    """Each implementation finds ``expected``, or, unless ``exactly``, nothing."""
+def check(frame: bytes, *, expected: Found | None, exactly: bool) -> None:
+    """Each implementation finds ``expected``, or, unless ``exactly``, nothing; that also for users who need stamps."""
     for signers in implementations():
-        asked = signers.asked(memoryview(frame))
-        assert asked == expected or (asked is None and not exactly)
-        if frame[4] == 0:
-            signer = signers.signer(*split(frame))
-            assert signer is None or (expected is not None and signer == expected[0])
-            assert not exactly or expected is None or signer == expected[0]
-        places = [(0, len(frame), 1)]
-        found = [(1, len(frame), [(asked, 0, 0)])] if asked is not None else [(0, 0, [])]
-        assert signers.round(memoryview(frame), places, 1) == found
+        check_one(signers, frame, expected, exactly=exactly)
+    for signers in implementations(need_stamps=True):
+        check_one(signers, frame, None if expected is None or expected[3] is None else expected, exactly=exactly)
+
+
+def check_one(signers: Signers, frame: bytes, expected: Found | None, *, exactly: bool) -> None:
+    asked = signers.asked(memoryview(frame))
+    assert asked == expected or (asked is None and not exactly)
+    if frame[4] == 0:
+        signer = signers.signer(*split(frame))
+        if expected is not None and (exactly or signer is not None):
+            user, _, _, stamp = expected
+            assert signer == (user if stamp is None else (user, stamp))
+        else:
+            assert signer is None
+    found: Any = [(0, 0, [])], []
+    if asked is not None:
+        user, code, topic, stamp = asked
+        stamped = [] if stamp is None else [(0, 0, 0, user, code, stamp)]
+        found = [(1, len(frame), [((user, code, topic), 0, 0)])], stamped
+    assert signers.round(memoryview(frame), [(0, len(frame), 1)], 1) == found
 
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=12)
+NO_STAMPS = (MARK.decode(), "tmq1:310:1:" + "A" * 16 + ":1", "tmq1:310:1:" + "A" * 15 + "+:1;")
+STAMPS = st.one_of(
+    st.just({}),
+    st.builds(
+        lambda *parts: {STAMP: stamp_text(*parts)},
+        st.integers(0, 10**10 - 1),
+        st.integers(0, 10**15 - 1),
+        st.text("AZaz09_-", min_size=16, max_size=16),
+        st.integers(0, 10**18 - 1),
+    ),
+    st.sampled_from([*NO_STAMPS]).map(lambda text: {STAMP: text}),
+)
 FIELD_NAMES = st.sampled_from(["a", "c", "Z", "properties", "_UNIQUE_KEY_QUERY", "SecurityToken", "topic", "b", "zz"])
 
 
@@ -99,12 +138,22 @@ FIELD_NAMES = st.sampled_from(["a", "c", "Z", "properties", "_UNIQUE_KEY_QUERY",
     st.sampled_from([0, 393, 394, 479]),
     st.sampled_from(["escaped", "raw", "binary"]),
     st.randoms(use_true_random=False),
+    STAMPS,
 )
-@example({"topic": "T", "_UNIQUE_KEY_QUERY": "true"}, "app", b"", 10, 393, "escaped", None)
-@example({"topic": "T", "_UNIQUE_KEY_QUERY": "true"}, "app", b"", 10, 394, "binary", None)
+@example({"topic": "T", "_UNIQUE_KEY_QUERY": "true"}, "app", b"", 10, 393, "escaped", None, {})
+@example({"topic": "T", "_UNIQUE_KEY_QUERY": "true"}, "app", b"", 10, 394, "binary", None, {})
+@example({"topic": "T"}, "app", b"", 10, 394, "binary", None, {STAMP: stamp_text(10, 5, "A" * 16, 10**18 - 1)})
 def test_a_signed_frame(
-    fields: dict[str, str], name: str, body: bytes, code: int, version: int, form: str, random: Any
+    fields: dict[str, str],
+    name: str,
+    body: bytes,
+    code: int,
+    version: int,
+    form: str,
+    random: Any,
+    stamp: dict[str, str],
 ) -> None:
+    fields = fields | stamp
     ext = list(signed(fields, name, body, version).items())
     if random is not None:
         random.shuffle(ext)
@@ -114,7 +163,7 @@ def test_a_signed_frame(
     else:
         frame = framed(json_head(code, dict(ext), version, ascii_only=form == "escaped"), body)
     expected = by_the_command(frame)
-    assert expected is not None
+    assert (expected is None) == (stamp.get(STAMP) in NO_STAMPS)
     # The extension leaves a request whose topic or name has escapes to Python.
     usual = fields.get("b" if code == 310 else "topic", "") + name
     has_escapes = json.dumps(usual, ensure_ascii=form == "escaped") != f'"{usual}"'
@@ -161,7 +210,7 @@ def test_a_signed_frame(
         ('"version":479}', '"version":479'),
     ],
 )
-@pytest.mark.parametrize("more", [{}, {"_UNIQUE_KEY_QUERY": "true"}])
+@pytest.mark.parametrize("more", [{}, {"_UNIQUE_KEY_QUERY": "true"}, {STAMP: stamp_text(10, 1, "A" * 16, 1)}])
 def test_unusual_and_hostile_headers(old: str, new: str, more: dict[str, str]) -> None:
     text = json_head(10, signed({"topic": "T", "queueId": "3"} | more, "app", b"body", 479), 479).decode()
     assert old in text
@@ -169,24 +218,50 @@ def test_unusual_and_hostile_headers(old: str, new: str, more: dict[str, str]) -
     check(frame, expected=by_the_command(frame), exactly=False)
 
 
+REST = ":000000000000001:" + "A" * 16 + ":7;"
+READ = Stamp(310, 1, b"A" * 16, 7)
+
+
 @pytest.mark.parametrize(
-    ("fields", "is_left"),
+    ("fields", "body", "stamp"),
     [
-        ({"!once": "tmq1:"}, True),
-        ({"!once": "tmq1:310:"}, True),
-        ({"!": "tm", "!!": "", "!!!": "q1", "!!!!": ":3"}, True),
-        ({"!once": "tmq1;"}, False),
-        ({"!once": "tmq1"}, False),
-        ({"!": "t", "!!": "tmq1:"}, False),
-        ({"zz": "tmq1:"}, False),
+        ({"!once": "tmq1:"}, "", "left"),
+        ({"!once": "tmq1:310:"}, "", "left"),
+        ({"!": "tm", "!!": "", "!!!": "q1", "!!!!": ":3"}, "", "left"),
+        ({"!once": "tmq1:310" + REST}, "", READ),
+        ({"!once": "tmq1:310" + REST + "tmq1:"}, "", READ),
+        ({"!": "tm", "!!": "", "!!!": "q1", "!!!!": ":3", "!!!!!": "10" + REST}, "", READ),
+        ({"0": "tmq1:310" + REST}, "", READ),
+        ({"!once": "tmq1;"}, "", None),
+        ({"!once": "tmq1"}, "", None),
+        ({"!": "t", "!!": "tmq1:"}, "", None),
+        ({"zz": "tmq1:310" + REST}, "", None),
+        ({}, "tmq1:310" + REST, None),
+        ({"!once": "tmq1:00000000310" + REST}, "", "left"),
+        ({"!once": "tmq1:310:0000000000000001:" + "A" * 16 + ":7;"}, "", "left"),
+        ({"!once": "tmq1:310:1:" + "A" * 16 + ":0000000000000000007;"}, "", "left"),
+        ({"!once": "tmq1:310:1:" + "A" * 17 + ":7;"}, "", "left"),
+        ({"!once": "tmq1:310:1:" + "A" * 15 + "é:7;"}, "", "left"),
+        ({"!once": "tmq1:٣10:1:" + "A" * 16 + ":7;"}, "", "left"),
     ],
 )
-def test_requests_whose_signed_text_begins_with_the_mark(fields: dict[str, str], is_left: bool) -> None:
-    frame = framed(json_head(10, signed({"topic": "T"} | fields, "app", b"", 479), 479), b"")
-    assert by_the_command(frame) == (0, 10, "T")
+def test_requests_whose_signed_text_begins_with_the_mark(
+    fields: dict[str, str], body: str, stamp: Stamp | str | None
+) -> None:
+    frame = framed(json_head(10, signed({"topic": "T"} | fields, "app", body.encode(), 479), 479), body.encode())
+    expected = None if isinstance(stamp, str) else (0, 10, "T", stamp)
+    assert by_the_command(frame) == expected
+    check(frame, expected=expected, exactly="é" not in str(fields))
+
+
+def test_a_stamp_that_goes_on_in_the_body() -> None:
+    name, body = next(iter(USERS)), b":310" + REST.encode()
+    fields = {ACCESS_KEY: "tmq1"}
+    fields[SIGNATURE] = sign(USERS[name], fields, body, 479)
+    frame = framed(json_head(10, fields, 479), body)
     for signers in implementations():
-        assert signers.asked(frame) == (None if is_left else (0, 10, "T"))
-        assert signers.signer(*split(frame)) == (None if is_left else 0)
+        signers.add("tmq1", USERS[name].encode(), False)
+        assert signers.asked(frame) == (len(USERS), 10, None, READ)
 
 
 def test_an_unknown_name_with_the_signature_of_no_user() -> None:
@@ -214,39 +289,49 @@ def test_any_bytes(data: bytes, begin: int, end: int) -> None:
     for signers in implementations():
         assert signers.asked(data) is None
         assert signers.signer(data, data) is None
-        assert signers.round(data, [(begin, end, 5)], 5) == [(0, begin, [])]
+        assert signers.round(data, [(begin, end, 5)], 5) == ([(0, begin, [])], [])
 
 
 @given(
-    st.lists(st.lists(st.sampled_from(["app T", "app U", "other T", "wrong"]), max_size=6), min_size=1, max_size=4),
+    st.lists(
+        st.lists(st.sampled_from(["app T", "app U", "other T", "app T stamped", "wrong"]), max_size=6),
+        min_size=1,
+        max_size=4,
+    ),
     st.integers(0, 7),
     st.integers(0, 12),
 )
 @example([["app T", "app U", "app T"], ["wrong", "app T"], ["other T", "wrong"]], 7, 12)
 @example([["app T", "app T"], ["app T"]], 7, 2)
+@example([["app T", "app T stamped"], ["app U stamped"]], 7, 9)
 def test_rounds(requests: list[list[str]], own: int, most: int) -> None:
     frames = bytearray(b"xyz")
-    spans = []
+    spans: list[tuple[int, int, int]] = []
     expected = []
+    stamped: list[StampedFrame] = []
     rest = most
     for span in requests:
         begin = len(frames)
         count, stop, asked = 0, begin, dict[Asked, tuple[Asked, int, int]]()
         ended = False
         for number, text in enumerate(span):
-            name, _, topic = text.partition(" ")
-            fields = signed({"topic": topic}, "app" if name == "wrong" else name, b"%d" % number, 479)
+            name, topic, stamp, *_ = [*text.split(" "), "", ""]
+            made = {STAMP: stamp_text(10, number, "A" * 16, number)} if stamp else {}
+            fields = signed({"topic": topic} | made, "app" if name == "wrong" else name, b"%d" % number, 479)
             frames += framed(json_head(10, fields, 479), b"x" if name == "wrong" else b"%d" % number)
             ended = ended or name == "wrong" or count == own or rest == 0
             if not ended:
                 one = (NAMES.index(name), 10, topic)
                 asked.setdefault(one, (one, count, stop))
+                if stamp:
+                    parts = Stamp(10, number, b"A" * 16, number)
+                    stamped.append((len(spans), count, stop, one[0], 10, parts))
                 count, stop, rest = count + 1, len(frames), rest - 1
         frames += b"\0\0\1"
         spans.append((begin, len(frames), own))
         expected.append((count, stop, list(asked.values())))
     for signers in implementations():
-        assert signers.round(memoryview(frames), spans, most) == expected
+        assert signers.round(memoryview(frames), spans, most) == (expected, stamped)
 
 
 def test_long_headers_and_many_fields_are_left_to_the_full_path() -> None:

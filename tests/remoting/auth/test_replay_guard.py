@@ -6,9 +6,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from trimq.protocol.auth.model import User, UserType
-from trimq.protocol.auth.stamp import stamp_text
+from trimq.protocol.auth.stamp import read_stamp, stamp_text
 from trimq.protocol.codes import ResponseCode
 from trimq.remoting.auth.replay_guard import REMEMBERED, ReplayError, ReplayGuard
+from trimq.remoting.auth.stamped_frames import StampedFrames
 from trimq.remoting.runtime.clock import ManualClock
 
 ME, YOU, ROOT = User("me", "p"), User("you", "p"), User("root", "p", UserType.SUPER)
@@ -161,6 +162,25 @@ def test_a_sender_that_is_active_is_remembered_longer() -> None:
     assert made.verdict(made.stamp(3, ONE)) == ""
 
 
+def test_what_fast_paths_serve_counts_for_the_sender() -> None:
+    made = Made(most_senders=2)
+    assert [made.verdict(made.stamp(1, sender)) for sender in (ONE, TWO)] == ["", ""]
+    made.clock.advance(1)
+    busy = made.stamp(2, ONE)
+    stamp = read_stamp(busy)
+    assert stamp is not None
+    sender = made.guard.look("me", 310, stamp)
+    assert sender is not None
+    made.guard.record("me", sender, stamp)
+    assert made.verdict(made.stamp(1, THREE)) == ""
+    assert made.verdict(busy) == AGAIN  # TWO was forgotten, which was silent longer
+    # With the time of what was served the sender is forgotten: nothing as old is served afterwards.
+    assert made.verdict(made.stamp(1, "4" * 16)) == ""
+    assert made.verdict(busy) == BEFORE
+    assert made.verdict(late := made.stamp(2, "4" * 16, ago=0)) == BEFORE
+    assert made.guard.look("me", 310, read_stamp(late) or stamp) is None
+
+
 def test_senders_whose_requests_are_too_old_are_forgotten() -> None:
     made = Made()
     for number in range(50):
@@ -221,13 +241,18 @@ def test_a_user_that_is_gone_costs_nothing() -> None:
 
 
 class Replays(RuleBasedStateMachine):
-    """Requests in any order, again, from any clock, at a server whose clock is set back and forth."""
+    """Requests in any order, again, from any clock, at a server whose clock is set back and forth.
+
+    What takes a fast path, alone or in a round, has the outcome that it has at a server without fast paths.
+    """
 
     @initialize(most=st.integers(1, 6))
     def start(self, most: int) -> None:
         self.clock = ManualClock()
         self.most = most
-        self.guard = ReplayGuard(self.clock, window_seconds=10, most_senders=most)
+        self.guard, self.full = (
+            ReplayGuard(self.clock, window_seconds=10, most_senders=most) for _ in ("with fast paths", "without")
+        )
         self.served: set[tuple[str, bytes]] = set()
         self.made: list[tuple[User, bytes]] = []
 
@@ -238,9 +263,25 @@ class Replays(RuleBasedStateMachine):
         skew=st.integers(-11_000, 11_000),
     )
     def new(self, user: User, sender: int, number: int, skew: int) -> None:
+        self.send(*self.make(user, sender, number, skew))
+
+    def make(self, user: User, sender: int, number: int, skew: int) -> tuple[User, bytes]:
         time = self.clock.wall_ms() + skew
         self.made.append((user, stamp_text(310, time, f"{sender:016}", number).encode()))
-        self.send(*self.made[-1])
+        return self.made[-1]
+
+    def of_known_senders(self, data: st.DataObject, most: int) -> list[tuple[User, bytes]]:
+        """New requests of senders that were seen last, which fast paths may serve, and some that were made before."""
+        found = []
+        for _ in range(data.draw(st.integers(1, most))):
+            user, signed = data.draw(st.sampled_from(self.made[-6:]))
+            stamp = read_stamp(signed)
+            assert stamp is not None
+            if data.draw(st.integers(0, 3)):
+                number = max(1, stamp.number + data.draw(st.sampled_from([1, 2, 3, -1, -5, REMEMBERED])))
+                user, signed = self.make(user, int(stamp.sender), number, data.draw(st.sampled_from([1, 0, 0, -3000])))
+            found.append((user, signed))
+        return found
 
     @rule(data=st.data())
     def again(self, data: st.DataObject) -> None:
@@ -255,11 +296,59 @@ class Replays(RuleBasedStateMachine):
     def set_clock(self, change: int) -> None:
         self.clock.set_wall_ms(self.clock.wall_ms() + change)
 
-    def send(self, user: User, signed: bytes) -> None:
-        try:
-            self.guard.check(user, 310, signed)
-        except ReplayError:
+    @rule(data=st.data(), is_declined=st.booleans())
+    def alone(self, data: st.DataObject, is_declined: bool) -> None:
+        if not self.made:
             return
+        ((user, signed),) = self.of_known_senders(data, 1)
+        stamp = read_stamp(signed)
+        assert stamp is not None
+        sender = self.guard.look(user.username, 310, stamp)
+        if sender is None or is_declined:
+            self.send(user, signed)
+            return
+        self.guard.record(user.username, sender, stamp)
+        self.was_served(user, signed)
+
+    @rule(data=st.data())
+    def together(self, data: st.DataObject) -> None:
+        if not self.made:
+            return
+        requests = self.of_known_senders(data, 8)
+        once = StampedFrames(self.guard)
+        allowed = 0
+        for number, (user, signed) in enumerate(requests):
+            stamp = read_stamp(signed)
+            assert stamp is not None
+            if not once.may((0, number, 0, 0, 310, stamp), user.username):
+                break
+            allowed += 1
+        served = data.draw(st.integers(0, allowed))
+        once.commit([(served, 0)])
+        for request in requests[:served]:
+            self.was_served(*request)
+        for request in requests[served:]:
+            self.send(*request)
+
+    def send(self, user: User, signed: bytes) -> None:
+        found = []
+        for guard in (self.guard, self.full):
+            try:
+                guard.check(user, 310, signed)
+            except ReplayError as error:
+                found.append(error.remark)
+            else:
+                found.append("")
+        assert found[0] == found[1]
+        if not found[0]:
+            self.note(user, signed)
+
+    def was_served(self, user: User, signed: bytes) -> None:
+        """By a fast path: the full path would have served it too."""
+        self.full.check(user, 310, signed)
+        self.note(user, signed)
+
+    def note(self, user: User, signed: bytes) -> None:
         assert (user.username, signed) not in self.served
         self.served.add((user.username, signed))
 

@@ -108,12 +108,20 @@ class Ways:
     def lets(self, fast: FastAccess, frame: bytes, typed: HeadedRequest[Any] | None) -> set[bool]:
         """What one fast path says: frame by frame, in a round, and with a decoded header."""
         view = memoryview(frame)
-        (span,) = fast.verify_spans(view, [Span(CONNECTION, 0, len(frame), 1)], 1)
+        (span,), _ = fast.verify_spans(view, [Span(CONNECTION, 0, len(frame), 1)], 1)
         assert (span.begin, span.end, span.most) in ((0, len(frame), 1), (0, 0, 0))
-        found = {fast.verify_frame(CONNECTION, view), span.most > 0}
+        found = {bool(fast.verify_frame(CONNECTION, view)), span.most > 0}
         if typed is not None:
-            found.add(fast.verify(CONNECTION, typed.code, typed))
+            found.add(bool(fast.verify(CONNECTION, typed.code, typed)))
         return found
+
+    def commits(self, frame: bytes) -> bool:
+        """Record a request with a stamp as served by a fast path; False if none may serve it, or it has no stamp."""
+        commit = self.fast[-1].verify_frame(CONNECTION, memoryview(frame))
+        if isinstance(commit, bool):
+            return False
+        commit()
+        return True
 
     def serves(self, command: RemotingCommand) -> bool:
         """What the full path says. Any other exception than RemotingError fails the test."""
@@ -149,8 +157,9 @@ def only_the_signature(judged: Judgement) -> bool:
     return fields.get("AccessKey") in SECRETS and len(fields.get("Signature", "")) == 28
 
 
-def look(ways: Ways, frame: bytes, judged: Judgement, typed_first: bool, counts: Counter[str]) -> None:
+def look(ways: Ways, frame: bytes, judged: Judgement, source: random.Random, counts: Counter[str]) -> None:
     """Compare the three ways with what the referee says."""
+    typed_first, fast_first = source.random() < 0.5, source.random() < 0.5
     typed = typed_of(frame)
     fast = [ways.lets(one, frame, typed) for one in ways.fast]
     try:
@@ -158,7 +167,12 @@ def look(ways: Ways, frame: bytes, judged: Judgement, typed_first: bool, counts:
     except FrameError:
         served = False  # the connection is closed
     else:
+        committed = fast_first and ways.commits(frame)
         served = ways.serves(command)
+        if committed:
+            assert not served, "served twice"
+            served = True
+            counts["stamps of fast paths"] += 1
     # What reads the frame behind a fast path leaves invalid numbers to the full path, which refuses them before.
     may = served or (judged.served is None and judged.signature)
     assert may or not any(True in said for said in fast), f"fast {fast}, the full path refuses"
@@ -185,7 +199,7 @@ async def test_fuzzed_fields(part: int) -> None:
         frame = fields.frame()
         judged = referee.judge(frame)
         try:
-            look(ways, frame, judged, source.random() < 0.5, counts)
+            look(ways, frame, judged, source, counts)
         except Exception as error:
             error.add_note(f"TRIMQ_FUZZ_SEED={SEED}, part {part}, case {number}: frame {frame[:2000]!r}, {judged}")
             raise
@@ -199,3 +213,4 @@ async def test_fuzzed_fields(part: int) -> None:
     assert shares["right signature, refused"] > 0.1, shares
     assert all(shares[f"fast {number}"] > 0.05 for number in range(len(ways.fast))), shares
     assert 0.005 < shares["unreadable"] < 0.2, shares
+    assert shares["stamps of fast paths"] > 0.005, shares

@@ -2,11 +2,13 @@
 
 use hmac::{Hmac, Mac};
 use proptest::collection::vec;
+use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::{select, Index};
 use sha1::Sha1;
 use trimq_native_core::round::{Part, Span};
-use trimq_native_core::signers::{Asked, Signers};
+use trimq_native_core::signers::{Asked, Signers, Stamped};
+use trimq_native_core::stamp::Stamp;
 
 use crate::config;
 use crate::frames::{framed, quoted, Escape, Field, Form};
@@ -19,7 +21,7 @@ fn signers() -> Signers {
     let mut signers =
         Signers::new(vec![(10, "topic".into()), (310, "b".into()), (37, "topic".into())], MARK.to_vec(), NO_USER);
     for (number, (name, secret)) in USERS.iter().enumerate() {
-        assert_eq!(signers.add(name, secret.as_bytes()), number);
+        assert_eq!(signers.add(name, secret.as_bytes(), false), number);
     }
     signers
 }
@@ -65,6 +67,7 @@ struct Request {
     fields: Vec<(String, String)>,
     body: Vec<u8>,
     escapes: Vec<Escape>,
+    stamp: Option<Stamp>,
 }
 
 impl Request {
@@ -84,14 +87,17 @@ fn request() -> impl Strategy<Value = Request> {
     let escape = select(vec![Escape::Raw, Escape::Short, Escape::Lower, Escape::Upper]);
     let code = select(vec![10u16, 310, 37]);
     let version = select(vec![0, 393, 394, 479, -1]);
-    let rest = (vec(any::<u8>(), 0..200), vec(escape, 1..4), any::<u32>(), any::<bool>());
+    let rest = (vec(any::<u8>(), 0..200), vec(escape, 1..4), any::<u32>(), any::<bool>(), option::of(stamp()));
     (code, version, 0..USERS.len(), fields, rest).prop_map(|(code, version, user, fields, rest)| {
-        let (body, escapes, turn, has_topic) = rest;
+        let (body, escapes, turn, has_topic, stamp) = rest;
         let mut named: Vec<(String, String)> = vec![("AccessKey".into(), USERS[user].0.into())];
         for (name, value) in fields {
             if named.iter().all(|(known, _)| known != name) {
                 named.push((name.into(), value));
             }
+        }
+        if let Some(stamp) = stamp {
+            named.push(("!once".into(), text(&stamp)));
         }
         if has_topic {
             named.push((if code == 310 { "b" } else { "topic" }.into(), "T".into()));
@@ -99,8 +105,23 @@ fn request() -> impl Strategy<Value = Request> {
         named.push(("Signature".into(), signature(USERS[user].1, &named, &body, version)));
         let count = named.len();
         named.rotate_left(turn as usize % count);
-        Request { code, version, user, fields: named, body, escapes }
+        Request { code, version, user, fields: named, body, escapes, stamp }
     })
+}
+
+fn stamp() -> impl Strategy<Value = Stamp> {
+    let sender = vec(select(b"AZaz09_-".to_vec()), 16).prop_map(|bytes| bytes.try_into().unwrap());
+    (0..10_u64.pow(10), 0..10_u64.pow(15), sender, 0..10_u64.pow(18)).prop_map(|(code, time, sender, number)| Stamp {
+        code,
+        time,
+        sender,
+        number,
+    })
+}
+
+fn text(stamp: &Stamp) -> String {
+    let sender = std::str::from_utf8(&stamp.sender).unwrap();
+    format!("tmq1:{}:{}:{sender}:{};", stamp.code, stamp.time, stamp.number)
 }
 
 #[test]
@@ -154,9 +175,9 @@ fn known_signatures() {
         ),
     ] {
         let mut signers = Signers::new(vec![], MARK.to_vec(), NO_USER);
-        signers.add("me", secret.as_bytes());
+        signers.add("me", secret.as_bytes(), false);
         let head = format!(r#"{{"code":10,"extFields":{{{head}}},"version":505}}"#);
-        assert_eq!(signers.signer(head.as_bytes(), body.as_bytes()), is_signed.then_some(0), "{head} {body}");
+        assert_eq!(signers.signer(head.as_bytes(), body.as_bytes()), is_signed.then_some((0, None)), "{head} {body}");
     }
 }
 
@@ -169,7 +190,7 @@ fn a_query_by_unique_key_of_old_clients() {
         (393, false, "c2uXFmztSIJnYKwvxyBbUYMQVqo="),
     ] {
         let mut signers = Signers::new(vec![], MARK.to_vec(), NO_USER);
-        signers.add("me", b"12345678");
+        signers.add("me", b"12345678", false);
         let ext = format!(r#"{{"AccessKey":"me","_UNIQUE_KEY_QUERY":"true","Signature":"{signature}"}}"#);
         let head = format!(r#"{{"code":12,"extFields":{ext},"version":{version}}}"#);
         assert_eq!(signers.signer(head.as_bytes(), b"").is_some(), right);
@@ -178,13 +199,64 @@ fn a_query_by_unique_key_of_old_clients() {
 
 #[test]
 fn a_mark_may_go_on_in_the_body() {
-    for (body, user) in [(":", None), (":310", None), ("", Some(0)), ("-", Some(0))] {
+    let stamped = Some((0, Some(Stamp { code: 310, time: 1700000000000, sender: *b"AAAAAAAAAAAAAAAA", number: 7 })));
+    for (body, user) in [
+        (":", None),
+        (":310", None),
+        (":310:1700000000000:AAAAAAAAAAAAAAAA:7;", stamped),
+        ("", Some((0, None))),
+        ("-", Some((0, None))),
+    ] {
         let mut signers = Signers::new(vec![], MARK.to_vec(), NO_USER);
-        signers.add("tmq1", b"12345678");
+        signers.add("tmq1", b"12345678", false);
         let mut fields: Vec<(String, String)> = vec![("AccessKey".into(), "tmq1".into())];
         fields.push(("Signature".into(), signature("12345678", &fields, body.as_bytes(), 479)));
         let head = json(10, 479, &fields, &[Escape::Raw]);
         assert_eq!(signers.signer(&head, body.as_bytes()), user, "{body}");
+    }
+}
+
+#[test]
+fn what_is_no_stamp_is_left() {
+    let right = Stamp { code: 310, time: 1, sender: *b"AAAAAAAAAAAAAA_-", number: 999_999_999_999_999_999 };
+    for (value, stamp) in [
+        ("tmq1:310:1:AAAAAAAAAAAAAA_-:999999999999999999;", Some(right)),
+        ("tmq1:0000000310:000000000000001:AAAAAAAAAAAAAA_-:999999999999999999;tmq1:", Some(right)),
+        ("tmq1:00000000310:1:AAAAAAAAAAAAAA_-:999999999999999999;", None),
+        ("tmq1:310:0000000000000001:AAAAAAAAAAAAAA_-:999999999999999999;", None),
+        ("tmq1:310:1:AAAAAAAAAAAAAA_-:0999999999999999999;", None),
+        ("tmq1:310:1:AAAAAAAAAAAAAA_+:999999999999999999;", None),
+        ("tmq1:310:1:AAAAAAAAAAAAA_-:999999999999999999;", None),
+        ("tmq1:310:1:AAAAAAAAAAAAAA_-;999999999999999999;", None),
+        ("tmq1:310:1:AAAAAAAAAAAAAA_-:;", None),
+        ("tmq1::1:AAAAAAAAAAAAAA_-:1;", None),
+        ("tmq1:-1:1:AAAAAAAAAAAAAA_-:1;", None),
+        ("tmq1:310:1:AAAAAAAAAAAAAA_-:1", None),
+        ("tmq1:310:1:AAAAAAAA", None),
+        ("tmq1:", None),
+    ] {
+        let mut fields = vec![("!once".into(), value.into()), ("AccessKey".into(), "app".into())];
+        fields.push(("Signature".into(), signature("12345678", &fields, b"", 479)));
+        let head = json(10, 479, &fields, &[Escape::Raw]);
+        assert_eq!(signers().signer(&head, b""), stamp.map(|stamp| (0, Some(stamp))), "{value}");
+    }
+}
+
+#[test]
+fn a_user_who_needs_a_stamp() {
+    let mut signers = Signers::new(vec![(10, "topic".into())], MARK.to_vec(), NO_USER);
+    signers.add("free", b"", false);
+    signers.add("app", b"12345678", true);
+    let stamp = Stamp { code: 10, time: 1, sender: *b"AAAAAAAAAAAAAAAA", number: 7 };
+    for stamp in [None, Some(stamp)] {
+        let mut fields = vec![("AccessKey".into(), "app".into())];
+        fields.extend(stamp.map(|stamp| ("!once".into(), text(&stamp))));
+        fields.push(("Signature".into(), signature("12345678", &fields, b"", 479)));
+        let head = json(10, 479, &fields, &[Escape::Raw]);
+        let found = stamp.map(|stamp| (1, Some(stamp)));
+        assert_eq!(signers.signer(&head, b""), found);
+        let frame = framed(&head, 0, b"");
+        assert_eq!(signers.asked(&frame).map(|(one, stamp)| (one.user, stamp)), found);
     }
 }
 
@@ -210,7 +282,7 @@ fn what_could_be_read_in_two_ways_is_left() {
         harm(String::from_utf8(json(10, 505, &fields, &[Escape::Raw])).unwrap())
     };
     let signers = signers();
-    let read = |head: String| signers.signer(head.as_bytes(), b"");
+    let read = |head: String| signers.signer(head.as_bytes(), b"").map(|(user, _)| user);
     assert_eq!(read(head(&fields(&[]), &|text| text)), Some(0));
     for (name, value, user) in [
         ("!once", "tmq1:", None),
@@ -256,7 +328,7 @@ fn a_frame_in_binary() {
     fields.push(("Signature", signature("gehäim", &plain, b"body", 479), true));
     let frame = form.frame(310, 7, 0, fields.clone(), b"body");
     let signers = signers();
-    assert_eq!(signers.asked(&frame), Some(Asked { user: 1, code: 310, topic: Some("T") }));
+    assert_eq!(signers.asked(&frame), Some((Asked { user: 1, code: 310, topic: Some("T") }, None)));
     assert_eq!(signers.asked(&form.frame(310, 7, 0, fields.clone(), b"bodi")), None);
     for cut in 0..frame.len() {
         assert_eq!(signers.asked(&frame[..cut]), None);
@@ -272,7 +344,7 @@ proptest! {
     fn a_signed_frame_is_of_its_user(request in request()) {
         let frame = request.frame();
         let expected = Asked { user: request.user, code: request.code, topic: request.topic() };
-        prop_assert_eq!(signers().asked(&frame), Some(expected));
+        prop_assert_eq!(signers().asked(&frame), Some((expected, request.stamp)));
     }
 
     #[test]
@@ -282,7 +354,8 @@ proptest! {
         let at = at.index(frame.len());
         frame[at] ^= mask;
         // Only fields that are not signed may differ: the rest of the envelope, and the names of fields in their order.
-        if let Some(found) = signers.asked(&frame) {
+        if let Some((found, stamp)) = signers.asked(&frame) {
+            prop_assert_eq!(stamp, request.stamp);
             let head = frame.len() - request.body.len();
             prop_assert!(at < head);
             prop_assert_eq!(found.user, request.user);
@@ -312,6 +385,7 @@ proptest! {
             let begin = bytes.len();
             let mut part = Part { count: 0, stop: begin };
             let mut asked: Vec<(Asked<'_>, Part)> = vec![];
+            let mut stamped: Vec<Stamped> = vec![];
             let mut ended = false;
             for (request, is_whole) in span {
                 let mut frame = request.frame();
@@ -320,11 +394,14 @@ proptest! {
                     frame[last] ^= 1;
                 }
                 bytes.extend(&frame);
-                let found = signers.asked(&frame).map(|one| Asked { topic: request.topic(), ..one });
+                let found = signers.asked(&frame).map(|(one, _)| Asked { topic: request.topic(), ..one });
                 ended = ended || found.is_none() || part.count == own || rest == 0;
                 if let (Some(found), false) = (found, ended) {
                     if !asked.iter().any(|(known, _)| *known == found) {
                         asked.push((found, part));
+                    }
+                    if let Some(stamp) = request.stamp {
+                        stamped.push(Stamped { user: request.user, code: request.code, stamp, before: part });
                     }
                     part = Part { count: part.count + 1, stop: bytes.len() };
                     rest -= 1;
@@ -332,10 +409,10 @@ proptest! {
             }
             bytes.extend([0, 0, 1]); // an incomplete frame
             spans.push(Span { place: begin..bytes.len(), most: own });
-            expected.push((part, asked));
+            expected.push((part, asked, stamped));
         }
         let found: Vec<_> =
-            signers.round(&bytes, &spans, most).into_iter().map(|one| (one.part, one.asked)).collect();
+            signers.round(&bytes, &spans, most).into_iter().map(|one| (one.part, one.asked, one.stamped)).collect();
         prop_assert_eq!(found, expected);
     }
 }
