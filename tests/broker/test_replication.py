@@ -380,27 +380,29 @@ async def test_users_and_policies_get_to_a_slave_that_becomes_the_master_with_th
 async def test_a_change_that_no_slave_has_seen_is_lost_with_the_master_and_can_be_made_again(tmp_path: Path) -> None:
     """What the slave has seen stays: also that a user was deleted."""
     keys = key_file(tmp_path / "auth.key")
-    async with pair(tmp_path, closed(tmp_path, keys), **closed(tmp_path, keys)) as (master, slave):
-        async with WireClient.connect(master.endpoint) as client:
-            root = User(client)
-            await root.make("kept", f"Topic:{TOPIC} Pub")
-            await root.make("gone")
-            await same_users(master, slave)
-            assert (await root.ask(3003, {"username": "gone"})).code == 0
-            await same_users(master, slave)
-            assert slave.replication.master is not None
-            ask = slave.replication.master.ask
+    async with (
+        pair(tmp_path, closed(tmp_path, keys), **closed(tmp_path, keys)) as (master, slave),
+        WireClient.connect(master.endpoint) as client,
+    ):
+        root = User(client)
+        await root.make("kept", f"Topic:{TOPIC} Pub")
+        await root.make("gone")
+        await same_users(master, slave)
+        assert (await root.ask(3003, {"username": "gone"})).code == 0
+        await same_users(master, slave)
+        assert slave.replication.master is not None
+        ask = slave.replication.master.ask
 
-            async def lost(code: int, ext: dict[str, str] | None = None) -> RemotingCommand:
-                if code == RequestCode.AUTH_GET_FILE:
-                    raise OSError("the master is lost")
-                return await ask(code, ext)
+        async def lost(code: int, ext: dict[str, str] | None = None) -> RemotingCommand:
+            if code == RequestCode.AUTH_GET_FILE:
+                raise OSError("the master is lost")
+            return await ask(code, ext)
 
-            slave.replication.master.ask = lost  # type: ignore[method-assign]
-            await root.make("late")
-            assert (await root.ask(3003, {"username": "kept"})).code == 0
-            await in_sync(master, slave)
-            assert sorted(users_of(slave).users) == ["brokers", "kept", ROOT]
+        slave.replication.master.ask = lost  # type: ignore[method-assign]
+        await root.make("late")
+        assert (await root.ask(3003, {"username": "kept"})).code == 0
+        await in_sync(master, slave)
+        assert sorted(users_of(slave).users) == ["brokers", "kept", ROOT]
     async with (
         running_broker(tmp_path / "slave", **closed(tmp_path, keys)) as master,
         WireClient.connect(master.endpoint) as client,

@@ -121,6 +121,21 @@ async def test_a_file_that_was_changed_on_the_way_is_not_taken() -> None:
     assert (state_of(store), store.generation, disk.calls) == ("own", before, calls)
 
 
+async def test_a_former_master_takes_the_file_of_the_new_one_that_has_had_fewer_changes() -> None:
+    """What only the former master has was lost with it: it must not come back with a later change of masters."""
+    files = await files_of_a_master()
+    disk = SimDisk()
+    former = store_on(disk)
+    await former.adopt(files[0])
+    for name in ("a", "b", "c"):
+        await former.create_user(name, UserChange("x"))
+    await former.adopt(files[1])
+    assert state_of(former) == STATES[1]
+    again = store_on(disk.copy_after_cut(Loss.ALL))
+    await again.load()
+    assert state_of(again) == STATES[1]
+
+
 async def test_no_slave_gets_what_is_not_on_the_masters_disk() -> None:
     """Neither while it is written, nor when it could not be."""
     file = MemoryFile()
