@@ -12,7 +12,7 @@ from typing import Final
 import structlog
 import trio
 
-from trimq.protocol.auth.auth_file import AUTH_FILE, MOST_AUTH_BYTES, AuthFileError
+from trimq.protocol.auth.auth_file import AUTH_FILE, MOST_READ_BYTES, AuthFileError
 from trimq.remoting.auth.auth_store import AuthStore, AuthStoreError, Followed
 from trimq.remoting.auth.config import AuthConfig
 from trimq.remoting.auth.followed_config import FollowedUsersConfig
@@ -25,7 +25,6 @@ _log = structlog.get_logger("access")
 
 _OTHERS_READ_OR_WRITE: Final = 0o077
 _OTHERS_WRITE: Final = 0o022
-_MOST_BYTES: Final = MOST_AUTH_BYTES + 64 * 1024
 
 Sight = tuple[int, ...]
 """What differs when a file was replaced or changed."""
@@ -67,9 +66,9 @@ class FollowedFile:
                     f"others may replace it (mode {stat.S_IMODE(directory):04o} of its directory): "
                     f"chmod go-w {self._directory}"
                 )
-            data = file.read(_MOST_BYTES + 1)
-        if len(data) > _MOST_BYTES:
-            raise AuthFileError(f"it has more than {_MOST_BYTES} bytes")
+            data = file.read(MOST_READ_BYTES + 1)
+        if len(data) > MOST_READ_BYTES:
+            raise AuthFileError(f"it has more than {MOST_READ_BYTES} bytes")
         return data
 
 

@@ -431,7 +431,10 @@ class World:
 
     def _users(self) -> list[tuple[Machine, AuthStore]]:
         """The users and policies of all brokers that run and serve."""
-        programs = [*zip(self._stores, self._programs, strict=False), *self.replicas]
+        programs: list[tuple[Machine, BrokerProgram | ReplicaProgram]] = [
+            *zip(self._stores, self._programs, strict=False),
+            *self.replicas,
+        ]
         running = [(machine, found) for machine, found in programs if machine.life and not machine.life.is_stopped]
         return [(machine, store) for machine, found in running if (store := found.users) is not None]
 
