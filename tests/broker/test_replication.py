@@ -311,6 +311,19 @@ def test_exceptions_need_a_secret() -> None:
     assert caught.value.key == "haAllowedWithoutProof"
 
 
+@pytest.mark.parametrize("networks", ["0.0.0.0/0", "10.0.0.1;::/0", "0.0.0.0/1;128.0.0.0/1"])
+def test_exceptions_for_everybody_refuse_the_start(tmp_path: Path, networks: str) -> None:
+    """They would make the secret worth nothing."""
+    path = tmp_path / "broker.conf"
+    path.write_text(f"haSecretFile=/etc/ha.key\nhaAllowedWithoutProof={networks}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_broker(path)
+    text = str(caught.value)
+    assert f"{path}:2" in text
+    assert "haAllowedWithoutProof" in text
+    assert "expected addresses of RocketMQ's brokers" in text
+
+
 INNER = {"accessKey": "brokers", "secretKey": "inner canary-42"}
 
 
