@@ -1,5 +1,6 @@
 """Brokers whose roles are assigned: the first master, failovers, the lease, and a master that was replaced."""
 
+import contextlib
 import json
 import socket
 from contextlib import AsyncExitStack
@@ -398,6 +399,37 @@ async def test_users_are_there_after_a_failover_and_every_member_proves_itself(t
         # The former master takes what the new one has.
         await until(lambda: users_of(old).user("later") is not None)
         assert dict(users_of(old).users) == dict(users_of(new).users)
+
+
+async def test_a_secret_that_cannot_be_read_at_a_change_of_role_stays_the_one_of_before(tmp_path: Path) -> None:
+    """The broker goes on, says so, and still lets in no slave that does not prove that it has the secret."""
+    path = key_file(tmp_path)
+    kept = path.read_bytes()
+    async with running_group(tmp_path, 2, haSecretFile=str(path), haAllowedAddresses="127.0.0.1") as group:
+        old, slave = group.replicas
+        assert await send(old, b"before") == ResponseCode.SUCCESS
+        await group.joined()
+        path.unlink()
+        with capture_logs() as logs:
+            await old.cut_short()
+            new = await group.master(but=old)
+        assert new is slave
+        (line,) = [line for line in logs if line["event"] == "ha_secret_not_read"]
+        assert f"haSecretFile {path} cannot be read: No such file" in line["reason"]
+        notes = {note.code: note.text for note in new.controller.health.readiness().notes}
+        assert "a restart would fail" in notes["ha_secret_not_read"]
+        with capture_logs() as logs:
+            async with await trio.open_tcp_stream("127.0.0.1", new.controller.replication.port) as stream:
+                await stream.send_all(bytes(8))
+                with contextlib.suppress(trio.BrokenResourceError):
+                    assert await stream.receive_some(1) == b""
+        advice = [line["advice"] for line in logs if line["event"] == "slave_refused"]
+        assert advice == ["the slave proves nothing: set haSecretFile there, or haAllowedWithoutProof here"]
+        path.write_bytes(kept)
+        path.chmod(0o600)
+        await old.start()
+        await group.joined()
+        assert await send(new, b"after") == ResponseCode.SUCCESS
 
 
 def users_of(replica: Replica) -> AuthStore:
