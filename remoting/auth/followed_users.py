@@ -89,7 +89,7 @@ class FollowedUsers:
             self._store.follow(self._read())
         except AuthStoreError as error:
             raise AccessError(f"authenticationEnabled=true, and there are no users: {error}") from None
-        self.users: Users = users_of(config, followed.auth_cluster_name, self._store, clock)
+        self.users: Users = users_of(config, followed.auth_cluster_name, self._store, clock, _inner_user(config))
 
     async def run(self) -> None:
         """Read the file again whenever it has changed, until cancelled."""
@@ -136,6 +136,15 @@ def follow_users(configuration: Configuration, clock: Clock) -> FollowedUsers | 
     if not config.authentication_enabled:
         return None
     return FollowedUsers(config, configuration.section(FollowedUsersConfig), clock)
+
+
+def _inner_user(config: AuthConfig) -> str:
+    """The name of the user of the servers' own requests; empty if there is none. Blocks. Raises AccessError."""
+    try:
+        user = config.inner_user()
+    except ValueError as error:
+        raise AccessError(f"innerClientAuthenticationCredentialsFile: expected {error}") from None
+    return "" if user is None else user.username
 
 
 def _sight(path: str | None) -> Sight:
