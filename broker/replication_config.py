@@ -41,11 +41,11 @@ def parse_networks(text: str) -> list[ipaddress.IPv4Network | ipaddress.IPv6Netw
 def _names_everybody(text: str) -> bool:
     """Whether the networks have all addresses of IPv4, or all of IPv6."""
     networks = parse_networks(text)
-    collapsed = [
-        *ipaddress.collapse_addresses(found for found in networks if isinstance(found, ipaddress.IPv4Network)),
-        *ipaddress.collapse_addresses(found for found in networks if isinstance(found, ipaddress.IPv6Network)),
-    ]
-    return any(not found.prefixlen for found in collapsed)
+    four = [found for found in networks if isinstance(found, ipaddress.IPv4Network)]
+    six = [found for found in networks if isinstance(found, ipaddress.IPv6Network)]
+    return any(not found.prefixlen for found in ipaddress.collapse_addresses(four)) or any(
+        not found.prefixlen for found in ipaddress.collapse_addresses(six)
+    )
 
 
 @dataclass(frozen=True)
