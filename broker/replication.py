@@ -71,7 +71,7 @@ class HASecret:
             if not self._keys:
                 raise StartError(str(error)) from None
             self.failure = str(error)
-            _log.warning(HA_SECRET_NOT_READ, reason=self.failure)
+            _log.warning("ha_secret_not_read", reason=self.failure)
         return self._keys
 
     def notes(self) -> Iterator[Reason]:
