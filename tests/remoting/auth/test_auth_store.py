@@ -526,6 +526,15 @@ async def test_a_file_that_is_not_the_masters_changes_nothing() -> None:
     assert (dict(store.users), store.generation) == (users, before)
 
 
+async def test_a_file_of_an_earlier_version_that_is_too_large_for_slaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is used here; slaves learn why they do not get it."""
+    _, file = await filled(encrypted())
+    monkeypatch.setattr(auth_file, "MOST_AUTH_BYTES", 100)
+    store = await reloaded(file, encrypted())
+    with pytest.raises(AuthStoreError, match="and slaves can take 100: delete users or policies"):
+        store.sealed()
+
+
 async def test_a_broker_that_stores_in_clear_takes_no_file_in_clear() -> None:
     """Without a key anybody on the way could make such a file."""
     store, _ = await filled()
