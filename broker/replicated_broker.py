@@ -22,6 +22,7 @@ from trimq.broker.replicas.broker_identity import BrokerIdentityFile
 from trimq.broker.replicas.controller_client import ControllerClient
 from trimq.broker.replicas.replica import Replica
 from trimq.broker.replicas.replicas_manager import ReplicasManager
+from trimq.broker.replication import HASecret
 from trimq.broker.store.disk.disk import Disk
 from trimq.broker.store.disk.real_disk import RealDisk
 from trimq.broker.store.message_store import SyncPlace
@@ -82,6 +83,7 @@ class ReplicatedBroker:
         self._sync_place = sync_place
         self._accept_missing_log = accept_missing_log
         self._settle = settle
+        self._secret = HASecret()
         self._web: WebApp | None = None
         self._decided = trio.Event()
         """Set when it has the role that the controllers want, with a master known."""
@@ -141,7 +143,7 @@ class ReplicatedBroker:
         truncate_at: int | None = None
         cuts = 0
         while True:
-            replica = Replica(manager, truncate_at=truncate_at, web=self._web)
+            replica = Replica(manager, self._secret, truncate_at=truncate_at, web=self._web)
             self._apply(replica)
             kept = list(self.configuration.listeners)
             controller = self.controller = BrokerController(
@@ -155,6 +157,7 @@ class ReplicatedBroker:
                 settle=self._settle,
             )
             controller.health.checks.append(self._reasons)
+            controller.health.notes.append(self._secret.notes)
             began = trio.current_time()
             await nursery.start(controller.run)
             self.changes += 1

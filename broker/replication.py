@@ -2,7 +2,7 @@
 
 import ipaddress
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -30,6 +30,7 @@ from trimq.protocol.headers.namesrv import GetBrokerMemberGroupRequestHeader
 from trimq.remoting.auth.secrets import SecretsError, read_keys
 from trimq.remoting.config.configuration import Configuration, NettyServerConfig
 from trimq.remoting.errors import RemotingTransportError
+from trimq.remoting.http.health import Reason
 from trimq.remoting.network import Network
 from trimq.remoting.runtime.clock import Clock
 from trimq.remoting.server.reactor import HandlerTable
@@ -41,9 +42,43 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger(__name__)
 
+HA_SECRET_NOT_READ: Final = "ha_secret_not_read"  # noqa: S105 - the name of an event
 _TIMEOUT: Final = 3.0
 _REGISTRATION: Final = 1.0
 """Seconds for which a slave waits for its name servers before it connects to its master."""
+
+
+class HASecret:
+    """The keys of haSecretFile. They are read for each role of a broker, and outlive it.
+
+    A broker that is given another role must not end because a file cannot be read at that moment, and must not
+    replicate without a proof either: it goes on with the keys that it had.
+    """
+
+    def __init__(self) -> None:
+        self._keys: dict[bytes, bytes] = {}
+        self.failure = ""
+        """Why the file of now is not used; empty if it is."""
+
+    def read(self, config: ReplicationConfig) -> dict[bytes, bytes]:
+        """The keys; none if no file is configured. Blocks. Raises StartError if there are none of an earlier role."""
+        if config.ha_secret_file is None:
+            return {}
+        try:
+            self._keys = read_keys(Path(config.ha_secret_file), b"ha", "haSecretFile")
+            self.failure = ""
+        except SecretsError as error:
+            if not self._keys:
+                raise StartError(str(error)) from None
+            self.failure = str(error)
+            _log.warning("ha_secret_not_read", reason=self.failure)
+        return self._keys
+
+    def notes(self) -> Iterator[Reason]:
+        """For the health."""
+        if self.failure:
+            text = f"slaves and masters are proved with the keys of before, and a restart would fail: {self.failure}"
+            yield Reason(HA_SECRET_NOT_READ, text)
 
 
 class Replication:
@@ -56,6 +91,7 @@ class Replication:
         self._network = network
         self._sock: socket.socket | None = None
         self._not_known = Reminders()
+        self._secret = HASecret() if replica is None else replica.secret
         self._proofs: HAAdmission | None = None
         """With haSecretFile or haTls."""
         self.master: SlaveMaster | None = None
@@ -87,12 +123,7 @@ class Replication:
     def prove(self, contexts: TlsContexts) -> None:
         """Read the secret. ``contexts``: those of this broker's ports. Blocks. Raises StartError."""
         config = self.config
-        keys: dict[bytes, bytes] = {}
-        if config.ha_secret_file is not None:
-            try:
-                keys = read_keys(Path(config.ha_secret_file), b"ha", "haSecretFile")
-            except SecretsError as error:
-                raise StartError(str(error)) from None
+        keys = self._secret.read(config)
         client = client_of(self._configuration.section(TlsConfig)) if config.ha_tls else None
         if keys or client is not None:
             self._proofs = HAAdmission(

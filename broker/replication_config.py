@@ -38,6 +38,16 @@ def parse_networks(text: str) -> list[ipaddress.IPv4Network | ipaddress.IPv6Netw
     return [ipaddress.ip_network(part.strip()) for part in text.split(";") if part.strip()]
 
 
+def _names_everybody(text: str) -> bool:
+    """Whether the networks have all addresses of IPv4, or all of IPv6."""
+    networks = parse_networks(text)
+    four = [found for found in networks if isinstance(found, ipaddress.IPv4Network)]
+    six = [found for found in networks if isinstance(found, ipaddress.IPv6Network)]
+    return any(not found.prefixlen for found in ipaddress.collapse_addresses(four)) or any(
+        not found.prefixlen for found in ipaddress.collapse_addresses(six)
+    )
+
+
 @dataclass(frozen=True)
 class ReplicationConfig:
     """The broker's role, and how the log gets from a master to its slaves."""
@@ -133,6 +143,9 @@ class ReplicationConfig:
             return "minInSyncReplicas", "at most inSyncReplicas"
         if self.ha_allowed_without_proof and self.ha_secret_file is None and not self.ha_tls:
             return "haAllowedWithoutProof", "nothing, since without haSecretFile and haTls nothing has to be proved"
+        if _names_everybody(self.ha_allowed_without_proof):
+            expected = "addresses of RocketMQ's brokers: with all addresses no broker would have to prove anything"
+            return "haAllowedWithoutProof", expected
         if self.ha_housekeeping_interval <= self.ha_send_heartbeat_interval:
             return "haHousekeepingInterval", "more than haSendHeartbeatInterval"
         if self.waits_for_slaves and self.ha_listen_port is None:

@@ -17,7 +17,7 @@ from trimq.remoting.auth.config import AuthConfig
 from trimq.remoting.auth.followed_config import auth_settings_of
 from trimq.remoting.auth.followed_users import FollowedUsers, follow_users
 from trimq.remoting.auth.users import AccessError
-from trimq.remoting.config.client_limits import ClientLimitsConfig
+from trimq.remoting.config.client_limits import ClientLimitsConfig, limits_of
 from trimq.remoting.config.configuration import Configuration, NettyServerConfig
 from trimq.remoting.config.properties import ConfigError
 from trimq.remoting.http.access_health import access_notes
@@ -132,7 +132,9 @@ class NamesrvController:
             from trimq.namesrv.embedded_controller import bind_controller  # noqa: PLC0415 - only if it is configured
 
             file = self._config().controller_config_file
-            shared = settings_of(self._configuration) | auth_settings_of(self._configuration)
+            found = self._configuration
+            limits = {key: (value, found.source(key)) for key, value in limits_of(found).items()}
+            shared = settings_of(found) | auth_settings_of(found) | limits
             self.embedded = bind_controller(file, bind_address, shared, self._clock, self._network)
 
     async def _run_embedded(self, nursery: trio.Nursery) -> None:

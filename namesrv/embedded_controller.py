@@ -14,8 +14,8 @@ def bind_controller(
 ) -> server.ControllerManager:
     """A controller with the configuration of ``file``; if that is empty, its defaults, ``bind_address`` and ``shared``.
 
-    ``shared`` are the name server's settings of TLS and users. It serves once it runs. Environment variables do not
-    count: they are the name server's. Raises StartError.
+    ``shared`` are the name server's settings of TLS, users and limits of clients. It serves once it runs. Environment
+    variables do not count: they are the name server's. Raises StartError.
     """
     flags = {} if file else {**shared, "bindAddress": (bind_address, "the name server")}
     try:

@@ -14,6 +14,7 @@ from trimq.protocol.errors import RemotingError
 from trimq.protocol.headers.admin import ExchangeHAInfoResponseHeader
 
 if TYPE_CHECKING:
+    from trimq.broker.replication import HASecret
     from trimq.remoting.http.web import WebApp
 
 _log = structlog.get_logger(__name__)
@@ -28,11 +29,16 @@ class Replica:
     """The role of one life of a broker: master in one epoch, or slave of whichever master there is.
 
     ``truncate_at``: where the log ends at the latest, since the master does not have what follows. ``web``: the
-    process's, which outlives the roles.
+    process's, which outlives the roles, as ``secret`` does.
     """
 
     def __init__(
-        self, manager: ReplicasManager, *, truncate_at: int | None = None, web: "WebApp | None" = None
+        self,
+        manager: ReplicasManager,
+        secret: "HASecret",
+        *,
+        truncate_at: int | None = None,
+        web: "WebApp | None" = None,
     ) -> None:
         self.manager = manager
         self.is_master = manager.is_master
@@ -40,6 +46,7 @@ class Replica:
         self.leadership: Leadership = manager.lead()
         self.truncate_at = None if self.is_master else truncate_at
         self.web = web
+        self.secret = secret
         self.must_truncate = trio.Event()
         """Set when the store has to be opened again with less, up to ``truncate_to``."""
         self.truncate_to = 0

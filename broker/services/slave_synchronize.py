@@ -34,7 +34,7 @@ from trimq.protocol.body import DELETED_TOPICS, WITH_DELETED_TOPICS
 from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.timer_handover import TimerHandover, decode_handover
-from trimq.remoting.auth.auth_store import AuthStore, AuthStoreError
+from trimq.remoting.auth.auth_store import AuthStore, AuthStoreError, UnusableFileError
 from trimq.remoting.runtime.clock import Clock
 
 _log = structlog.get_logger(__name__)
@@ -102,6 +102,8 @@ class SlaveSynchronize:
         self._users = users
         self._users_taken = (-1, "")
         """The generation of the users that were taken last, and the seal of their file."""
+        self._users_refused = ("", "")
+        """The seal of the master's file that cannot be used here, and why: it is not fetched each second."""
         self._arrived: set[str] = set()
         """The topics of messages that have come since the topics were asked for."""
         self._seldom: tuple[tuple[RequestCode, Follow], ...] = (
@@ -204,16 +206,23 @@ class SlaveSynchronize:
     async def _follow_users(self, users: AuthStore) -> None:
         """Take the users and policies: in place of changes that were made here, too. Their file is encrypted."""
         generation, seal = self._users_taken
-        known = seal if users.generation == generation else ""
+        refused, why = self._users_refused
+        known = refused or (seal if users.generation == generation else "")
         reply = await self._reply(RequestCode.AUTH_GET_FILE, {SEAL: known})
         if reply.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
             return  # RocketMQ's broker, whose users stay there
         _check(reply)
         data = bytes(reply.body)
         if not data:
+            if refused:
+                raise OSError(why)
             return
+        self._users_refused = "", ""
         try:
             await users.adopt(data)
+        except UnusableFileError as error:
+            self._users_refused = seal_of(data), str(error)
+            raise OSError(str(error)) from error
         except AuthStoreError as error:
             raise OSError(str(error)) from error
         self._users_taken = users.generation, seal_of(data)

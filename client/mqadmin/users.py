@@ -12,8 +12,9 @@ from trimq.client.admin import Admin
 from trimq.client.admin.users import usable
 from trimq.client.errors import NoPermissionError, UsageError
 from trimq.client.mqadmin.shell import Commands, Output, one_of
-from trimq.protocol.auth.auth_file import AUTH_FILE, AuthFileError, version_of
+from trimq.protocol.auth.auth_file import AUTH_FILE, AuthFileError, decode, version_of
 from trimq.protocol.auth.model import User, UserChange, UserStatus, UserType, checked_secret
+from trimq.remoting.auth.secrets import KeyRing, SecretsError, read_key_file
 
 commands: Commands = Commands()
 
@@ -247,16 +248,26 @@ async def copy_user(admin: Admin, out: Output, *, source: str, target: str, name
     type=click.Path(path_type=Path, file_okay=False, exists=True),
     help="The directory for the file: the authConfigPath of a name server or controller.",
 )
-async def copy_auth(admin: Admin, out: Output, *, broker: str, directory: Path) -> None:
+@click.option(
+    "--key-file",
+    "key_file",
+    type=click.Path(path_type=Path),
+    help="The broker's authKeyFile: a file that was damaged or changed on its way is not copied.",
+)
+async def copy_auth(admin: Admin, out: Output, *, broker: str, directory: Path, key_file: Path | None) -> None:
     """Copy a broker's users and policies to auth.json in a directory, for a name server or controller that reads it.
 
-    Their secrets stay encrypted: the reader needs the broker's authKeyFile, this command does not. It asks as a Super.
-    A file that is newer than the broker's is not replaced.
+    Their secrets stay encrypted: the reader needs the broker's authKeyFile. This command does not; without --key-file
+    it does not check the seal, and readers refuse a wrong one. It asks as a Super. A file that is newer than the
+    broker's is not replaced.
     """
+    keys = None if key_file is None else _keys(key_file)
     data = await admin.auth_file(broker)
     target = directory / AUTH_FILE
     try:
         new = version_of(data)
+        if keys is not None:
+            decode(data, keys)
     except AuthFileError as error:
         raise UsageError(f"{broker} has sent a file that cannot be used: {error}") from None
     try:
@@ -278,6 +289,13 @@ async def copy_auth(admin: Admin, out: Output, *, broker: str, directory: Path) 
     except OSError as error:
         raise UsageError(f"{target} cannot be written: {error.strerror}") from None
     out.say(f"copy users and policies of {broker} to {target} success, version {new}.")
+
+
+def _keys(path: Path) -> KeyRing:
+    try:
+        return read_key_file(path)
+    except SecretsError as error:
+        raise UsageError(str(error).replace("authKeyFile", "--key-file", 1)) from None
 
 
 def _replace(target: Path, data: bytes) -> None:

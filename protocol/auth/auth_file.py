@@ -13,7 +13,10 @@ import msgspec
 from trimq.protocol.hashing import checksum
 
 AUTH_FILE: Final = "auth.json"
-MOST_AUTH_BYTES: Final = 16 * 1024 * 1024
+MOST_AUTH_BYTES: Final = 16 * 1024 * 1024 - 64 * 1024
+"""Bytes of a file that is written, without its seal: it has to fit into the reply to request 13010, a single frame."""
+MOST_READ_BYTES: Final = 16 * 1024 * 1024 + 4096
+"""Bytes of a file that is read: earlier versions have written somewhat larger ones."""
 FORMAT: Final = 1
 SEAL: Final = "seal"
 """A field of request 13010: the seal of the file that the sender has."""
@@ -25,6 +28,10 @@ _SEAL: Final = b',\n"seal":'
 
 class AuthFileError(Exception):
     """The file cannot be used. The text has no secret in it."""
+
+
+class MissingKeyError(AuthFileError):
+    """Its key is not known here: only a change of the key file makes the same file usable."""
 
 
 class Sealing(Protocol):
@@ -58,7 +65,10 @@ def encode(version: int, users: Iterable[bytes], acls: Iterable[bytes], keys: Se
     head = b'%s"version":%d,\n"users":[\n' % (_CLEAR if keys is None else _ENCRYPTED, version)
     front = head + b",\n".join(users) + b'\n],\n"acls":[\n' + b",\n".join(acls) + b"\n]"
     if len(front) > MOST_AUTH_BYTES:
-        raise AuthFileError(f"users and policies take {len(front)} bytes; {MOST_AUTH_BYTES} are allowed")
+        raise AuthFileError(
+            f"users and policies would take {len(front)} bytes, and slaves can take {MOST_AUTH_BYTES}: delete users or "
+            "policies that are not needed any more"
+        )
     if keys is None:
         seal: dict[str, Any] = {"crc": checksum(front)}
     else:
@@ -68,8 +78,8 @@ def encode(version: int, users: Iterable[bytes], acls: Iterable[bytes], keys: Se
 
 def decode(data: bytes, keys: Sealing | None) -> AuthTables:
     """The records of a file, whose seal is right. Raises AuthFileError."""
-    if len(data) > MOST_AUTH_BYTES + 4096:
-        raise AuthFileError(f"it has {len(data)} bytes; {MOST_AUTH_BYTES} are allowed")
+    if len(data) > MOST_READ_BYTES:
+        raise AuthFileError(f"it has {len(data)} bytes; {MOST_READ_BYTES} are allowed")
     try:
         value = msgspec.json.decode(data)
         version_of_format = value["format"]
@@ -121,12 +131,12 @@ def _check_mac(front: bytes, seal: dict[str, Any], keys: Sealing | None) -> None
         raise AuthFileError("it is damaged: it has no seal")
     shown = ascii(key_id[:16])
     if keys is None:
-        raise AuthFileError(
+        raise MissingKeyError(
             f"its secrets are encrypted with key {shown}: set authKeyFile to the file that has this key"
         )
     expected = keys.seal(key_id, front)
     if expected is None:
-        raise AuthFileError(
+        raise MissingKeyError(
             f"its secrets are encrypted with key {shown}, which is not in authKeyFile: add that key there"
         )
     if not hmac.compare_digest(mac.encode("utf-8", "replace"), expected.encode()):

@@ -15,7 +15,8 @@ import structlog
 from trimq.protocol.auth.model import Action, User
 from trimq.protocol.auth.permissions import ADMINISTRATION, is_calling_election, needs
 from trimq.protocol.auth.rules import on_topic
-from trimq.protocol.auth.signature import ACCESS_KEY
+from trimq.protocol.auth.signature import ACCESS_KEY, content
+from trimq.protocol.auth.stamp import is_stamped
 from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.errors import RemotingError
@@ -62,11 +63,16 @@ class Access:
         authenticator: Authenticator,
         authorizer: Authorizer,
         log_budget: LogBudget,
+        inner_user: str = "",
     ) -> None:
-        """``cluster`` is the name of the own cluster, which policies of clusters are compared with."""
+        """``cluster`` is the name of the own cluster, which policies of clusters are compared with.
+
+        ``inner_user``: the user of the servers' own requests; with it brokers hand over on plain connections too.
+        """
         self.authorizes = config.authorization_enabled
         self.refused: Counter[str] = Counter(authentication=0, replay=0, plain=0, authorization=0)
         self._cluster = cluster
+        self._inner_user = inner_user
         self._store = store
         self._authenticator = authenticator
         self.replay_guard = authenticator.replay_guard
@@ -100,7 +106,12 @@ class Access:
         self._fast.known(user)
         if code in _KEEPS_FIELDS:
             command.ext = fields
-        if code in self._administration and not is_encrypted(connection) and not is_calling_election(command):
+        if (
+            code in self._administration
+            and not is_encrypted(connection)
+            and not is_calling_election(command)
+            and not self._is_handing_over(user, command, fields)
+        ):
             raise self._refused(connection, command, "plain", RemotingError(ResponseCode.NO_PERMISSION, PLAIN))
         # A Super may do everything: codes without an entry, and requests whose resources cannot be read, too.
         if not self.authorizes or user.is_super or code in self._needless:
@@ -109,6 +120,19 @@ class Access:
             self._authorizer.check(user.username, needs(command, self._cluster), connection.peer[0])
         except RemotingError as error:
             raise self._refused(connection, command, "authorization", error) from None
+
+    def _is_handing_over(self, user: User, command: RemotingCommand, fields: dict[str, str]) -> bool:
+        """Whether a master that stops hands over: 1002 of the brokers' own user, with a stamp.
+
+        So it cannot be sent again; and what it does, another member as the master, who can hold requests back can do
+        without it, by cutting the master off from the controllers.
+        """
+        return (
+            command.code == RequestCode.CONTROLLER_ELECT_MASTER
+            and bool(self._inner_user)
+            and user.username == self._inner_user
+            and is_stamped(content(fields, command.body, command.version))
+        )
 
     def require_topic(
         self, connection: Connection, command: RemotingCommand, topic: str, actions: tuple[Action, ...]

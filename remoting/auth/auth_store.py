@@ -19,7 +19,7 @@ import msgspec
 import trio
 
 from trimq.protocol.auth import auth_file
-from trimq.protocol.auth.auth_file import AuthFileError
+from trimq.protocol.auth.auth_file import AuthFileError, MissingKeyError
 from trimq.protocol.auth.body import decode_acl, encode_acl
 from trimq.protocol.auth.model import (
     Acl,
@@ -49,6 +49,10 @@ _UPDATED_BY: Final = "The super user can only be update by super user"
 
 class AuthStoreError(Exception):
     """Users and policies cannot be read or written. The text has no secret in it, and says what to do."""
+
+
+class UnusableFileError(AuthStoreError):
+    """A file that is as it was written cannot be used with this configuration: nor can it the next time."""
 
 
 class AuthFile(Protocol):
@@ -148,7 +152,7 @@ class AuthStore:
             tables = await self._read()
             if tables is None:
                 return 0
-            users, acls, user_records = self._decode(tables, self._secrets)
+            users, acls, user_records = self._decode(tables, self._secrets, self._file.path)
             old = [name for name, record in user_records.items() if not self._secrets.is_current(record["secret"])]
             records = {
                 name: self._user_record(users[name]) if name in old else msgspec.json.encode(record)
@@ -173,7 +177,10 @@ class AuthStore:
                 "users leave this broker encrypted only: set authKeyFile to a file made with `mqstore authkey FILE`"
             )
         if self._sealed is None or self._sealed[0] != self.generation:
-            data = auth_file.encode(self._version, self._user_records.values(), self._acl_records.values(), keys)
+            try:
+                data = auth_file.encode(self._version, self._user_records.values(), self._acl_records.values(), keys)
+            except AuthFileError as error:  # the file of an earlier version
+                raise AuthStoreError(str(error)) from None
             self._sealed = self.generation, data, auth_file.seal_of(data)
         return self._sealed[1:]
 
@@ -181,16 +188,18 @@ class AuthStore:
         """What a file has that another server has written, for ``follow``. May be called in a thread: it takes time.
 
         ``origin``: for messages, if it is not this store's file. Raises AuthStoreError: also for a file without users,
-        which would refuse everything.
+        which would refuse everything. UnusableFileError if its key is missing, or what it has cannot be used.
         """
         origin = origin or self._file.path
         try:
             tables = auth_file.decode(data, secrets.keys)
-            users, acls, records = self._decode(tables, secrets)
+        except MissingKeyError as error:
+            raise UnusableFileError(f"{origin} cannot be used: {error}") from None
         except AuthFileError as error:
             raise AuthStoreError(f"{origin} cannot be used: {error}") from None
+        users, acls, records = self._decode(tables, secrets, origin)
         if not users:
-            raise AuthStoreError(f"{origin} cannot be used: there are no users in it")
+            raise UnusableFileError(f"{origin} cannot be used: there are no users in it")
         user_records = {name: msgspec.json.encode(record) for name, record in records.items()}
         acl_records = {name: encode_acl(acl) for name, acl in acls.items()}
         return Followed(secrets, tables.version, users, acls, user_records, acl_records)
@@ -204,7 +213,7 @@ class AuthStore:
         """Take the file of this broker's master in place of all users and policies, once it is on disk here.
 
         Only an encrypted one, which cannot be made without a key of this broker's key file. Raises AuthStoreError, and
-        has changed nothing then.
+        has changed nothing then; UnusableFileError if the same file can never be taken while this broker runs.
         """
         if not auth_file.is_encrypted(data):
             raise AuthStoreError(f"{_MASTERS} cannot be used: its secrets are not encrypted")
@@ -229,14 +238,14 @@ class AuthStore:
             raise AuthStoreError(f"{self._file.path} cannot be read: {_reason(error)}") from error
 
     def _decode(
-        self, tables: auth_file.AuthTables, secrets: Secrets
+        self, tables: auth_file.AuthTables, secrets: Secrets, origin: str
     ) -> tuple[dict[str, User], dict[str, Acl], dict[str, dict[str, Any]]]:
         users: dict[str, User] = {}
         records: dict[str, dict[str, Any]] = {}
         # With a key, a file without its seal may come from an attacker.
         if secrets.keys is not None and not tables.encrypted and not secrets.may_be_clear:
-            raise AuthStoreError(
-                f"{self._file.path} cannot be used: its secrets are in clear, and there is an authKeyFile: "
+            raise UnusableFileError(
+                f"{origin} cannot be used: its secrets are in clear, and there is an authKeyFile: "
                 "allowSecretsInClear=true for one start encrypts them"
             )
         try:
@@ -245,9 +254,9 @@ class AuthStore:
                 users[user.username], records[user.username] = user, record
             acls = {acl.username: acl for acl in map(_acl_of, tables.acls)}
         except SecretsError as error:
-            raise AuthStoreError(f"{self._file.path} cannot be used: {error}") from None
+            raise UnusableFileError(f"{origin} cannot be used: {error}") from None
         except (RemotingError, KeyError, TypeError):
-            raise AuthStoreError(f"{self._file.path} cannot be used: a record in it is damaged") from None
+            raise UnusableFileError(f"{origin} cannot be used: a record in it is damaged") from None
         return users, acls, records
 
     def _user_record(self, user: User) -> bytes:

@@ -12,7 +12,7 @@ from typing import Final
 import structlog
 import trio
 
-from trimq.protocol.auth.auth_file import AUTH_FILE, MOST_AUTH_BYTES, AuthFileError
+from trimq.protocol.auth.auth_file import AUTH_FILE, MOST_READ_BYTES, AuthFileError
 from trimq.remoting.auth.auth_store import AuthStore, AuthStoreError, Followed
 from trimq.remoting.auth.config import AuthConfig
 from trimq.remoting.auth.followed_config import FollowedUsersConfig
@@ -26,7 +26,6 @@ _log = structlog.get_logger("access")
 
 _OTHERS_READ_OR_WRITE: Final = 0o077
 _OTHERS_WRITE: Final = 0o022
-_MOST_BYTES: Final = MOST_AUTH_BYTES + 64 * 1024
 
 Sight = tuple[int, ...]
 """What differs when a file was replaced or changed."""
@@ -71,9 +70,9 @@ class FollowedFile:
                     f"others may replace it (mode {stat.S_IMODE(directory):04o} of its directory): "
                     f"chmod go-w {self._directory}"
                 )
-            data = file.read(_MOST_BYTES + 1)
-        if len(data) > _MOST_BYTES:
-            raise AuthFileError(f"it has more than {_MOST_BYTES} bytes")
+            data = file.read(MOST_READ_BYTES + 1)
+        if len(data) > MOST_READ_BYTES:
+            raise AuthFileError(f"it has more than {MOST_READ_BYTES} bytes")
         return data
 
 
@@ -94,7 +93,7 @@ class FollowedUsers:
             self._store.follow(self._read())
         except AuthStoreError as error:
             raise AccessError(f"authenticationEnabled=true, and there are no users: {error}") from None
-        self.users: Users = users_of(config, followed.auth_cluster_name, self._store, clock)
+        self.users: Users = users_of(config, followed.auth_cluster_name, self._store, clock, _inner_user(config))
 
     async def run(self) -> None:
         """Read the file again whenever it has changed, until cancelled."""
@@ -141,6 +140,15 @@ def follow_users(configuration: Configuration, clock: Clock) -> FollowedUsers | 
     if not config.authentication_enabled:
         return None
     return FollowedUsers(config, configuration.section(FollowedUsersConfig), clock)
+
+
+def _inner_user(config: AuthConfig) -> str:
+    """The name of the user of the servers' own requests; empty if there is none. Blocks. Raises AccessError."""
+    try:
+        user = config.inner_user()
+    except ValueError as error:
+        raise AccessError(f"innerClientAuthenticationCredentialsFile: expected {error}") from None
+    return "" if user is None else user.username
 
 
 def _sight(path: str | None) -> Sight:

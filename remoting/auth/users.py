@@ -29,8 +29,11 @@ class Users:
     access: Access
 
 
-def users_of(config: AuthConfig, cluster: str, store: AuthStore, clock: Clock) -> Users:
-    """``store`` with what checks requests. Policies of clusters are compared with ``cluster``."""
+def users_of(config: AuthConfig, cluster: str, store: AuthStore, clock: Clock, inner_user: str = "") -> Users:
+    """``store`` with what checks requests. Policies of clusters are compared with ``cluster``.
+
+    ``inner_user``: see Access.
+    """
     guard = ReplayGuard(clock, window_seconds=config.auth_replay_window_seconds, required=config.replay_protected)
     access = Access(
         config=config,
@@ -39,6 +42,7 @@ def users_of(config: AuthConfig, cluster: str, store: AuthStore, clock: Clock) -
         authenticator=Authenticator(store, clock, replay_guard=guard),
         authorizer=Authorizer(store),
         log_budget=LogBudget(clock),
+        inner_user=inner_user,
     )
     return Users(store, access)
 

@@ -312,6 +312,19 @@ def test_exceptions_need_a_secret() -> None:
     assert caught.value.key == "haAllowedWithoutProof"
 
 
+@pytest.mark.parametrize("networks", ["0.0.0.0/0", "10.0.0.1;::/0", "0.0.0.0/1;128.0.0.0/1"])
+def test_exceptions_for_everybody_refuse_the_start(tmp_path: Path, networks: str) -> None:
+    """They would make the secret worth nothing."""
+    path = tmp_path / "broker.conf"
+    path.write_text(f"haSecretFile=/etc/ha.key\nhaAllowedWithoutProof={networks}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_broker(path)
+    text = str(caught.value)
+    assert f"{path}:2" in text
+    assert "haAllowedWithoutProof" in text
+    assert "expected addresses of RocketMQ's brokers" in text
+
+
 INNER = {"accessKey": "brokers", "secretKey": "inner canary-42"}
 
 
@@ -376,6 +389,43 @@ async def test_users_and_policies_get_to_a_slave_that_becomes_the_master_with_th
         assert users_of(master).acl("last") is not None
         async with WireClient.connect(master.endpoint) as client:
             assert (await User(client, "last").ask(RequestCode.GET_BROKER_RUNTIME_INFO)).code == 0
+
+
+async def test_a_change_that_no_slave_has_seen_is_lost_with_the_master_and_can_be_made_again(tmp_path: Path) -> None:
+    """What the slave has seen stays: also that a user was deleted."""
+    keys = key_file(tmp_path / "auth.key")
+    async with (
+        pair(tmp_path, closed(tmp_path, keys), **closed(tmp_path, keys)) as (master, slave),
+        WireClient.connect(master.endpoint) as client,
+    ):
+        root = User(client)
+        await root.make("kept", f"Topic:{TOPIC} Pub")
+        await root.make("gone")
+        await same_users(master, slave)
+        assert (await root.ask(3003, {"username": "gone"})).code == 0
+        await same_users(master, slave)
+        assert slave.replication.master is not None
+        ask = slave.replication.master.ask
+
+        async def lost(code: int, ext: dict[str, str] | None = None) -> RemotingCommand:
+            if code == RequestCode.AUTH_GET_FILE:
+                raise OSError("the master is lost")
+            return await ask(code, ext)
+
+        slave.replication.master.ask = lost  # type: ignore[method-assign]
+        await root.make("late")
+        assert (await root.ask(3003, {"username": "kept"})).code == 0
+        await in_sync(master, slave)
+        assert sorted(users_of(slave).users) == ["brokers", "kept", ROOT]
+    async with (
+        running_broker(tmp_path / "slave", **closed(tmp_path, keys)) as master,
+        WireClient.connect(master.endpoint) as client,
+    ):
+        assert sorted(users_of(master).users) == ["brokers", "kept", ROOT]
+        root = User(client)
+        await root.make("late")
+        assert (await root.ask(3003, {"username": "kept"})).code == 0
+        assert sorted(users_of(master).users) == ["brokers", "late", ROOT]
 
 
 async def test_users_get_to_a_slave_of_a_master_with_an_admin_port(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from trimq.protocol.auth.model import UserChange
 from trimq.protocol.body import BrokerData, ClusterInfo, encode_json
 from trimq.protocol.codes import RequestCode
 from trimq.protocol.command import RemotingCommand
-from trimq.remoting.auth.secrets import KeyRing
+from trimq.remoting.auth.secrets import KeyRing, make_key_file, read_key_file
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -554,6 +554,40 @@ def test_the_file_of_users_is_copied(tmp_path: Path) -> None:
         assert run().exit_code == 0
         assert target.read_bytes() == files[0]
         assert [path.name for path in tmp_path.iterdir()] == [AUTH_FILE]
+
+    with_file(check)
+
+
+def test_the_seal_of_a_copied_file_is_checked_with_a_key_file(tmp_path: Path) -> None:
+    path = tmp_path / "auth.key"
+    make_key_file(path)
+    keys = read_key_file(path)
+    (tmp_path / "out").mkdir()
+    target = tmp_path / "out" / AUTH_FILE
+
+    def check(source: ScriptedBroker, files: list[bytes]) -> None:
+        def run(*options: str) -> Result:
+            return RUNNER.invoke(main, ["copyAuth", "-b", source.address, "-o", str(tmp_path / "out"), *options])
+
+        good = sealed(3, keys)
+        for data, text in (
+            (good.replace(b'"u"', b'"v"', 1), "its seal is wrong"),
+            (sealed(3, KeyRing([bytes(32)])), "which is not in authKeyFile"),
+            (encode(3, [b'{"username":"u","secret":{"clear":"x"}}'], [], None), "cannot be used"),
+        ):
+            files[0] = data
+            result = run("--key-file", str(path))
+            assert result.exit_code == 2
+            assert text in result.output
+            assert not target.exists()
+        files[0] = good
+        result = run("--key-file", str(path))
+        assert result.exit_code == 0, result.output
+        assert target.read_bytes() == good
+        result = run("--key-file", str(tmp_path / "none"))
+        assert result.exit_code == 2
+        assert "--key-file" in result.output
+        assert "cannot be read" in result.output
 
     with_file(check)
 

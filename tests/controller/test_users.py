@@ -15,6 +15,8 @@ from trimq.controller.server import ControllerManager, StartError
 from trimq.protocol.auth.model import User, UserType
 from trimq.protocol.auth.signature import ACCESS_KEY, SIGNATURE, sign
 from trimq.protocol.codes import RequestCode, ResponseCode
+from trimq.protocol.command import RemotingCommand
+from trimq.remoting.client.credentials import Credentials, Signer
 
 ROOT = User("root", "root canary-33", UserType.SUPER)
 BROKER = User("broker", "broker canary-33")
@@ -105,6 +107,48 @@ async def test_brokers_get_their_first_master_without_tls(tmp_path: Path) -> Non
         for value in ("true", "TRUE"):
             moved = name(brokerId="1", designateElect=value)
             assert await ask(server, RequestCode.CONTROLLER_ELECT_MASTER, moved, "root") == ResponseCode.NO_PERMISSION
+
+
+async def test_a_master_that_stops_hands_over_without_tls(tmp_path: Path) -> None:
+    """With the brokers' own user and a stamp; so who reads the request cannot send it again."""
+    keys = key_file(tmp_path)
+    store = await writer(tmp_path / "config", keys, ROOT, BROKER)
+    await grant(store, "broker", "Cluster:DefaultCluster", "Update")
+    inner = json.dumps({"accessKey": BROKER.username, "secretKey": BROKER.password})
+    config = following(tmp_path / "config", keys) | {"innerClientAuthenticationCredentials": inner}
+    async with running(tmp_path, sqlite=False, **config) as server:
+        for number in (1, 2):
+            for code, ext in (
+                (
+                    RequestCode.CONTROLLER_APPLY_BROKER_ID,
+                    name(appliedBrokerId=str(number), registerCheckCode=f"127.0.0.1:100{number};5"),
+                ),
+                (
+                    RequestCode.CONTROLLER_REGISTER_BROKER,
+                    name(brokerId=str(number), brokerAddress=f"127.0.0.1:100{number}"),
+                ),
+                (RequestCode.BROKER_HEARTBEAT, heartbeat(number)),
+            ):
+                assert await ask(server, code, ext, "broker") == ResponseCode.SUCCESS, code
+        assert await ask(server, RequestCode.CONTROLLER_ELECT_MASTER, name(brokerId="1"), "broker") == 0
+        epoch = (await server.controller.replicas.state(NAME)).epoch
+        body = b'{"syncStateSet":[1,2],"syncStateSetEpoch":1}'
+        ext = {"brokerName": NAME, "masterBrokerId": "1", "masterEpoch": str(epoch)}
+        ext = signed(ext, body, "broker", SECRETS["broker"])
+        assert (await server.ask(RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET, ext, body))[0] == 0
+        request = RemotingCommand(RequestCode.CONTROLLER_ELECT_MASTER, ext=name(brokerId="2", designateElect="true"))
+        server.clock.advance(1)  # what has the time of the start may be a request of before
+        stamped = {
+            user.username: Signer(Credentials(user.username, user.password), server.clock).signed(request).ext_fields()
+            for user in (BROKER, ROOT)
+        }
+        elect = RequestCode.CONTROLLER_ELECT_MASTER
+        assert await ask(server, elect, name(brokerId="2", designateElect="true"), "broker") == 16  # without a stamp
+        assert (await server.ask(elect, stamped["root"]))[0] == ResponseCode.NO_PERMISSION
+        assert (await server.controller.replicas.state(NAME)).master == 1
+        assert (await server.ask(elect, stamped["broker"]))[0] == ResponseCode.SUCCESS
+        assert (await server.controller.replicas.state(NAME)).master == 2
+        assert (await server.ask(elect, stamped["broker"]))[0] == ResponseCode.NO_PERMISSION
 
 
 async def test_limits_come_before_signatures(tmp_path: Path) -> None:

@@ -11,9 +11,11 @@ from tests.namesrv.server import Wire, running
 from trimq.controller.config import load_controller
 from trimq.controller.server import ControllerManager
 from trimq.controller.server import StartError as ControllerStartError
+from trimq.namesrv import embedded_controller
 from trimq.namesrv.config import load_namesrv
 from trimq.namesrv.controller import NamesrvController, StartError
 from trimq.protocol.codes import RequestCode
+from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.http.health import STOPPING
 
 
@@ -52,6 +54,26 @@ async def test_it_serves_and_stops_with_the_name_server(tmp_path: Path) -> None:
     assert embedded.stopped.is_set()
     assert [reason.code for reason in embedded.health.readiness().reasons][:1] == [STOPPING]  # it was not cancelled
     assert server.controller.stopped.is_set()
+
+
+async def test_without_a_file_it_has_the_name_servers_limits_of_clients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def in_the_folder(file: str | None, flags: dict[str, tuple[str, str]]) -> Configuration:
+        own = {"listenPort": "0", "controllerStorePath": str(tmp_path / "controller.db")}
+        return load_controller(file, flags | {key: (value, "test") for key, value in own.items()})
+
+    monkeypatch.setattr(embedded_controller, "load_controller", in_the_folder)
+    config = {"enableControllerInNamesrv": "true", "controllerConfigFile": "", "maxConnectionsPerAddress": "1"}
+    async with running(tmp_path, **config) as server:
+        embedded = server.controller.embedded
+        assert embedded is not None
+        assert embedded.address is not None
+        async with await trio.open_tcp_stream(*embedded.address) as stream:
+            assert (await Wire(stream).ask(RequestCode.CONTROLLER_GET_METADATA_INFO)).code == 0
+            with trio.fail_after(10):
+                async with await trio.open_tcp_stream(*embedded.address) as other:
+                    assert await other.receive_some(1) == b""
 
 
 def test_the_command_says_where_it_is(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import msgspec
 from tests.store.simdisk import SimDisk
 from trimq.broker.replicas.replica import Replica
 from trimq.broker.services.schedule import ScheduleMessageService
+from trimq.broker.services.slave_synchronize import SlaveSynchronize
 from trimq.broker.store.durability.flush import GroupCommitService
 from trimq.broker.store.durability.group_transfer import GroupTransferService
 from trimq.broker.store.durability.pending_puts import PendingPuts
@@ -26,6 +27,7 @@ from trimq.broker.store.timer.timer_store import TimerStore
 from trimq.controller.group_state import GroupState
 from trimq.controller.replicas_info import ReplicasInfoManager
 from trimq.protocol.topic_rules import SCHEDULE_TOPIC
+from trimq.remoting.auth.auth_store import AuthStore
 
 _complete: Final = GroupTransferService._complete
 _commit: Final = GroupCommitService.commit
@@ -126,6 +128,14 @@ def _all_are_members(manager: Any, state: GroupState, broker_id: int, **options:
     return _candidates(manager, state, broker_id, **options)
 
 
+async def _adopt_in_memory(store: Any, data: bytes) -> None:
+    store.follow(store.read_of(data, store._secrets))
+
+
+async def _no_users(*_: Any) -> None:
+    pass
+
+
 @contextmanager
 def _both(*patches: Any) -> Iterator[None]:
     with ExitStack() as stack:
@@ -158,6 +168,8 @@ BREAKS: Final[dict[str, Callable[[], AbstractContextManager[object]]]] = {
     "slave-does-not-truncate": _patched(Replica, "_truncate", lambda *_: None),
     "slave-compares-no-epochs": _patched(AutoSwitchHAClient, "_compare", _no_comparison),
     "elects-any-broker": _patched(ReplicasInfoManager, "_candidates", _all_are_members),
+    "users-are-not-followed": _patched(SlaveSynchronize, "_follow_users", _no_users),
+    "users-are-followed-in-memory": _patched(AuthStore, "adopt", _adopt_in_memory),
     "queues-start-at-zero": _patched(CommitLog, "queue", _queue_from_zero),
 }
 """Patches by name."""

@@ -36,7 +36,9 @@ class Caller:
     """Requests of one client machine."""
 
     def __init__(self, life: Life, namesrv_hosts: list[str]) -> None:
-        self.remoting = RemotingClient(clock=life.clock, network=life.network, log=StructuredLog())
+        self.remoting = RemotingClient(
+            clock=life.clock, network=life.network, log=StructuredLog(), credentials=life.credentials
+        )
         self._namesrv = [f"{host}:{NAMESRV_PORT}" for host in namesrv_hosts]
         self.trace = life.trace
         self.masters: dict[str, str] = {}
@@ -155,6 +157,60 @@ class Producer:
             self._ledger.add_later(broker, body, trio.current_time() + seconds)
         else:
             self._ledger.refused += 1
+
+
+class Administrator:
+    """Makes users at the master and deletes most of them, one after another."""
+
+    def __init__(self, ledger: Ledger, namesrv_hosts: list[str], rng: Random) -> None:
+        self._ledger = ledger.users
+        self._namesrv_hosts = namesrv_hosts
+        self._rng = rng
+        self._made = 0
+        self._ends = False
+
+    def finish(self) -> None:
+        """Make no more."""
+        self._ends = True
+
+    async def __call__(self, life: Life) -> None:
+        """Make and delete until ``finish``."""
+        caller = Caller(life, self._namesrv_hosts)
+        async with caller.remoting, trio.open_nursery() as nursery:
+            while not self._ends:
+                await caller.find_masters()
+                self._made += 1
+                name = f"user-{self._made}"
+                if caller.masters and await self._make(caller, name):
+                    caller.trace(f"{name} is made")
+                    self._ledger.made.add(name)
+                    if self._rng.random() < 0.7:
+                        nursery.start_soon(self._delete, caller, name)
+                await trio.sleep(self._rng.random() * 0.4)
+
+    async def _make(self, caller: Caller, name: str) -> bool:
+        body = json.dumps({"username": name, "password": f"secret of {name}", "userType": "Normal"}).encode()
+        return await self._change(caller, RequestCode.AUTH_CREATE_USER, name, body)
+
+    async def _delete(self, caller: Caller, name: str) -> None:
+        # Sometimes before any slave has heard of the user.
+        await trio.sleep(self._rng.choice((0.0, 0.5, 2.0)) * self._rng.random())
+        self._ledger.begin_deletion(name)
+        while not await self._change(caller, RequestCode.AUTH_DELETE_USER, name):
+            await trio.sleep(_PAUSE)
+            await caller.find_masters()
+        caller.trace(f"{name} is deleted")
+        self._ledger.deleted.add(name)
+
+    async def _change(self, caller: Caller, code: int, name: str, body: bytes = b"") -> bool:
+        """Whether it was acknowledged."""
+        try:
+            reply = await caller.ask(min(caller.masters.items())[1], code, {"username": name}, body)
+        except RemotingTransportError:
+            return False
+        if reply.code != ResponseCode.SUCCESS:
+            caller.trace(f"{name}: {reply.code} {reply.remark}")
+        return reply.code == ResponseCode.SUCCESS
 
 
 class Consumer:

@@ -21,6 +21,50 @@ class Acked(NamedTuple):
     ended: int
 
 
+class UsersOf(NamedTuple):
+    """The users that a broker has now, with the version of their file."""
+
+    machine: str
+    version: int
+    names: frozenset[str]
+
+
+@dataclass
+class UserLedger:
+    """The users that an administrator has made and deleted. Each name is used once.
+
+    A change that every broker has, with the same version of the file, is *known*: it may not be undone any more,
+    whichever broker becomes the master. One that is only acknowledged may be lost with the master.
+    """
+
+    made: set[str] = field(default_factory=set)
+    """Acknowledged, and their deletion was not asked for."""
+    deleted: set[str] = field(default_factory=set)
+    """Their deletion was acknowledged."""
+    known_made: set[str] = field(default_factory=set)
+    known_deleted: set[str] = field(default_factory=set)
+
+    def begin_deletion(self, name: str) -> None:
+        """The deletion is asked for: from now on a user may be there or not."""
+        self.made.discard(name)
+        self.known_made.discard(name)
+
+    def check(self, found: list[UsersOf], *, all_of_them: bool) -> None:
+        """Hold what brokers have against what is known. ``all_of_them``: no broker is missing in ``found``.
+
+        Raises BrokenPromiseError.
+        """
+        for users in found:
+            if back := self.known_deleted & users.names:
+                raise BrokenPromiseError(f"{users.machine} has users again that were deleted: {sorted(back)}")
+            if lost := self.known_made - users.names:
+                raise BrokenPromiseError(f"{users.machine} does not have users any more: {sorted(lost)}")
+        if all_of_them and len({users.version for users in found}) == 1:
+            names = [users.names for users in found]
+            self.known_made |= self.made.intersection(*names)
+            self.known_deleted |= self.deleted.difference(*names)
+
+
 @dataclass
 class Ledger:
     """``acked`` by queue, in the order of the replies. ``attempted`` are the bodies of all sends.
@@ -42,6 +86,8 @@ class Ledger:
     unknown: int = 0
     masters: dict[int, str] = field(default_factory=dict)
     """By epoch: the machine that has acknowledged messages as its master."""
+    users: UserLedger = field(default_factory=UserLedger)
+    """The users that were made and deleted."""
     broken: list[str] = field(default_factory=list)
     """Promises that were broken inside the cluster, where an exception would only disturb it."""
     _moments: int = 0

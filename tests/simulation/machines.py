@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import json
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,6 +19,7 @@ from tests.simulation.nodes import NODE, Node
 from tests.simulation.times import NodeClock
 from tests.store.simdisk import Loss, PowerCut, SimDisk
 from trimq.broker import open_store
+from trimq.broker.auth import open_access
 from trimq.broker.controller import BrokerController
 from trimq.broker.replicated_broker import ReplicatedBroker
 from trimq.broker.store import message_store
@@ -29,6 +31,9 @@ from trimq.controller.server import ControllerManager
 from trimq.namesrv.config import load_namesrv
 from trimq.namesrv.controller import NamesrvController
 from trimq.protocol import frame_buffer
+from trimq.remoting.auth.auth_store import AuthStore
+from trimq.remoting.auth.secrets import KeyRing, Secrets
+from trimq.remoting.client.credentials import Credentials
 from trimq.remoting.config import configuration as configuration_module
 from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.runtime import memory_limit
@@ -54,6 +59,18 @@ BROKER: Final[dict[str, object]] = {
     "shutdownWaitTimeSeconds": 6,
 }
 """Settings with which files roll within a short simulation."""
+ADMINISTRATOR: Final = Credentials("root", "secret of root")
+_INNER: Final = json.dumps({"accessKey": "brokers", "secretKey": "secret of brokers"})
+SIGNED: Final[dict[str, object]] = {"innerClientAuthenticationCredentials": _INNER}
+"""Settings with which a controller signs what it sends."""
+USERS: Final[dict[str, object]] = SIGNED | {
+    "authenticationEnabled": True,
+    "authorizationEnabled": True,
+    "allowAdminOverPlain": True,
+    "authKeyFile": "/none/auth.key",
+    "initAuthenticationUser": json.dumps({"username": "root", "password": ADMINISTRATOR.secret_key}),
+}
+"""Settings with which a broker serves its users only."""
 REPLICA: Final[dict[str, object]] = {
     "enableControllerMode": True,
     "brokerHeartbeatInterval": 200,
@@ -87,6 +104,7 @@ class Life(Node):
         self.disk = machine.disk
         self.network = NodeNetwork(machine.network, self)
         self.trace = machine.trace
+        self.credentials = machine.credentials
         self.scope = trio.CancelScope()
         self.ended = trio.Event()
         """Set when its program has ended or can do nothing any more."""
@@ -116,6 +134,8 @@ class Machine:
         self._longest_call = self._rng.choice((0.001, 0.01, 0.1))
         self.disk = self._prepared(NodeDisk(seed=seed, now_ms=self.clock.wall_ms))
         self.life: Life | None = None
+        self.credentials: Credentials | None = None
+        """With these its clients sign their requests."""
         self.lost_unsynced = False
         """Whether a power cut may have taken what was not synced."""
         self._program = program
@@ -238,6 +258,11 @@ class BrokerProgram:
         """Whether it has started."""
         return self.controller is not None and self.controller.health.phase is None
 
+    @property
+    def users(self) -> AuthStore | None:
+        """Its users and policies, once it serves."""
+        return users_of(self.controller) if self.serves else None
+
 
 class ReplicaProgram:
     """A broker in controller mode. ``controller`` is that of the present life: it has one more for each role."""
@@ -267,6 +292,12 @@ class ReplicaProgram:
         return inner.context.store if inner is not None and inner.health.phase is None else None
 
     @property
+    def users(self) -> AuthStore | None:
+        """The users and policies of the present role, once it is served."""
+        inner = getattr(self.controller, "controller", None)
+        return users_of(inner) if inner is not None and inner.health.phase is None else None
+
+    @property
     def epoch(self) -> int:
         """The epoch of the present role; 0 before there is one."""
         inner = getattr(self.controller, "controller", None)
@@ -285,17 +316,25 @@ class ReplicaProgram:
         return store is not None and not store.replication.is_slave
 
 
+def users_of(broker: BrokerController | None) -> AuthStore | None:
+    """The users and policies of a broker that has started; None if authentication is off."""
+    return None if broker is None or broker.context.users is None else broker.context.users.store
+
+
 class ControllerProgram:
     """A controller, whose etcd is at ``etcd``. ``controller`` is that of the present life."""
 
-    def __init__(self, etcd: str) -> None:
+    def __init__(self, etcd: str, **settings: object) -> None:
         self.controller: ControllerManager | None = None
         self._etcd = etcd
+        self._settings = settings
 
     async def __call__(self, life: Life) -> None:
         """Run it."""
         kv = SimKv(life.network, self._etcd)
-        self.controller = ControllerManager(_own(_controller_configuration()), life.clock, life.network, kv)
+        self.controller = ControllerManager(
+            _own(_controller_configuration(**self._settings)), life.clock, life.network, kv
+        )
         await self.controller.run()
 
 
@@ -330,9 +369,9 @@ def _namesrv_configuration() -> Configuration:
 
 
 @functools.cache
-def _controller_configuration() -> Configuration:
-    settings = {"listenPort": str(CONTROLLER_PORT), "bindAddress": "0.0.0.0", "scanInactiveMasterInterval": "1000"}
-    return load_controller(flags={key: (value, "simulation") for key, value in settings.items()})
+def _controller_configuration(**more: object) -> Configuration:
+    settings = {"listenPort": CONTROLLER_PORT, "bindAddress": "0.0.0.0", "scanInactiveMasterInterval": 1000} | more
+    return load_controller(flags={key: (str(value), "simulation") for key, value in settings.items()})
 
 
 @functools.cache
@@ -352,13 +391,14 @@ def _own(configuration: Configuration) -> Configuration:
 def quick_starts() -> ExitStack:
     """Starts leave out what takes long, as a process has hundreds of them, and what depends on the machine.
 
-    They neither look up the options again, nor ask how much memory there is. Their buffers are small, as the messages
-    are.
+    They neither look up the options again, nor ask how much memory there is, nor read a file with keys. Their buffers
+    are small, as the messages are.
     """
     stack = ExitStack()
     for module, name, instead in (
         (configuration_module, "options_of", _options_of),
         (open_store, "MessageStore", _SMALL_WHEEL),
+        (open_access, "secrets_of", _secrets),
         (message_store, "memory_limit", _memory),
         (memory_limit, "memory_allowed", _memory),
         (frame_buffer, "_SIZE", 16 * 1024),
@@ -368,6 +408,11 @@ def quick_starts() -> ExitStack:
     ):
         stack.enter_context(mock.patch.object(module, name, instead))
     return stack
+
+
+def _secrets(_config: object) -> Secrets:
+    """The keys that all brokers have."""
+    return Secrets(KeyRing([bytes(32)]))
 
 
 def _memory() -> int:

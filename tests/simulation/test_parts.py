@@ -14,7 +14,7 @@ import trio
 
 from tests.simulation.disk import NodeDisk
 from tests.simulation.etcd import EtcdService, SimKv
-from tests.simulation.ledger import BrokenPromiseError, Ledger, check_queue
+from tests.simulation.ledger import BrokenPromiseError, Ledger, UserLedger, UsersOf, check_queue
 from tests.simulation.machines import Life, Machine
 from tests.simulation.network import NodeNetwork, SimNetwork, SimStream
 from tests.simulation.nodes import NODE, Node, stoppable
@@ -463,6 +463,33 @@ def test_a_call_in_a_thread_happens_at_the_begin_or_at_the_end_of_its_time() -> 
 
     simulated(main)
     assert moments == {"begin", "end"}
+
+
+# -- the ledger of users
+
+
+def users_on(machine: str, version: int, *names: str) -> UsersOf:
+    return UsersOf(machine, version, frozenset(names))
+
+
+def test_what_all_brokers_have_with_the_same_version_is_known() -> None:
+    ledger = UserLedger(made={"a", "b"}, deleted={"c"})
+    ledger.check([users_on("m", 5, "a", "b"), users_on("s", 4, "a", "b")], all_of_them=True)
+    ledger.check([users_on("m", 5, "a", "b")], all_of_them=False)
+    assert (ledger.known_made, ledger.known_deleted) == (set(), set())
+    ledger.check([users_on("m", 5, "a", "b"), users_on("s", 5, "a")], all_of_them=True)
+    assert (ledger.known_made, ledger.known_deleted) == ({"a"}, {"c"})
+    ledger.begin_deletion("a")
+    ledger.check([users_on("m", 6), users_on("s", 5, "a")], all_of_them=True)  # it may be there, or not
+
+
+def test_known_users_may_not_go_and_those_known_as_deleted_may_not_come_back() -> None:
+    ledger = UserLedger(made={"a"}, deleted={"c"})
+    ledger.check([users_on("m", 5, "a"), users_on("s", 5, "a")], all_of_them=True)
+    with pytest.raises(BrokenPromiseError, match=r"s has users again that were deleted: \['c'\]"):
+        ledger.check([users_on("m", 5, "a"), users_on("s", 4, "a", "c")], all_of_them=True)
+    with pytest.raises(BrokenPromiseError, match=r"m does not have users any more: \['a'\]"):
+        ledger.check([users_on("m", 6)], all_of_them=False)
 
 
 # -- the ledger

@@ -38,6 +38,16 @@ def test_masters_change_when_controllers_elect_them() -> None:
         assert outcome.ledger.acknowledged > 5
 
 
+def test_users_that_all_brokers_know_stay_and_deleted_ones_do_not_come_back() -> None:
+    with many():
+        outcomes = [simulate(seed) for seed in (4, 30)]
+    for outcome in outcomes:
+        assert outcome.scenario.users
+        assert len(outcome.ledger.masters) > 1
+        assert len(outcome.ledger.users.known_deleted) > 10
+        assert len(outcome.ledger.users.known_made) > 5
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
 def test_500_seeds_keep_every_promise() -> None:

@@ -4,6 +4,7 @@ trio's clock jumps to the next deadline. The clocks of the standard library show
 clock has a step of its own. Each look at a time for slices of work moves that one a little, so that slices end.
 """
 
+import base64
 import heapq
 import itertools
 import math
@@ -158,6 +159,12 @@ def _events(manager: Any, timeout: float) -> Any:
     return _get_events(manager, timeout) if timeout else ()
 
 
+async def _run_now(function: Callable[..., Any], *arguments: Any, **_options: object) -> Any:
+    """As trio.to_thread.run_sync, without a thread: its end would come at no time of the simulation."""
+    await trio.lowlevel.checkpoint()
+    return function(*arguments)
+
+
 def _in_this_thread(own: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
     """``own``, and in other threads ``original``: a broker of the session may run there, and goes by its own clock."""
     thread = threading.get_ident()
@@ -189,6 +196,9 @@ def seeded(seed: int) -> Iterator[VirtualClock]:
     def token_hex(count: int) -> str:
         return bits.randbytes(count).hex()
 
+    def token_urlsafe(count: int) -> str:
+        return base64.urlsafe_b64encode(bits.randbytes(count)).decode().rstrip("=")
+
     state = random.getstate()
     random.seed(f"program {seed}")
     bits = Random(f"bytes {seed}")
@@ -201,6 +211,7 @@ def seeded(seed: int) -> Iterator[VirtualClock]:
         (_run, "current_time", clock.current_time),
         (trio, "sleep", clock.wait),
         (trio, "sleep_until", clock.wait_until),
+        (trio.to_thread, "run_sync", _run_now),
         (time, "perf_counter", slice_time),
         *((module, "perf_counter", slice_time) for module in (intake, reactor, large_reply)),
         (allocate, "thread_time", slice_time),
@@ -211,6 +222,7 @@ def seeded(seed: int) -> Iterator[VirtualClock]:
         (os, "urandom", bits.randbytes),
         (os, "getpid", getpid),
         (secrets, "token_hex", token_hex),
+        (secrets, "token_urlsafe", token_urlsafe),
     ]
     shared = threading.active_count() > 1
     try:

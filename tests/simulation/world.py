@@ -20,6 +20,7 @@ from tests.simulation.clients import (
     LATER_TOPIC,
     QUEUES,
     TOPIC,
+    Administrator,
     Caller,
     Consumer,
     Producer,
@@ -28,9 +29,12 @@ from tests.simulation.clients import (
     read_all,
 )
 from tests.simulation.faults import STEPS, Faults
-from tests.simulation.ledger import BrokenPromiseError, Ledger, QueueKey, check_queue
+from tests.simulation.ledger import BrokenPromiseError, Ledger, QueueKey, UsersOf, check_queue
 from tests.simulation.machines import (
+    ADMINISTRATOR,
     CONTROLLER_PORT,
+    SIGNED,
+    USERS,
     BrokerProgram,
     ControllerProgram,
     EtcdProgram,
@@ -46,6 +50,7 @@ from tests.simulation.times import VirtualClock, seeded
 from tests.store.simdisk import Loss, SimDisk
 from trimq.broker.store.durability import pending_puts
 from trimq.broker.store.types import PutMessageResult, PutMessageStatus
+from trimq.remoting.auth.auth_store import AuthStore
 from trimq.remoting.errors import RemotingTransportError
 
 _SETTLE: Final = 200.0
@@ -57,6 +62,10 @@ _MESSAGES: Final = 8
 _MANY: Final = 24
 _AFTERMATH: Final = 2.0
 """Seconds in which what the last faults did goes on: two leases."""
+_USERS: Final = 0.3
+"""The part of clusters with slaves that have users."""
+_LOOK: Final = 0.05
+"""Seconds between two looks at the users of all brokers."""
 _GROUP: Final = "broker-a"
 _answer: Final = pending_puts._answer
 
@@ -96,7 +105,8 @@ class Scenario:
     an operator has made the slave the master. ``power_fails``: machines may lose their power, and what is not synced.
     ``later``: half of the messages are delayed or timed. ``controllers``: their number; with them there is one group of
     three brokers, whose master they elect, and which wait ``slave_timeout`` milliseconds for each other. A master
-    lets members be taken out of the set after ``patience`` milliseconds.
+    lets members be taken out of the set after ``patience`` milliseconds. ``users``: brokers serve their users only, and
+    an administrator makes and deletes users at the master.
     """
 
     name_servers: int
@@ -110,6 +120,7 @@ class Scenario:
     controllers: int = 0
     slave_timeout: int = 0
     patience: int = 0
+    users: bool = False
 
     @classmethod
     def drawn(cls, rng: Random) -> "Scenario":
@@ -127,8 +138,8 @@ class Scenario:
             later=rng.random() < 0.3,
         )
         if rng.random() >= 1 / 3:
-            return found
-        return replace(
+            return replace(found, users=replicated and rng.random() < _USERS)
+        found = replace(
             found,
             brokers=0,
             replicated=False,
@@ -141,6 +152,7 @@ class Scenario:
             slave_timeout=rng.choice((700, 2500, 2500)),
             later=found.later and rng.random() < 0.5,  # they take three times as long
         )
+        return replace(found, users=rng.random() < _USERS)
 
     @property
     def keeps(self) -> bool:
@@ -204,7 +216,12 @@ class World:
             for number, program in enumerate(self._producers)
         ]
         self.consumer = self._machine("consumer", "10.0.3.1", Consumer(self.ledger, self._hosts))
+        self._administrator = Administrator(self.ledger, self._hosts, Random(f"administrator {seed}"))
+        self.administrator = self._machine("administrator", "10.0.3.2", self._administrator)
         self.checker = self._machine("checker", "10.0.4.1", self._check)
+        if scenario.users:
+            for machine in (*self.clients, self.checker):
+                machine.credentials = ADMINISTRATOR
 
     def _add_broker(self, name: str, host: str, **settings: object) -> None:
         self.brokers[name] = self._machine(name, host, self._broker(name, **settings))
@@ -214,7 +231,7 @@ class World:
         self.etcd = self._machine("etcd", "10.0.6.1", self._etcd_program)
         hosts = [f"10.0.5.{number + 1}" for number in range(self.scenario.controllers)]
         for number, host in enumerate(hosts):
-            program = ControllerProgram(self.etcd.host)
+            program = ControllerProgram(self.etcd.host, **(SIGNED if self.scenario.users else {}))
             self.controllers.append(self._machine(f"controller-{number + 1}", host, program))
         addresses = ";".join(f"{host}:{CONTROLLER_PORT}" for host in hosts)
         for number in range(3):
@@ -232,6 +249,7 @@ class World:
             "namesrvAddr": ";".join(f"{host}:9876" for host in self._hosts),
             "flushDiskType": "SYNC_FLUSH" if self.scenario.sync_flush else "ASYNC_FLUSH",
             "timerWheelEnable": self.scenario.later,
+            **(USERS if self.scenario.users else {}),
         }
 
     def _broker(self, name: str, **settings: object) -> BrokerProgram:
@@ -287,7 +305,7 @@ class World:
     @property
     def clients(self) -> list[Machine]:
         """The machines of its users."""
-        return [*self.producers, self.consumer]
+        return [*self.producers, self.consumer, *([self.administrator] if self.scenario.users else [])]
 
     async def run(self) -> None:
         """Start, disturb, wait until all is well, check. Raises BrokenPromiseError, NotSettledError, in a group."""
@@ -308,6 +326,9 @@ class World:
             await self._until(self._is_whole, "the replicas do not join the set")
         for machine in self.clients:
             machine.start(nursery)
+        if self.scenario.users:
+            nursery.start_soon(self._watch_users)
+        few_steps = (self.replicas or self.scenario.takes_over) and self.scenario.later
         # Brokers twice: their faults are the ones that count.
         servers = [*self.servers, *self._stores]
         faults = Faults(
@@ -320,7 +341,8 @@ class World:
             elects=bool(self.replicas),
             pause=2.0 if self.replicas else 0.6,
             # A timed message is due by the clock of the master that took it, and another one has a clock of its own.
-            steps=STEPS[:3] if (self.replicas or self.scenario.takes_over) and self.scenario.later else STEPS,
+            # Requests with a stamp from another hour are refused.
+            steps=STEPS[:3] if few_steps or self.scenario.users else STEPS,
             master=self._master,
             joining=self._joining,
             steady=self._steady,
@@ -337,6 +359,9 @@ class World:
             for producer in self._producers:
                 producer.finish()
         await self._until(lambda: all(one.life is None for one in self.producers), "a producer does not end")
+        if self.scenario.users:
+            self._administrator.finish()
+            await self._until(lambda: self.administrator.life is None, "the administrator does not end")
         if self.slave is not None:
             await self._end_replication(self.slave, nursery)
         if self.replicas:
@@ -354,6 +379,7 @@ class World:
         if not self.scenario.takes_over:
             await self._until(lambda: _is_in_sync(leader, follower), "the slave does not follow")
             self._compare(master, slave)
+            await self._end_users()
             return
         if self.scenario.later:  # so that the slave has taken over some of what the master has done
             await trio.sleep(self._rng.random() * 8)
@@ -390,7 +416,34 @@ class World:
         assert master is not None
         for machine in self._replicas:
             self._compare(master, machine)
+        await self._end_users()
         self.trace(f"masters by epoch: {self.ledger.masters}")
+
+    async def _end_users(self) -> None:
+        """Wait until all brokers have the same users and policies."""
+        if self.scenario.users:
+            await self._until(self._have_the_same_users, "the users do not get to all brokers")
+
+    def _have_the_same_users(self) -> bool:
+        stores = [store for _, store in self._users()]
+        first = stores[0] if len(stores) == len(self._stores) else None
+        return first is not None and all(dict(store.users) == dict(first.users) for store in stores)
+
+    def _users(self) -> list[tuple[Machine, AuthStore]]:
+        """The users and policies of all brokers that run and serve."""
+        programs: list[tuple[Machine, BrokerProgram | ReplicaProgram]] = [
+            *zip(self._stores, self._programs, strict=False),
+            *self.replicas,
+        ]
+        running = [(machine, found) for machine, found in programs if machine.life and not machine.life.is_stopped]
+        return [(machine, store) for machine, found in running if (store := found.users) is not None]
+
+    async def _watch_users(self) -> None:
+        """Hold the users of all brokers against the ledger, again and again. Raises BrokenPromiseError."""
+        while True:
+            found = [UsersOf(str(on), store._version, frozenset(store.users)) for on, store in self._users()]
+            self.ledger.users.check(found, all_of_them=len(found) == len(self._stores))
+            await trio.sleep(_LOOK)
 
     def _check_masters(self) -> None:
         if self.ledger.broken:

@@ -26,6 +26,15 @@ _ADMISSION_SECONDS: Final = 10.0
 _MOST_WAITING: Final = 32
 """Connections that wait for admission, from all addresses; ``_MOST_OF_ONE`` from one address."""
 _MOST_OF_ONE: Final = 8
+_NO_SLAVE: Final = "set haAllowedAddresses if it is one of this master's"
+_NOT_SAID: Final = (
+    "the name servers do not say in time which brokers are slaves: see that they can be reached, or set "
+    "haAllowedAddresses"
+)
+_MANY_WAIT: Final = (
+    f"{_MOST_WAITING} connections, or {_MOST_OF_ONE} from this address, have not proved themselves yet: find out what "
+    "connects to haListenPort; a slave tries again by itself"
+)
 _CLOSE: Final = 4 << 20
 """A slave that is up to this many bytes behind may be named to consumers."""
 
@@ -175,6 +184,10 @@ class HAService:
     ) -> None:
         try:
             await self._serve(stream, peer_of(stream), admission, proof)
+        except trio.Cancelled:
+            # Its end must not wait until the memory of the connection is freed.
+            await trio.aclose_forcefully(stream)
+            raise
         except OSError:
             await trio.aclose_forcefully(stream)  # it has disconnected before its address could be asked for
         except Exception:  # noqa: BLE001 - a fault with one slave must not end the broker
@@ -182,11 +195,11 @@ class HAService:
             await trio.aclose_forcefully(stream)
 
     async def _serve(self, stream: trio.abc.Stream, address: str, admission: Admission, proof: Proof | None) -> None:
-        advice = "set haAllowedAddresses if it is one of this master's"
+        advice = _MANY_WAIT
         slaves, proved = 0, stream
         async with self._waits(address) as waits:
             if waits:
-                slaves = await self._admitted(address, admission)
+                slaves, advice = await self._admitted(address, admission)
             if slaves and proof is not None:
                 try:
                     proved = await proof(stream, address)
@@ -241,11 +254,11 @@ class HAService:
             if not waiting[address]:
                 del waiting[address]
 
-    async def _admitted(self, address: str, admission: Admission) -> int:
-        """How many slaves may connect from ``address``. 0 too if that takes too long."""
+    async def _admitted(self, address: str, admission: Admission) -> tuple[int, str]:
+        """How many slaves may connect from ``address``, and what to do if none. 0 too if that takes too long."""
         with trio.move_on_after(_ADMISSION_SECONDS):
-            return await admission(address)
-        return 0
+            return await admission(address), _NO_SLAVE
+        return 0, _NOT_SAID
 
     def _forget(self, connection: HAConnection) -> None:
         self.connections.remove(connection)

@@ -93,8 +93,12 @@ class Replica:
 class Group:
     """``replicas`` are in the order of their ids."""
 
-    def __init__(self, nursery: trio.Nursery, directory: Path, names: NamesrvController) -> None:
+    def __init__(
+        self, nursery: trio.Nursery, directory: Path, names: NamesrvController, controller: dict[str, str] | None = None
+    ) -> None:
+        """``controller``: further settings of the controller."""
         self.nursery = nursery
+        self._settings = controller or {}
         self.names = names
         self.kv = LocalKv(SystemClock())
         self.replicas: list[Replica] = []
@@ -110,7 +114,7 @@ class Group:
 
     async def start_controller(self) -> None:
         """Run a controller, at the same address each time."""
-        values = {"listenPort": self._port, "bindAddress": "127.0.0.1", **METRICS}
+        values = {"listenPort": self._port, "bindAddress": "127.0.0.1", **METRICS, **self._settings}
         settings = load_controller(flags={key: (str(value), "test") for key, value in values.items()})
         self.manager = ControllerManager(settings, kv=self.kv)
         _, self._port = await self.nursery.start(self.manager.run)
@@ -157,12 +161,14 @@ class Group:
 
 
 @asynccontextmanager
-async def running_group(directory: Path, brokers: int = 2, **changes: Any) -> AsyncIterator[Group]:
+async def running_group(
+    directory: Path, brokers: int = 2, *, controller: dict[str, str] | None = None, **changes: Any
+) -> AsyncIterator[Group]:
     """Run a group. Its brokers are in sync when the block begins; the first one is the master."""
     names = NamesrvController(load_namesrv(flags={"listenPort": ("0", "test"), "bindAddress": ("127.0.0.1", "test")}))
     async with trio.open_nursery() as nursery:
         await nursery.start(names.run)
-        group = Group(nursery, directory, names)
+        group = Group(nursery, directory, names, controller)
         await group.start_controller()
         for _ in range(brokers):
             await group.add(**changes)

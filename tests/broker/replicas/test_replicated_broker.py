@@ -1,5 +1,6 @@
 """Brokers whose roles are assigned: the first master, failovers, the lease, and a master that was replaced."""
 
+import contextlib
 import json
 import socket
 from contextlib import AsyncExitStack
@@ -13,7 +14,7 @@ from tests.broker.auth.signed import ON, User, is_refused
 from tests.broker.replicas.group import NAME, QUICK, TOPIC, Replica, running_group, send
 from tests.broker.wire_client import WireClient
 from tests.ports import free_port
-from tests.remoting.auth.user_files import key_file
+from tests.remoting.auth.user_files import following, key_file, writer
 from tests.store.replication.pairs import until
 from tests.store.stores import drain
 from trimq.broker.config import BrokerConfig
@@ -23,6 +24,7 @@ from trimq.broker.start_error import StartError
 from trimq.broker.store.replication.auto_switch_client import AutoSwitchHAClient
 from trimq.broker.store.replication.ha_client import TruncationNeededError
 from trimq.broker.testing import configuration
+from trimq.protocol.auth import model
 from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.remoting.auth.auth_store import AuthStore
 from trimq.remoting.config.configuration import NettyServerConfig
@@ -398,6 +400,52 @@ async def test_users_are_there_after_a_failover_and_every_member_proves_itself(t
         # The former master takes what the new one has.
         await until(lambda: users_of(old).user("later") is not None)
         assert dict(users_of(old).users) == dict(users_of(new).users)
+
+
+async def test_an_orderly_stop_hands_over_at_controllers_with_users_without_tls(tmp_path: Path) -> None:
+    keys = key_file(tmp_path)
+    await writer(tmp_path / "users", keys, model.User("brokers", "inner secret", model.UserType.SUPER))
+    inner = json.dumps({"accessKey": "brokers", "secretKey": "inner secret"})
+    controller = following(tmp_path / "users", keys) | {"innerClientAuthenticationCredentials": inner}
+    async with running_group(tmp_path, 2, controller=controller, innerClientAuthenticationCredentials=inner) as group:
+        first, second = group.replicas
+        with capture_logs() as logs:
+            await first.stop()
+            await group.master(but=first)
+        assert second.leads
+        assert [line["master_id"] for line in logs if line["event"] == "handed_over"] == [2]
+        assert not [line for line in logs if line["event"] in {"not_handed_over", "access_refused"}]
+
+
+async def test_a_secret_that_cannot_be_read_at_a_change_of_role_stays_the_one_of_before(tmp_path: Path) -> None:
+    """The broker goes on, says so, and still lets in no slave that does not prove that it has the secret."""
+    path = key_file(tmp_path)
+    kept = path.read_bytes()
+    async with running_group(tmp_path, 2, haSecretFile=str(path), haAllowedAddresses="127.0.0.1") as group:
+        old, slave = group.replicas
+        assert await send(old, b"before") == ResponseCode.SUCCESS
+        await group.joined()
+        path.unlink()
+        with capture_logs() as logs:
+            await old.cut_short()
+            new = await group.master(but=old)
+        assert new is slave
+        (line,) = [line for line in logs if line["event"] == "ha_secret_not_read"]
+        assert f"haSecretFile {path} cannot be read: No such file" in line["reason"]
+        notes = {note.code: note.text for note in new.controller.health.readiness().notes}
+        assert "a restart would fail" in notes["ha_secret_not_read"]
+        with capture_logs() as logs:
+            async with await trio.open_tcp_stream("127.0.0.1", new.controller.replication.port) as stream:
+                await stream.send_all(bytes(8))
+                with contextlib.suppress(trio.BrokenResourceError):
+                    assert await stream.receive_some(1) == b""
+        advice = [line["advice"] for line in logs if line["event"] == "slave_refused"]
+        assert advice == ["the slave proves nothing: set haSecretFile there, or haAllowedWithoutProof here"]
+        path.write_bytes(kept)
+        path.chmod(0o600)
+        await old.start()
+        await group.joined()
+        assert await send(new, b"after") == ResponseCode.SUCCESS
 
 
 def users_of(replica: Replica) -> AuthStore:

@@ -9,12 +9,16 @@ import trio
 import trio.testing
 from structlog.testing import capture_logs
 
+from tests.remoting.auth.stores import KEY_1, KEY_2, MemoryFile, encrypted
 from trimq.broker.services.slave_synchronize import SlaveSynchronize
+from trimq.protocol.auth.auth_file import SEAL
+from trimq.protocol.auth.model import UserChange, UserType
 from trimq.protocol.body import DELETED_TOPICS, WITH_DELETED_TOPICS
 from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.timer_handover import NOT_KNOWN, NOTHING_PENDING, TimerHandover, decode_handover
 from trimq.protocol.timer_layout import TimerCheckpoint
+from trimq.remoting.auth.auth_store import AuthStore
 from trimq.remoting.runtime.clock import ManualClock
 
 OFFSETS, DELAYS, TIMERS = (
@@ -32,8 +36,13 @@ def handover(read_time: int) -> TimerHandover:
 class Rig:
     """A slave's SlaveSynchronize between a master and a broker that only remember."""
 
-    def __init__(self) -> None:
+    def __init__(self, users: AuthStore | None = None) -> None:
         self.clock = ManualClock()
+        self.users_of_master: AuthStore | None = None
+        self.sent: list[bytes] = []
+        """The files of users that the master has sent, as they have arrived."""
+        self.damages = False
+        """Whether the next one is damaged on its way."""
         self.taken: list[Any] = []
         self.asked: list[tuple[int, dict[str, str]]] = []
         self.bodies: dict[int, Any] = {OFFSETS: {"n": 0}, DELAYS: {"n": 0}, TOPICS: {}}
@@ -76,7 +85,7 @@ class Rig:
         master: Any = SimpleNamespace(address="master", ask=self._ask, log_end=self._end)
         self.log: Any = SimpleNamespace(follows=True, still_follows=self._still_follows)
         self.is_same = True
-        self.synchronize = SlaveSynchronize(master, self.log, self.clock, **rest)
+        self.synchronize = SlaveSynchronize(master, self.log, self.clock, users=users, **rest)
 
     async def _still_follows(self) -> bool:
         return self.is_same
@@ -86,10 +95,22 @@ class Rig:
         request = RemotingCommand(int(code))
         if self.codes.get(code):
             return request.reply(self.codes[code], "no")
+        if code == RequestCode.AUTH_GET_FILE:
+            return request.reply(body=self._file_of_users((ext or {})[SEAL]))
         if code == TIMERS:
             return request.reply(header=self.handover.ext(), body=self.handover.body())
         body = self.bodies.get(code, {})
         return request.reply(body=body if isinstance(body, bytes) else json.dumps(body).encode())
+
+    def _file_of_users(self, known: str) -> bytes:
+        assert self.users_of_master is not None
+        data, seal = self.users_of_master.sealed()
+        if known == seal:
+            return b""
+        if self.damages:
+            self.damages, data = False, data.replace(b'"Super"', b'"Sup er"', 1)
+        self.sent.append(data)
+        return data
 
     async def _end(self) -> int:
         if self.fails:
@@ -360,3 +381,61 @@ def test_a_handover_that_is_none(changes: dict[str, str | None], expected: str) 
         decode_handover(ext, sent.body())
     with pytest.raises(ValueError, match="this file has 5"):
         decode_handover(ext, b"short")
+
+
+async def users_with(key: bytes) -> tuple[AuthStore, MemoryFile]:
+    file = MemoryFile()
+    store = AuthStore(file, encrypted(key))
+    await store.create_user("root", UserChange("x", UserType.SUPER))
+    return store, file
+
+
+def reasons(logs: Any) -> list[str]:
+    return [line["reason"] for line in logs if line["event"] == "not_synchronized"]
+
+
+async def test_a_file_of_users_that_cannot_be_used_here_is_fetched_once() -> None:
+    """The reason stays; the file is fetched again when the master has another one."""
+    (users, _), (theirs, _) = await users_with(KEY_1), await users_with(KEY_2)
+    rig = Rig(users)
+    rig.users_of_master = theirs
+    with capture_logs() as logs:
+        for _ in range(3):
+            assert await rig.synchronize._whole_round(all_of_it=False)
+    assert len(rig.sent) == 1
+    assert len(reasons(logs)) == 1
+    assert "not in authKeyFile" in rig.synchronize._failed[RequestCode.AUTH_GET_FILE]
+    await theirs.create_user("me", UserChange("x"))
+    for _ in range(2):
+        await rig.synchronize._whole_round(all_of_it=False)
+    assert len(rig.sent) == 2
+    assert sorted(users.users) == ["root"]
+    # A master whose file can be used, as after a change of the master.
+    rig.users_of_master, _ = await users_with(KEY_1)
+    await rig.users_of_master.create_user("good", UserChange("x"))
+    for _ in range(2):
+        await rig.synchronize._whole_round(all_of_it=False)
+    assert sorted(users.users) == ["good", "root"]
+    assert len(rig.sent) == 3
+    assert RequestCode.AUTH_GET_FILE not in rig.synchronize._failed
+
+
+async def test_a_file_of_users_that_was_damaged_on_its_way_or_not_written_is_fetched_again() -> None:
+    (users, file), (theirs, _) = await users_with(KEY_1), await users_with(KEY_1)
+    await theirs.create_user("me", UserChange("x"))
+    rig = Rig(users)
+    rig.users_of_master = theirs
+    rig.damages = True
+    with capture_logs() as logs:
+        await rig.synchronize._whole_round(all_of_it=False)
+        file.error = OSError(28, "No space left on device")
+        await rig.synchronize._whole_round(all_of_it=False)
+        assert sorted(users.users) == ["root"]
+        await rig.synchronize._whole_round(all_of_it=False)
+    assert sorted(users.users) == ["me", "root"]
+    first, second = reasons(logs)
+    assert "its seal is wrong" in first
+    assert "cannot be written: No space left on device" in second
+    assert len(rig.sent) == 3
+    await rig.synchronize._whole_round(all_of_it=False)
+    assert len(rig.sent) == 3

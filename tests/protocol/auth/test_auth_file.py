@@ -9,6 +9,8 @@ import pytest
 
 from trimq.protocol.auth import auth_file
 from trimq.protocol.auth.auth_file import AuthFileError, decode, encode, is_encrypted
+from trimq.protocol.command import RemotingCommand
+from trimq.protocol.frame import MAX_FRAME, encode_head
 from trimq.protocol.hashing import checksum
 
 USERS = [b'{"username":"a"}', b'{"username":"b"}']
@@ -94,7 +96,7 @@ def test_a_seal_cannot_be_made_without_the_key() -> None:
             Keys("k2"),
             "its secrets are encrypted with key 'k1', which is not in authKeyFile: add that key there",
         ),
-        (b" " * (auth_file.MOST_AUTH_BYTES + 5000), None, "it has 16782216 bytes; 16777216 are allowed"),
+        (b" " * (auth_file.MOST_READ_BYTES + 1), None, "it has 16781313 bytes; 16781312 are allowed"),
     ],
 )
 def test_files_that_are_refused(data: bytes, keys: Keys | None, text: str) -> None:
@@ -110,5 +112,19 @@ def test_other_tables_are_refused() -> None:
 
 
 def test_a_file_that_would_be_too_large_is_not_made() -> None:
-    with pytest.raises(AuthFileError, match="are allowed"):
+    with pytest.raises(AuthFileError, match=r"would take 168\d+ bytes, and slaves can take 16711680: delete users or"):
         encode(1, [b'"%s"' % (b"x" * 1024)] * (16 * 1024), [], None)
+
+
+def test_the_largest_file_fits_into_a_reply() -> None:
+    """Otherwise users would be acknowledged that no slave could get."""
+    keys = Keys("k1")
+    overhead = len(encode(1, [b'""'], [], keys).rpartition(b',\n"seal":')[0])
+    room = auth_file.MOST_AUTH_BYTES - overhead
+    with pytest.raises(AuthFileError, match="delete users or policies"):
+        encode(1, [b'"%s"' % (b"x" * (room + 1))], [], keys)
+    data = encode(1, [b'"%s"' % (b"x" * room)], [], keys)
+    head = encode_head(RemotingCommand.request(13010).reply(remark="r" * 1000), len(data))
+    assert len(data) > auth_file.MOST_AUTH_BYTES
+    assert len(head) + len(data) < MAX_FRAME
+    assert decode(data, keys).encrypted

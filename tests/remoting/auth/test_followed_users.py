@@ -259,3 +259,17 @@ def test_what_a_server_in_the_same_process_gets(tmp_path: Path) -> None:
     assert {key: value for key, (value, _) in found.items()} == {
         key: value for key, value in keys.items() if key != "initAuthenticationUser"
     }
+
+
+async def test_credentials_of_servers_that_are_gone_refuse_the_start(tmp_path: Path) -> None:
+    """They were there when the configuration was read."""
+    keys, inner = key_file(tmp_path), tmp_path / "inner.json"
+    await writer(tmp_path / "config", keys, ROOT)
+    inner.touch(mode=0o600)
+    inner.write_text('{"accessKey":"a","secretKey":"s canary"}')
+    given = {"innerClientAuthenticationCredentialsFile": str(inner)}
+    found = settings(following(tmp_path / "config", keys) | given)
+    assert follow_users(found, ManualClock()) is not None
+    inner.unlink()
+    with pytest.raises(AccessError, match="innerClientAuthenticationCredentialsFile: expected a file that can be read"):
+        follow_users(found, ManualClock())

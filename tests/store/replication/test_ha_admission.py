@@ -266,6 +266,56 @@ async def test_connections_that_prove_nothing_are_few(autojump_clock: object) ->
         nursery.cancel_scope.cancel()
 
 
+async def test_the_advice_names_the_reason(autojump_clock: object) -> None:
+    """Not haAllowedAddresses where it would not help."""
+
+    async def nothing(_address: str) -> int:
+        return 0
+
+    async def silent(_address: str) -> int:
+        await trio.sleep(60)
+        return 1
+
+    async def first_advice(admitted: Callable[[str], Awaitable[int]], connections: int) -> str:
+        async with store_of(SimDisk(), ASYNC_MASTER) as master, trio.open_nursery() as nursery:
+            ha = master.replication.ha
+            assert ha is not None
+            listener = MemoryListener()
+            with capture_logs() as logs:
+                nursery.start_soon(ha.serve, listener, lambda _: PEER, admitted, admission().of_slave)
+                streams = [await listener.connect() for _ in range(connections)]
+                await until(lambda: ha.refused > 0)
+            assert streams
+            nursery.cancel_scope.cancel()
+        return next(str(line["advice"]) for line in logs if line["event"] == "slave_refused")
+
+    assert await first_advice(nothing, 1) == "set haAllowedAddresses if it is one of this master's"
+    assert "name servers do not say in time" in await first_advice(silent, 1)
+    many = await first_advice(one_slave, 12)
+    assert "32 connections, or 8 from this address, have not proved themselves yet" in many
+    assert "haAllowedAddresses" not in many
+
+
+async def test_connections_that_wait_for_a_proof_are_closed_when_the_port_is(autojump_clock: object) -> None:
+    async with store_of(SimDisk(), ASYNC_MASTER) as master, trio.open_nursery() as nursery:
+        listener = MemoryListener()
+        scope = trio.CancelScope()
+
+        async def port() -> None:
+            assert master.replication.ha is not None
+            with scope:
+                await master.replication.ha.serve(listener, lambda _: PEER, one_slave, admission().of_slave)
+
+        nursery.start_soon(port)
+        stream = await listener.connect()
+        await stream.send_all(HELLO)
+        assert (await stream.receive_some(CHALLENGE_BYTES)).startswith(CHALLENGE)
+        scope.cancel()
+        with trio.fail_after(1):
+            assert await stream.receive_some(1) == b""
+        nursery.cancel_scope.cancel()
+
+
 async def test_addresses_of_rocketmqs_brokers_prove_nothing(autojump_clock: object) -> None:
     proofs = admission(KEYS, "a", "10.0.0.0/24")
     async with store_of(SimDisk(), ASYNC_MASTER) as master, trio.open_nursery() as nursery:
