@@ -243,7 +243,7 @@ def _correction(command: RemotingCommand, _cluster: str) -> Iterator[Need]:
 
 
 def _ended(names: tuple[str | None, ...]) -> Iterator[Need]:
-    """37. RocketMQ 4's producers name no topic; those of 5 answer a check with the topic of the check, that of all halves.
+    """37. RocketMQ 4's producers name no topic; those of 5 answer a check with that of all halves.
 
     Then nothing is needed here: the handler asks for the topic of the half in any case (remoting/auth/permit.py).
     """
