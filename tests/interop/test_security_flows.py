@@ -234,7 +234,7 @@ def test_a_running_consumer_goes_back(users: Cluster, java: JavaClient, tmp_path
 
 
 def test_pop_is_refused_before_it_is_not_supported(users: Cluster) -> None:
-    """Whoever may not consume learns nothing else. TriMQ's broker does not serve POP yet."""
+    """A user who may not consume learns nothing else. TriMQ's broker does not serve POP yet."""
     if users.supports("pop"):
         pytest.skip("the broker serves POP")
     topic, group = users.create_topic(unique("Pop")), unique("G")
