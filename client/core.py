@@ -21,6 +21,7 @@ from msgspec import Struct
 from trimq.client.errors import (
     ClosedError,
     CredentialsError,
+    NoPermissionError,
     NotStoredError,
     PerhapsStoredError,
     RocketMQError,
@@ -313,7 +314,8 @@ class Client(Lifecycle):
     async def _fetch_route(self, topic: str) -> TopicRouteData | None:
         """The topic's route; None if the name servers do not know the topic.
 
-        A query stores nothing, so every error is a NotStoredError, whatever the code.
+        A query stores nothing, so every error is a NotStoredError, whatever the code; but NoPermissionError and
+        CredentialsError of a name server that checks users.
         """
         header = GetRouteInfoRequestHeader(topic=topic, accept_standard_json_only=True)
         unknown = ResponseCode.TOPIC_NOT_EXIST
@@ -322,8 +324,9 @@ class Client(Lifecycle):
         if reply.code == unknown or (reply.code == 0 and not reply.body):
             return None
         if reply.code != 0:
-            error = error_for(reply.code, reply.remark, None)
-            raise NotStoredError(f"the route of {topic} cannot be fetched: {error.text}", code=error.code)
+            error = error_for(reply.code, reply.remark, None, RequestCode.GET_ROUTEINFO_BY_TOPIC)
+            kind = type(error) if isinstance(error, NoPermissionError) else NotStoredError
+            raise kind(f"the route of {topic} cannot be fetched: {error.text}", code=error.code)
         try:
             return decode_json(reply.body, TopicRouteData)
         except RemotingError as error:

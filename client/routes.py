@@ -13,7 +13,14 @@ from typing import Final, NamedTuple
 
 import anyio
 
-from trimq.client.errors import NoBrokerError, NotStoredError, RocketMQError, TopicNotFoundError, copied
+from trimq.client.errors import (
+    NoBrokerError,
+    NoPermissionError,
+    NotStoredError,
+    RocketMQError,
+    TopicNotFoundError,
+    copied,
+)
 from trimq.protocol.body import PERM_READ, PERM_WRITE, BrokerData, MessageQueue, TopicRouteData
 from trimq.protocol.topic_rules import AUTO_CREATE_TOPIC
 from trimq.remoting.client.client_log import StandardLog
@@ -224,7 +231,7 @@ class RouteCache:
         for topic in list(self._routes):
             try:
                 await self.refresh(topic)
-            except (TopicNotFoundError, NotStoredError):
+            except (TopicNotFoundError, NoPermissionError, NotStoredError):
                 continue
 
     def doubt(self, address: str) -> None:
@@ -277,7 +284,7 @@ class RouteCache:
         for topic in (topics[at:] + topics[:at])[:_MOST_DOUBTED]:
             try:
                 await self.refresh(topic)
-            except TopicNotFoundError:
+            except (TopicNotFoundError, NoPermissionError):
                 continue
             except RocketMQError:
                 return  # no name server answers

@@ -234,7 +234,7 @@ class TransactionProducer(Producer):
         except Exception as error:  # noqa: BLE001 - the program's own function: the broker will ask again
             _log.failed("check failed; the broker will ask again", error, message=message)
         end = EndTransactionRequestHeader(
-            topic=header.topic,
+            topic=message.topic,  # not the header's, that of all halves: with policies, brokers check this name
             producer_group=self.group,
             tran_state_table_offset=header.tran_state_table_offset,
             commit_log_offset=header.commit_log_offset,

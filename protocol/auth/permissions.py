@@ -19,6 +19,7 @@ from trimq.protocol.auth.rules import (
     PUB,
     SUB,
     UPDATE,
+    ByNames,
     Need,
     Rule,
     always,
@@ -47,6 +48,7 @@ from trimq.protocol.command import RemotingCommand
 from trimq.protocol.errors import RemotingError
 from trimq.protocol.headers import admin, client, controller, namesrv, offset, pull, query, send, transaction
 from trimq.protocol.headers.base import Header
+from trimq.protocol.topic_rules import TRANS_HALF_TOPIC
 
 Code = RequestCode
 
@@ -241,6 +243,16 @@ def _correction(command: RemotingCommand, _cluster: str) -> Iterator[Need]:
         yield on_group(header.compare_group, GET)
 
 
+def _ended(names: tuple[str | None, ...]) -> Iterator[Need]:
+    """37. RocketMQ 4's producers name no topic; those of 5 answer a check with that of all halves.
+
+    Then nothing is needed here: the handler asks for the topic of the half in any case (remoting/auth/permit.py).
+    """
+    (topic,) = names
+    if topic and topic.strip() and topic != TRANS_HALF_TOPIC:
+        yield on_topic(topic, PUB)
+
+
 class _TopicAndGroup(Header):
     """Topic and consumer group: the requests of POP consumers, which are not served."""
 
@@ -263,7 +275,7 @@ _NAMED: Final[dict[int, Rule]] = {
     Code.SEND_REPLY_MESSAGE: _sends,
     Code.SEND_REPLY_MESSAGE_V2: _sends_v2,
     Code.RECALL_MESSAGE: of_fields(send.RecallMessageRequestHeader, topic_field(PUB)),
-    Code.END_TRANSACTION: of_fields(transaction.EndTransactionRequestHeader, topic_field(PUB, optional=True)),
+    Code.END_TRANSACTION: ByNames(transaction.EndTransactionRequestHeader, ("topic",), _ended),
     # consuming
     Code.PULL_MESSAGE: _pulls,
     Code.LITE_PULL_MESSAGE: _pulls,

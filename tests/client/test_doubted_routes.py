@@ -8,7 +8,7 @@ import pytest
 import trio
 import trio.testing
 
-from trimq.client import TopicNotFoundError, UnreachableError, routes
+from trimq.client import NoPermissionError, TopicNotFoundError, UnreachableError, routes
 from trimq.client.routes import RouteCache, TopicRoute
 from trimq.protocol.body import BrokerData, QueueData, TopicRouteData
 
@@ -32,12 +32,15 @@ class NameServer:
         self.routes = routes
         self.asked: list[str] = []
         self.is_down = False
+        self.denied = ""
         self.cache = RouteCache(self.fetch, self.any_broker)
 
     async def fetch(self, topic: str) -> TopicRouteData | None:
         self.asked.append(topic)
         if self.is_down:
             raise UnreachableError("no name server answers")
+        if topic == self.denied:
+            raise NoPermissionError("no matched policies.", code=16)
         return self.routes.get(topic)
 
     async def any_broker(self) -> bool:
@@ -87,6 +90,14 @@ async def test_it_is_queried_again_while_there_is_no_master_and_no_name_server()
         known = names.cache.known("T")
         assert known is not None
         assert known.master("g") == "b:1"
+
+
+async def test_a_topic_that_may_not_be_queried_does_not_keep_others_from_it() -> None:
+    async with looking(Denied=route(_0="a:1"), T=route(_0="a:1")) as names:
+        names.denied = "Denied"
+        names.cache.doubt("a:1")
+        await names.until(2)
+        assert names.asked == ["Denied", "T"]
 
 
 async def test_many_failures_make_few_queries() -> None:

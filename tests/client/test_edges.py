@@ -19,7 +19,9 @@ from trimq.client import (
     ClientOptions,
     ClosedError,
     Consumer,
+    CredentialsError,
     Message,
+    NoPermissionError,
     NotStoredError,
     Producer,
     SendOutcome,
@@ -152,6 +154,23 @@ async def test_routes_that_cannot_be_learned_now_stay() -> None:
         assert client.routes.known("T") is found
         with pytest.raises(NotStoredError):
             await client.routes.get("Other")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("remark", "kind"), [("check signature failed.", CredentialsError), ("no matched policies.", NoPermissionError)]
+)
+async def test_a_name_server_that_does_not_permit_a_route_says_so(remark: str, kind: type[Exception]) -> None:
+    async with scripted_broker() as broker, Client(broker.address) as client:
+        found = await client.routes.get("T")
+        broker.answers[RequestCode.GET_ROUTEINFO_BY_TOPIC] = lambda command: command.reply(
+            ResponseCode.NO_PERMISSION, remark
+        )
+        with pytest.raises(kind, match="the route of Other cannot be fetched: ") as caught:
+            await client.routes.get("Other")
+        assert type(caught.value) is kind
+        await client.routes.refresh_all()
+        assert client.routes.known("T") is found
 
 
 # -- messages ----------------------------------------------------------------------------------------------------------

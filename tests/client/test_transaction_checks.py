@@ -35,7 +35,8 @@ def half(broker: ScriptedBroker, group: str, body: bytes, **properties: str) -> 
 
 async def ask(broker: ScriptedBroker, group: str, body: bytes, **properties: str) -> None:
     """Send the broker's check of a transaction, over the connection of the producer's heartbeat."""
-    header = {"tranStateTableOffset": "7", "commitLogOffset": "70", "topic": "T", "msgId": "m", "transactionId": "t"}
+    header = {"tranStateTableOffset": "7", "commitLogOffset": "70", "msgId": "m", "transactionId": "t"}
+    header["topic"] = "RMQ_SYS_TRANS_HALF_TOPIC"
     question = RemotingCommand.request(
         RequestCode.CHECK_TRANSACTION_STATE, header, half(broker, group, body, **properties), oneway=True
     )
@@ -75,6 +76,7 @@ async def test_only_the_groups_own_transactions_are_answered_for() -> None:
         str(TransactionState.ROLLBACK.value),
         "true",
     )
+    assert fields["topic"] == "T", "a policy of the topic has to suffice"
 
 
 @pytest.mark.parametrize("state", TransactionState)

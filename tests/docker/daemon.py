@@ -9,10 +9,10 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, cast
 
 from tests.docker.sdk_job import ACKNOWLEDGED, REFUSED
@@ -94,9 +94,18 @@ class Docker:
         return self.run("docker-compose", "-f", "docker/docker-compose.yml", "--profile", profile, *arguments)
 
     def type_in(
-        self, name: str, directory: Path, *, until: str = "\0", since: str = "", timeout: float = PATIENCE
+        self,
+        name: str,
+        directory: Path,
+        *,
+        until: str = "\0",
+        since: str = "",
+        timeout: float = PATIENCE,
+        replaced: Mapping[str, str] = MappingProxyType({}),
     ) -> str:
         """Run a block of commands from the documentation, or its part up to or from a line, on the tests' base.
+
+        ``replaced``: names of the page, and those of the test.
 
         Debian's docker-compose is a separate command; the documentation uses docker's subcommand compose.
         """
@@ -107,6 +116,9 @@ class Docker:
             assert found, since
             exports = [line for line in before.splitlines() if line.startswith("export ")]
             text = "\n".join([*exports, since + after])
+        for theirs, ours in replaced.items():
+            assert theirs in text, theirs
+            text = text.replace(theirs, ours)
         plugin = subprocess.run(["docker", "compose", "version"], capture_output=True, check=False)
         if plugin.returncode:
             script = (
@@ -114,7 +126,7 @@ class Docker:
             )
             (directory / "docker").write_text(f"#!/bin/sh\n{script}")
             (directory / "docker").chmod(0o755)
-        path = {"PATH": f"{directory}:{self.environment['PATH']}"}
+        path = {"PATH": f"{directory}:{self.environment['PATH']}:{Path(sys.executable).parent}"}
         return self.run("sh", "-euc", text, timeout=timeout, environment=self.build | path)
 
     def container(self, service: str) -> str:

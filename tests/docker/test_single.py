@@ -23,9 +23,11 @@ pytestmark = [pytest.mark.partners, pytest.mark.timeout(700, func_only=True)]
 
 BASE_ALLOWANCE = 150e6
 """Maximum number of bytes that the image may add to its base."""
-CODE_ALLOWANCE = 12e6
-"""Maximum number of bytes of the layer with TriMQ's own files and their compiled forms, which is what an upgrade
-downloads, before compression. The dependencies are more than that."""
+CODE_ALLOWANCE = 16e6
+"""Maximum number of bytes of the layer with TriMQ's own files, which is what an upgrade downloads, before compression.
+
+Of 13 MB now, 4.5 are the sources, 7.6 their compiled forms, without which a start takes twice as long, and 0.8 the
+native extension. It has no tests and no debug symbols. The dependencies are more than that."""
 OUTSIDE, INSIDE = f"{ADDRESS}:9876", "broker:9876"
 DOWN = "docker compose down"
 

@@ -41,6 +41,7 @@ RUN_IN: dict[str, str] = {
     "security certificates": "tests/docs/test_security.py",
     "security mqadmin": "tests/docs/test_security.py",
     "security copyauth": "tests/docs/test_security.py",
+    "security docker": "tests/docker/test_users.py",
     "security admin_port": "tests/broker/test_admin_port.py",
 }
 """Block to the tests that run it."""

@@ -5,8 +5,9 @@ The commands on users and policies run against brokers of both peers, and must p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,10 +56,12 @@ class Side:
         return printed
 
 
-def _side(peer: Peer, directory: Path, certificates: Certificates) -> Iterator[Side]:
+def _side(
+    peer: Peer, directory: Path, certificates: Certificates, passwords: Mapping[str, str] = PASSWORDS
+) -> Iterator[Side]:
     security = secured(certificates, "enforcing", access_control=True)
     options = java_client_options(certificates, certificates.client)
-    properties = PASSWORDS if peer == "trimq" else {}
+    properties = passwords if peer == "trimq" else {}
     with (
         running_cluster(directory / "cluster", peer=peer, security=security, properties=properties) as cluster,
         mqadmin(cluster, directory / "mqadmin", options=options, user=ADMINISTRATOR) as admin,
@@ -206,6 +209,35 @@ def test_a_whole_cluster(chosen: Side) -> None:
     assert asks() == 0
     chosen.must("deleteUser", *words, "-u", user)
     assert asks() == 16
+
+
+def test_users_and_policies_are_copied(
+    chosen: Side, original: Side, tmp_path_factory: pytest.TempPathFactory, certificates: Certificates
+) -> None:
+    """copyUser and copyAcl to a broker of the same kind and to Apache's: the copy signs with the same password."""
+    copied, stays = (create_user(chosen.broker, unique(name), PASSWORD).access_key for name in ("copied", "stays"))
+    for user in (copied, stays):
+        allow(chosen.broker, user, "Cluster:DefaultCluster", ["Get"])
+    allow(chosen.broker, copied, "Topic:a", ["Pub", "Sub"], "Deny")
+    directory = tmp_path_factory.mktemp("second")
+    with contextmanager(_side)(chosen_peer(), directory, certificates, passwords={}) as second:
+        for target in (second, original):
+            between = ("-f", chosen.broker, "-t", target.broker)
+            chosen.must("updateUser", "-b", chosen.broker, "-u", copied, "-p", PASSWORD)
+            chosen.must("copyUser", *between, "-u", copied)
+            assert asking(target, copied, PASSWORD)() == 16, "it has no policies yet"
+            chosen.must("copyAcl", *between, "-s", f"User:{copied}")
+            assert asking(target, copied, PASSWORD)() == 0
+            chosen.must("updateUser", "-b", chosen.broker, "-u", copied, "-p", CHANGED)
+            chosen.must("copyUser", *between, "-u", copied)
+            assert (asking(target, copied, PASSWORD)(), asking(target, copied, CHANGED)()) == (16, 0)
+            assert target.run("getAcl", "-s", f"User:{copied}") == chosen.run("getAcl", "-s", f"User:{copied}")
+            assert stays not in target.must("listUser", "-b", target.broker)
+        # The second broker returns no passwords: nothing can be copied from it.
+        if second.cluster.broker.peer == "trimq":
+            create_user(second.broker, "hidden", PASSWORD)
+            printed = chosen.admin.run("copyUser", "-f", second.broker, "-t", chosen.broker, "-u", "hidden")
+            assert "hidden" not in chosen.must("listUser", "-b", chosen.broker), printed
 
 
 def asking(side: Side, user: str, password: str) -> Callable[[], int]:

@@ -136,6 +136,18 @@ def test_a_record_that_waits_or_has_expired(topic: str) -> None:
     assert topic_of(record) == "Theirs"
 
 
+async def test_the_answer_to_a_check_names_the_topic_of_all_halves(tmp_path: Path) -> None:
+    """RocketMQ 5's producers name the topic that the check has; that of the half decides."""
+    async with closed_broker(tmp_path) as (_, root):
+        app = await root.make("app", "Topic:Mine Pub")
+        for topic, code in (("Theirs", 16), ("Mine", 0)):
+            await sent(root, topic)
+            where = await half(root, topic) | {"fromTransactionCheck": "true"}
+            reply = await app.ask(37, where | {"topic": "RMQ_SYS_TRANS_HALF_TOPIC"})
+            assert reply.code == code, reply.remark
+            assert code == 0 or f"Topic:{topic}" in (reply.remark or "")
+
+
 async def test_the_checks_of_a_half_of_another_topic(tmp_path: Path) -> None:
     async with closed_broker(tmp_path) as (broker, root):
         app = await root.make("app", "Topic:Mine Pub|Update")

@@ -41,6 +41,14 @@ def test_needs(code: int) -> None:
     assert shown(CASES[code].command(code)) == set(CASES[code].needs)
 
 
+@pytest.mark.parametrize("topic", [None, " ", "RMQ_SYS_TRANS_HALF_TOPIC"])
+def test_the_end_of_a_transaction_that_names_no_topic_of_its_own(topic: str | None) -> None:
+    """The handler asks for the topic of the half."""
+    ext = CASES[RequestCode.END_TRANSACTION].command(RequestCode.END_TRANSACTION).ext_fields() | {"topic": topic}
+    named = {name: value for name, value in ext.items() if value is not None}
+    assert shown(RemotingCommand(RequestCode.END_TRANSACTION, ext=named)) == set()
+
+
 @pytest.mark.parametrize("code", [*sorted(TO_CLIENTS), 0, 1, 16, 9999, -1, 2**31])
 def test_a_code_without_an_entry_is_denied(code: int) -> None:
     assert refusal(RemotingCommand(code, ext={})) == (
