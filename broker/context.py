@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from trimq.broker.auth.request_users import RequestUsers
     from trimq.broker.identity import BrokerIdentity
     from trimq.broker.replicas.replicas_manager import ReplicasManager
     from trimq.broker.services.client_calls import ClientCalls
@@ -73,3 +74,5 @@ class BrokerContext:
     """In controller mode."""
     users: "Users | None" = None
     """While authentication is on."""
+    request_users: "RequestUsers | None" = None
+    """While heartbeats have to be signed."""

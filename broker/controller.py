@@ -16,6 +16,7 @@ import trio
 from trimq.broker import addresses
 from trimq.broker.auth.admin_port import AdminPort
 from trimq.broker.auth.open_access import inner_credentials, open_users
+from trimq.broker.auth.request_users import RequestUsers
 from trimq.broker.auth.user_limits import UserLimits
 from trimq.broker.config import AuthConfig, BrokerConfig, ReplicationConfig, UserLimitsConfig
 from trimq.broker.context import BrokerContext
@@ -143,6 +144,7 @@ class BrokerController:
         self.reactor: Reactor
         self._tls: TlsContexts
         self._admin_port: AdminPort | None = None
+        self._request_users: RequestUsers | None = None
         self._replica = replica
         self._settle = settle
         self._changes_role = False
@@ -266,7 +268,7 @@ class BrokerController:
     def _register_checks(
         self, origins: Origins | None, stats: ReactorStats, users: Users | None, ports: ClientPorts
     ) -> None:
-        """Register the features that may refuse a request, in the order of what they cost."""
+        """Register the features that see requests: those that may refuse one first, in the order of what they cost."""
         if origins is not None and origins.feature is not None:
             self.gate.register(origins.feature)
         if ports.admin_address:
@@ -280,6 +282,9 @@ class BrokerController:
         config = self._section(UserLimitsConfig)
         if config.is_on:
             self.gate.register(UserLimits(config, self.clock, stats, users.access.user).feature)
+        if RequestCode.HEART_BEAT not in self._section(AuthConfig).whitelisted:  # else no connection has a user
+            self._request_users = RequestUsers(users.access, self.clock)
+            self.gate.register(self._request_users.feature)
 
     def _bind(self) -> ClientPorts:
         ports = ClientPorts(self._section(BrokerConfig), self._section(NettyServerConfig), self.network)
@@ -352,6 +357,7 @@ class BrokerController:
             started_wall_ms=clock.wall_ms(),
             replicas=self.replicas,
             users=users,
+            request_users=self._request_users,
         )
 
     def _contexts(self) -> TlsContexts:

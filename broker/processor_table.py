@@ -67,6 +67,7 @@ def register_processors(table: HandlerTable, context: BrokerContext, reactor: Re
             checks=_send_checks(context),
             clock=context.clock,
             store_host=context.store_host,
+            request_users=context.request_users,
         ),
         pulls,
         QueryMessageProcessor(configuration=context.configuration, store=context.store, permit=_permit(context)),

@@ -134,16 +134,22 @@ class ProducerManager:
         return members[turn % len(members)]
 
     def find_by_client_id(self, client_id: str) -> Connection | None:
-        """The newest connection of a client.
+        """The newest connection of a client."""
+        connections = self._clients.get(client_id)
+        return next(reversed(connections)) if connections else None
 
-        A client chooses its own id. So as long as there is a connection with it, later ones of other users do not
-        count: they would get what is meant for the first.
+    def find_of_user(self, client_id: str, user: str | None) -> Connection | None:
+        """The newest connection of a client that a user has; with None, of the only user who has the client's id.
+
+        A client chooses its own id. So if it is not known who is meant, and several users have the id, this is None.
         """
         connections = self._clients.get(client_id)
         if not connections:
             return None
-        owner = next(iter(connections.values()))
-        return next(connection for connection in reversed(connections) if connections[connection] == owner)
+        if user is None:
+            users = set(connections.values())
+            return next(reversed(connections)) if len(users) == 1 else None
+        return next((one for one in reversed(connections) if connections[one] == user), None)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Remove silent clients every 10 s, forever."""

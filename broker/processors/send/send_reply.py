@@ -3,6 +3,7 @@
 A request is an ordinary message that names the client that sent it (REPLY_TO_CLIENT). Its reply goes to the broker,
 which pushes it to that client as PUSH_REPLY_MESSAGE_TO_CLIENT (326) and stores it. The answer to the replier, once the
 client has answered or cannot be asked, says whether the client has the reply; whether it is stored shows in ``msgId``.
+While authentication is on, the client is a connection of the user who has sent the request.
 
 Source: RocketMQ's ReplyMessageProcessor. Different from it: a reply that no record could hold is refused before it is
 pushed, and a stored reply keeps the flags that say how its body is compressed.
@@ -13,6 +14,7 @@ from typing import Final, Literal
 
 import structlog
 
+from trimq.broker.auth.request_users import RequestUsers
 from trimq.broker.config import BrokerConfig, MessageStoreConfig
 from trimq.broker.identity import BrokerIdentity
 from trimq.broker.processors.common import born_host
@@ -43,6 +45,7 @@ from trimq.protocol.headers.send import (
 from trimq.protocol.message_id import encode_offset_id
 from trimq.protocol.message_keys import index_keys
 from trimq.protocol.property_names import (
+    PROPERTY_CORRELATION_ID,
     PROPERTY_INNER_NUM,
     PROPERTY_MSG_REGION,
     PROPERTY_POP_CK,
@@ -125,8 +128,12 @@ class ReplyMessageProcessor:
         checks: SendChecks,
         clock: Clock,
         store_host: bytes,
+        request_users: RequestUsers | None = None,
     ) -> None:
-        """``store_host`` is the packed address that clients connect to, as in SendMessageProcessor."""
+        """``store_host`` is the packed address that clients connect to, as in SendMessageProcessor.
+
+        ``request_users``: the users of requests; None if they are not known, because heartbeats need no signature.
+        """
         self._configuration = configuration
         self._identity = identity
         self._topics = topics
@@ -137,6 +144,7 @@ class ReplyMessageProcessor:
         self._checks = checks
         self._clock = clock
         self._store_host = store_host
+        self._request_users = request_users
 
     def register(self, table: HandlerTable) -> None:
         """Register the handlers of this family."""
@@ -185,7 +193,7 @@ class ReplyMessageProcessor:
         if reply.client_id is None:
             reply.problem = f"reply message properties[{PROPERTY_REPLY_TO_CLIENT}] is null"
         else:
-            client = self._producers.find_by_client_id(reply.client_id)
+            client = self._client(reply.client_id, properties)
             if client is None:
                 reply.problem = f"push reply message fail, channel of <{reply.client_id}> not found."
         if client is None:
@@ -197,6 +205,13 @@ class ReplyMessageProcessor:
         self._calls.start(connection, client or connection, size, partial(self._serve, reply, client))
         command.copy_buffers()
         return DEFERRED
+
+    def _client(self, client_id: str, properties: dict[str, str]) -> Connection | None:
+        """The connection that gets the reply; None if there is none that may."""
+        if self._request_users is None:
+            return self._producers.find_by_client_id(client_id)
+        user = self._request_users.user_of(client_id, properties.get(PROPERTY_CORRELATION_ID, ""))
+        return self._producers.find_of_user(client_id, user)
 
     def _text(self, command: RemotingCommand, header: SendHeader) -> str:
         """The reply's properties with those that the broker adds.

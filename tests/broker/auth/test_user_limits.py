@@ -86,7 +86,7 @@ def test_limits_of_users_need_authentication(tmp_path: Path, key: str) -> None:
 
 async def test_no_feature_without_a_limit(tmp_path: Path) -> None:
     async with closed_broker(tmp_path) as (broker, _):
-        assert [feature.name for feature in broker.gate.features] == ["access"]
+        assert [feature.name for feature in broker.gate.features] == ["access", "request_users"]
     limited = {
         "maxBytesInFlightPerUser": 1000,
         "maxRequestsPerSecondPerAddress": 1000,
@@ -98,6 +98,7 @@ async def test_no_feature_without_a_limit(tmp_path: Path) -> None:
             "admin_port",
             "access",
             "user_limits",
+            "request_users",
         ]
 
 

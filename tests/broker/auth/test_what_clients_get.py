@@ -14,7 +14,7 @@ from trimq.broker.controller import BrokerController
 from trimq.protocol.codes import RequestCode
 from trimq.remoting.runtime.clock import ManualClock
 
-CHECK, PUSH = RequestCode.CHECK_TRANSACTION_STATE, RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT
+CHECK = RequestCode.CHECK_TRANSACTION_STATE
 HALF = {"TRAN_MSG": "true", "PGROUP": "P", "UNIQ_KEY": "A" * 32}
 
 
@@ -63,24 +63,6 @@ async def test_checks_of_halves_have_their_messages_so_they_go_to_who_may_send_t
         await check(broker, clock)
         assert (counters.unanswered, counters.checks) == (2, 2)
         assert not stranger.client.asked
-
-
-async def test_replies_do_not_go_to_another_user_who_takes_the_id_of_a_client(tmp_path: Path) -> None:
-    async with closed_broker(tmp_path) as (broker, root), AsyncExitStack() as stack:
-        for name in ("app", "stranger"):
-            await root.make(name)
-        app = await producer(stack, broker, "app", "asker")
-        await producer(stack, broker, "stranger", "asker")
-        properties = {"MSG_TYPE": "reply", "CORRELATION_ID": "1", "REPLY_TO_CLIENT": "asker", "TTL": "3000"}
-
-        async def answered(user: User) -> None:
-            opaque = await root.post(325, send_ext("DefaultCluster_REPLY_TOPIC", properties), b"answer")
-            await user.client.answer(await user.client.asked_for(PUSH))
-            assert (await root.client.reply(opaque)).code == 0
-
-        await answered(app)
-        newest = await producer(stack, broker, "app", "asker")  # it connects anew, and the broker has not noticed yet
-        await answered(newest)
 
 
 async def test_without_authorization_each_user_gets_checks_and_without_signed_heartbeats_all(tmp_path: Path) -> None:

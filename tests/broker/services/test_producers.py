@@ -36,6 +36,21 @@ def test_a_client_that_takes_another_name_is_not_found_under_the_old_one() -> No
     assert producers.find_by_client_id("b") is connection.real
 
 
+def test_the_connection_of_a_client_by_its_user() -> None:
+    producers = ProducerManager(configuration(), ManualClock())
+    connections = [FakeConnection(str(number)) for number in range(4)]
+    for connection, user in zip(connections, ("one", "one", "two", "one"), strict=True):
+        member = channel(connection, "a")
+        member.user = user
+        producers.register("G", member)
+        if user == "one" and connection is connections[1]:
+            assert producers.find_of_user("a", None) is connection.real
+    assert producers.find_by_client_id("a") is connections[3].real
+    found = [producers.find_of_user("a", user) for user in ("one", "two", "three", None)]
+    assert found == [connections[3].real, connections[2].real, None, None]
+    assert producers.find_of_user("b", "one") is producers.find_of_user("b", None) is None
+
+
 def test_members_take_turns() -> None:
     producers = ProducerManager(configuration(), ManualClock())
     connections = [FakeConnection(str(number)) for number in range(3)]
