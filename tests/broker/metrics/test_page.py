@@ -227,7 +227,7 @@ class CpuOfSteps(trio.abc.Instrument):
             self.steps.append(time.thread_time() - self._began)
 
 
-SCRAPES = 3
+SCRAPES = 6
 
 
 @pytest.mark.alone
