@@ -96,7 +96,6 @@ class ClientProcessor:
         soon as they have the reply.
         """
         data = decode_json(command.body, HeartbeatData)
-        self._producers.check_limit(connection, [producer.group_name for producer in data.producer_data_set])
         needed: dict[str, None] = {}
         for consumer in data.consumer_data_set:
             needed |= self._filters.to_prepare(consumer.group_name, consumer.subscription_data_set)
@@ -128,6 +127,8 @@ class ClientProcessor:
     def _take(
         self, connection: Connection, command: RemotingCommand, data: HeartbeatData, compiled: Compiled | None
     ) -> Outcome:
+        # Here, not before expressions are compiled: others of the connection may be taken meanwhile.
+        self._producers.check_limit(connection, [producer.group_name for producer in data.producer_data_set])
         before = self._topics.data_version
         changed = False
         for consumer in data.consumer_data_set:

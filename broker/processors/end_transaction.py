@@ -285,9 +285,12 @@ def _half_of(header: EndTransactionRequestHeader, data: Any, units: Sequence[tup
         raise _mismatch(
             f"the half message has the queue offset {half.offset}, the request {header.tran_state_table_offset}"
         )
-    if not units or units[0][0] != header.commit_log_offset:
-        place = f"at the commit log offset {units[0][0]}" if units else "not in its queue"
-        raise _mismatch(f"the half message {half.offset} is {place}, not at {header.commit_log_offset}")
+    if not units:
+        raise _mismatch(f"the half message {half.offset} is not in its queue")
+    if units[0][0] != header.commit_log_offset:
+        raise _mismatch(
+            f"the half message {half.offset} is at the commit log offset {units[0][0]}, not {header.commit_log_offset}"
+        )
     return half
 
 

@@ -17,6 +17,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
+from trimq.remoting.config.private_file import belongs_to_another
+
 KEY_BYTES: Final = 32
 NONCE_BYTES: Final = 12
 MOST_KEYS: Final = 16
@@ -209,7 +211,7 @@ def _check_access(path: Path, found: os.stat_result, name: str = "authKeyFile") 
         raise SecretsError(
             f"{name} {path} may be read by others (mode {stat.S_IMODE(found.st_mode):04o}): chmod 600 {path}"
         )
-    if found.st_uid not in (os.geteuid(), 0):
+    if belongs_to_another(found):
         raise SecretsError(f"{name} {path} belongs to another user (uid {found.st_uid}): chown it")
 
 

@@ -101,8 +101,8 @@ class Handshakes:
 
     A closed connection leaves both at once: clients that begin handshakes and close would fill a queue that is emptied
     by one in each round. When the most are unfinished, the host with the most of them loses one for a client of another
-    host: a host that begins handshakes and does not go on cannot keep the others away. An IPv6
-    network of 64 bits is one host, which has all its addresses.
+    host: a host that begins handshakes and does not go on cannot keep the others away. All addresses of an
+    IPv6 network of 64 bits count as one host.
     """
 
     def __init__(

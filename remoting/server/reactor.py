@@ -423,7 +423,7 @@ class Reactor:
                 await self._end_late(self._handshakes, now)
 
     async def _scan_connections(self, now: float) -> None:
-        """In slices. Not in the loop of ``_scan``, which would refer to the last connection when it is closed."""
+        """In slices. A function of its own, since a variable of ``_scan`` would keep the last connection in memory."""
         idle = self.limits.idle
         for count, conn in enumerate(list(self.connections.values()), 1):
             if conn.closed:

@@ -13,6 +13,7 @@ from tests.broker.test_sql_filters import SQL, TOPIC, check, pull, serving, sql_
 from tests.broker.wire_client import WireClient, consumer, pull_ext
 from trimq.broker.controller import BrokerController
 from trimq.broker.filters import sql
+from trimq.broker.services import producers
 from trimq.broker.services.consumer_filters import MOST_NEW
 from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.message import decode_messages
@@ -157,6 +158,21 @@ async def test_a_heartbeat_that_is_compiled_does_not_undo_what_comes_after_it() 
         assert entry is not None
         assert entry.expression == "n = 1"
         assert context.filters.get(TOPIC, "Left") is None
+
+
+async def test_heartbeats_that_are_compiled_together_do_not_exceed_the_producer_groups_of_a_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(producers, "MOST_GROUPS", 3)
+    async with compiling() as (broker, client, counted):
+        counted.go = trio.Event()
+        first = await post_heartbeat(client, [sql_consumer("G", (TOPIC, long("a")))], "A", "B")
+        await counted.has(1)
+        second = await post_heartbeat(client, [sql_consumer("H", (TOPIC, long("b")))], "C", "D")
+        counted.go.set()
+        codes = {(await client.reply(opaque)).code for opaque in (first, second)}
+        assert codes == {ResponseCode.SUCCESS, ResponseCode.SYSTEM_BUSY}
+        assert sorted(broker.context.producers.table) in (["A", "B"], ["C", "D"])
 
 
 @pytest.mark.parametrize("change", [False, True])

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 import trio
 
-from tests.broker.auth.signed import User, closed_broker, signed
+from tests.broker.auth.signed import User, closed_broker, secret_of, signed
 from tests.broker.auth.test_what_clients_get import producer
 from tests.broker.fast_paths import fast_paths
 from tests.broker.wire_client import WireClient, properties_text, send_ext
@@ -240,7 +240,7 @@ async def test_fast_paths_leave_requests_and_nothing_else_to_the_full_path(
             if not together:
                 assert (await app.ask(code, ext, body)).code == 0
                 return
-            fields = signed(ext, body, "app", "secret of app", 479)
+            fields = signed(ext, body, "app", secret_of("app"), 479)
             numbers.append(1 << 20 | len(numbers))
             command = RemotingCommand(code, numbers[-1], 0, 479, "JAVA", ext=fields, body=body, encoding=encoding)
             frames.append(encode(command))
@@ -286,7 +286,7 @@ async def test_the_sdk_over_fast_paths(tmp_path: Path) -> None:
             await root.make("replier", "Topic:T Sub", "Group:G Sub", f"Topic:{REPLIES} Pub", "Topic:TBW102 Get")
 
             def options(name: str) -> ClientOptions:
-                return ClientOptions(credentials=Credentials(name, f"secret of {name}"))
+                return ClientOptions(credentials=Credentials(name, secret_of(name)))
 
             asking = [
                 await stack.enter_async_context(Producer("P", namesrv=address, options=options(name)))
