@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.canary import permit
 from tests.packaging.checkout import ROOT, copied, files
 
 FOLDERS = sorted(path.name for path in (ROOT / "trimq").iterdir() if path.is_symlink())
@@ -53,6 +54,7 @@ def files_of(wheel: Path) -> list[str]:
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A wheel built from the checkout, and one built from its sdist."""
     place = tmp_path_factory.mktemp("wheels")
+    permit(f"{place}/*")  # the sources of tests name their secrets
     checkout = copied(place / "checkout")
     with tarfile.open(build("sdist", checkout, place / "sdist")) as archive:
         archive.extractall(place / "unpacked", filter="data")

@@ -169,8 +169,8 @@ def _in_this_thread(own: Callable[..., Any], original: Callable[..., Any]) -> Ca
     """``own``, and in other threads ``original``: a broker of the session may run there, and goes by its own clock."""
     thread = threading.get_ident()
 
-    def call(*arguments: Any) -> Any:
-        return own(*arguments) if threading.get_ident() == thread else original(*arguments)
+    def call(*arguments: Any, **named: Any) -> Any:
+        return (own if threading.get_ident() == thread else original)(*arguments, **named)
 
     return call
 

@@ -156,11 +156,13 @@ class Broker:
         self.directory.mkdir(parents=True, exist_ok=True)
         probe.ACCESS[self.address] = self.security.access
         self.configuration = self.directory / "broker.conf"
-        permit(self.configuration)
+        permit(f"{self.configuration}*")  # and the one before a change
         if self.security.in_clear:
             permit(self.store / "config" / "auth.json*")
-        if self.peer == "apache":  # which has passwords in clear in its store
+        probe.SHOWS_PASSWORDS.discard(self.address)
+        if self.peer == "apache":  # which has passwords in clear in its store and in its replies
             permit(self.store / "*")
+            probe.SHOWS_PASSWORDS.add(self.address)
         write_properties(
             self.configuration,
             {
