@@ -231,8 +231,11 @@ SCRAPES = 6
 
 
 @pytest.mark.alone
-async def test_ten_thousand_topics_neither_stop_the_loop_nor_cost_much(broker: BrokerController) -> None:
-    """Takes the least CPU time of several scrapes: other load on the machine can only add to it."""
+async def test_ten_thousand_topics_do_not_stop_the_loop(broker: BrokerController) -> None:
+    """The loop's longest step is a small part of a scrape. What a scrape costs: bench.scrape.
+
+    A part, not a time, and the least of several scrapes: other load on the machine makes all steps longer.
+    """
     for number in range(10_000):
         broker.context.stats.topic_put(f"topic-{number:05}", 1, 100)
         broker.context.stats.group_get("G", f"topic-{number:05}", 1, 100)
@@ -240,22 +243,18 @@ async def test_ten_thousand_topics_neither_stop_the_loop_nor_cost_much(broker: B
     assert (
         await get(broker.web_endpoints[0], "/metrics")
     ).status == 200  # the first scrape imports modules and fills caches
-    in_all: list[float] = []
     longest: list[float] = []
     for _ in range(SCRAPES):
         with await trio.to_thread.run_sync(_fetcher, broker.web_endpoints[0]) as process:
             costs = CpuOfSteps()
             trio.lowlevel.add_instrument(costs)
-            began = time.process_time()
             out, _ = await trio.to_thread.run_sync(process.communicate, b"go\n")
-            in_all.append(time.process_time() - began)
             trio.lowlevel.remove_instrument(costs)
         assert out.count(b"\nrocketmq_messages_in_total{") == 10_000
         assert out.count(b"\nrocketmq_consumer_lag_messages{") == 10_000
         assert len(costs.steps) > 50  # in slices, so that other tasks run in between
-        longest.append(max(costs.steps))
-    assert min(in_all) < 0.5, in_all
-    assert min(longest) < 0.005, longest
+        longest.append(max(costs.steps) / sum(costs.steps))
+    assert min(longest) < 0.2, longest
 
 
 def _fetcher(address: tuple[str, int]) -> subprocess.Popen[bytes]:
