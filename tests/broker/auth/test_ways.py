@@ -225,7 +225,7 @@ def frame_of(sent: Sent) -> bytes:  # noqa: C901, PLR0912 - a list of flaws
     if sent.other == "code":
         code = 10 if code == 310 else 310
     elif sent.other == "names" and STAMP in fields:
-        fields["0"] = fields.pop(STAMP)
+        fields["1"] = fields.pop(STAMP)  # not "0", which the flaw "number" looks for
     if request.binary:
         command = RemotingCommand(
             code, sent.opaque, 0, version, "JAVA", ext=fields, body=body, encoding=Encoding.ROCKETMQ
