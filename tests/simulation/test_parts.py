@@ -1,6 +1,7 @@
 """The parts of the simulation do what their machines' counterparts do."""
 
 import errno
+import random
 import select
 import subprocess
 import sys
@@ -175,6 +176,46 @@ def test_tasks_of_the_same_time_run_in_an_order_that_the_seed_decides() -> None:
     assert all(sorted(found) == list(range(6)) for found in orders)
     assert len({tuple(found) for found in orders}) > 1
     assert [order(seed) for seed in range(5)] == orders
+
+
+def test_what_other_threads_do_changes_nothing_in_a_simulation() -> None:
+    """In a test run there may be brokers and clients in threads of their own, with loops and random numbers."""
+    ended = threading.Event()
+
+    async def spin() -> None:
+        while not ended.is_set():
+            random.random()
+            await trio.sleep(0)
+
+    async def others() -> None:
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(spin)
+
+    def drawn() -> list[float]:
+        numbers: list[float] = []
+
+        async def work(task: int) -> None:
+            for _ in range(200):
+                await trio.sleep(0)
+                numbers.extend([task, number := random.random(), random.uniform(0, number), random.randrange(1000)])
+
+        async def main(_clock: VirtualClock) -> None:
+            async with trio.open_nursery() as nursery:
+                for task in range(6):
+                    nursery.start_soon(work, task)
+
+        simulated(main, 7)
+        return numbers
+
+    alone = drawn()
+    thread = threading.Thread(target=trio.run, args=(others,))
+    thread.start()
+    try:
+        assert [drawn() for _ in range(5)] == [alone] * 5
+    finally:
+        ended.set()
+        thread.join()
 
 
 # -- the command

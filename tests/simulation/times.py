@@ -175,6 +175,20 @@ def _in_this_thread(own: Callable[..., Any], original: Callable[..., Any]) -> Ca
     return call
 
 
+class _RandomOfThread:
+    """``own`` in this thread, and in other threads ``original``: their loops would take numbers of the seed."""
+
+    def __init__(self, own: Random, original: Random) -> None:
+        self._own, self._original = own, original
+        self._thread = threading.get_ident()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own if threading.get_ident() == self._thread else self._original, name)
+
+
+_RANDOM_FUNCTIONS: Final = ("random", "uniform", "randrange", "randint", "getrandbits", "choice", "shuffle", "sample")
+
+
 @contextmanager
 def seeded(seed: int) -> Iterator[VirtualClock]:
     """Make the scheduler, random numbers and times follow from ``seed``. Yields the clock for ``trio.run``."""
@@ -199,14 +213,14 @@ def seeded(seed: int) -> Iterator[VirtualClock]:
     def token_urlsafe(count: int) -> str:
         return base64.urlsafe_b64encode(bits.randbytes(count)).decode().rstrip("=")
 
-    state = random.getstate()
-    random.seed(f"program {seed}")
+    program = Random(f"program {seed}")
     bits = Random(f"bytes {seed}")
     getpid = mock.Mock(return_value=4242)  # it is in the file that locks a store, and in unique ids
     patches: list[tuple[Any, str, Any]] = [
         (_SCHEDULER, "_ALLOW_DETERMINISTIC_SCHEDULING", True),
         (_SCHEDULER.TheIOManager, "get_events", _events),
-        (_SCHEDULER, "_r", Random(f"scheduler {seed}")),
+        (_SCHEDULER, "_r", _RandomOfThread(Random(f"scheduler {seed}"), _SCHEDULER._r)),
+        *((random, name, getattr(program, name)) for name in _RANDOM_FUNCTIONS),
         (trio, "current_time", clock.current_time),
         (_run, "current_time", clock.current_time),
         (trio, "sleep", clock.wait),
@@ -225,11 +239,8 @@ def seeded(seed: int) -> Iterator[VirtualClock]:
         (secrets, "token_urlsafe", token_urlsafe),
     ]
     shared = threading.active_count() > 1
-    try:
-        with ExitStack() as stack:
-            for target, name, own in patches:
-                found = _in_this_thread(own, getattr(target, name)) if shared and callable(own) else own
-                stack.enter_context(mock.patch.object(target, name, found))
-            yield clock
-    finally:
-        random.setstate(state)
+    with ExitStack() as stack:
+        for target, name, own in patches:
+            found = _in_this_thread(own, getattr(target, name)) if shared and callable(own) else own
+            stack.enter_context(mock.patch.object(target, name, found))
+        yield clock
