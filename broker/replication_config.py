@@ -5,6 +5,7 @@ import ipaddress
 from dataclasses import dataclass
 from typing import Final
 
+from trimq.protocol.auth.model import network_of
 from trimq.remoting.config.options import option
 
 MIB: Final = 1024 * 1024
@@ -34,8 +35,8 @@ def _address_problem(text: str) -> str:
 
 
 def parse_networks(text: str) -> list[ipaddress.IPv4Network | ipaddress.IPv6Network]:
-    """Parse `10.0.0.1;10.1.0.0/16`. Raises ValueError."""
-    return [ipaddress.ip_network(part.strip()) for part in text.split(";") if part.strip()]
+    """Parse `10.0.0.1;10.1.0.0/16`. Networks of IPv4 addresses in IPv6 form are those of IPv4. Raises ValueError."""
+    return [network_of(str(ipaddress.ip_network(part.strip()))) for part in text.split(";") if part.strip()]
 
 
 def _names_everybody(text: str) -> bool:

@@ -312,7 +312,7 @@ def test_exceptions_need_a_secret() -> None:
     assert caught.value.key == "haAllowedWithoutProof"
 
 
-@pytest.mark.parametrize("networks", ["0.0.0.0/0", "10.0.0.1;::/0", "0.0.0.0/1;128.0.0.0/1"])
+@pytest.mark.parametrize("networks", ["0.0.0.0/0", "10.0.0.1;::/0", "0.0.0.0/1;128.0.0.0/1", "::ffff:0:0/96"])
 def test_exceptions_for_everybody_refuse_the_start(tmp_path: Path, networks: str) -> None:
     """They would make the secret worth nothing."""
     path = tmp_path / "broker.conf"

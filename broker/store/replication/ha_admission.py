@@ -11,6 +11,7 @@ from typing import Final, NamedTuple, Protocol
 
 import trio
 
+from trimq.protocol.auth.model import address_of
 from trimq.protocol.ha_proof import (
     ANSWER_BYTES,
     CHALLENGE_BYTES,
@@ -98,11 +99,8 @@ class HAAdmission:
 
     def may_prove_nothing(self, address: str) -> bool:
         """Whether a broker at an IP address need not prove anything."""
-        try:
-            peer = ipaddress.ip_address(address)
-        except ValueError:
-            return False
-        return any(peer in network for network in self._without_proof)
+        peer = address_of(address)
+        return peer is not None and any(peer in network for network in self._without_proof)
 
     async def of_slave(self, stream: trio.abc.Stream, address: str) -> trio.abc.Stream:
         """For a master: the stream of a slave that is let in.

@@ -348,7 +348,9 @@ async def test_a_master_of_rocketmq_is_followed_from_its_address() -> None:
 
     proofs = admission(KEYS, "a", "10.0.0.1")
     assert await proofs.proving(open_stream, lambda _: MASTER)(MASTER, 1) is here
+    assert proofs.may_prove_nothing("::ffff:10.0.0.1"), "as a socket for both kinds of addresses has it"
     assert not proofs.may_prove_nothing("10.0.0.2")
+    assert not proofs.may_prove_nothing("::ffff:10.0.0.2")
     assert not proofs.may_prove_nothing("a name")
 
 
