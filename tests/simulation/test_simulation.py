@@ -13,6 +13,9 @@ from tests.simulation.breaks import BREAKS
 from tests.simulation.world import many, simulate
 
 ROOT = Path(__file__).parents[2]
+IN_CI = "acknowledged-before-replicated"
+"""One that a first seed shows; to find the others takes hundreds."""
+OTHERS = sorted(set(BREAKS) - {IN_CI})
 
 
 def run(*options: str) -> tuple[int, str]:
@@ -117,7 +120,7 @@ def test_every_kind_of_fault_happens() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
-@pytest.mark.parametrize("broken", sorted(BREAKS))
+@pytest.mark.parametrize("broken", [IN_CI, *(pytest.param(name, marks=pytest.mark.nightly) for name in OTHERS)])
 def test_a_broken_broker_is_noticed_and_its_seed_shows_it_again(broken: str) -> None:
     code, printed = run("--seeds", "0-499", "--first", "--break", broken)
     assert code == 1, printed
