@@ -16,8 +16,9 @@ from tests.interop.harness.servers import Cluster, running_cluster
 HERE = Path(__file__).parent
 TEST_TIMEOUT = 150
 
-#: Both generations of the Java client, each with both header encodings.
+#: Both generations of the Java client, each with both header encodings; one of the four by night only.
 JAVA_CLIENTS = [("5.5.0", "JSON"), ("5.5.0", "ROCKETMQ"), ("4.9.8", "JSON"), ("4.9.8", "ROCKETMQ")]
+BY_NIGHT = ("4.9.8", "ROCKETMQ")
 
 #: Those with the features that only client 5.5.0 has.
 LATEST_JAVA = [client for client in JAVA_CLIENTS if client[0] == "5.5.0"]
@@ -86,7 +87,11 @@ def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield running
 
 
-@pytest.fixture(scope="session", params=JAVA_CLIENTS, ids="-".join)
+@pytest.fixture(
+    scope="session",
+    params=[pytest.param(one, marks=[pytest.mark.nightly] if one == BY_NIGHT else []) for one in JAVA_CLIENTS],
+    ids="-".join,
+)
 def java(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[JavaClient]:
     """The Java client; the tests of one version and encoding share a JVM."""
     version, encoding = request.param

@@ -185,7 +185,7 @@ def test_what_other_threads_do_changes_nothing_in_a_simulation() -> None:
     async def spin() -> None:
         while not ended.is_set():
             random.random()
-            await trio.sleep(0)
+            await trio.lowlevel.checkpoint()
 
     async def others() -> None:
         async with trio.open_nursery() as nursery:
@@ -197,7 +197,7 @@ def test_what_other_threads_do_changes_nothing_in_a_simulation() -> None:
 
         async def work(task: int) -> None:
             for _ in range(200):
-                await trio.sleep(0)
+                await trio.lowlevel.checkpoint()
                 numbers.extend([task, number := random.random(), random.uniform(0, number), random.randrange(1000)])
 
         async def main(_clock: VirtualClock) -> None:
