@@ -1,4 +1,4 @@
-"""``python -m tests.interop.harness.build``: fetch and build the partners' programs that most tests use, before they run."""
+"""``python -m tests.interop.harness.build``: fetch and build the programs of partners that most tests use."""
 
 from collections.abc import Callable
 from typing import Final
