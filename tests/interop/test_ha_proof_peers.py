@@ -67,7 +67,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize(
-    "allowed", [pytest.param("", marks=pytest.mark.slow), ANOTHER], ids=["no address", "another address"]
+    "allowed", [pytest.param("", marks=pytest.mark.nightly), ANOTHER], ids=["no address", "another address"]
 )
 @pytest.mark.parametrize(("master", "slave"), MIXES, ids=IDS)
 def test_apaches_broker_is_refused_without_it(master: Peer, slave: Peer, allowed: str, tmp_path: Path) -> None:
