@@ -31,7 +31,7 @@ from trimq.remoting.auth.access import PLAIN
 from trimq.remoting.auth.replay_guard import AGAIN, BEFORE
 from trimq.remoting.client.client_connection import ClientConnection
 from trimq.remoting.client.credentials import Signer
-from trimq.remoting.runtime.clock import ManualClock
+from trimq.remoting.runtime.clock import ManualClock, SystemClock
 
 ROOTS = Credentials(ROOT, ROOT_SECRET)
 SERVED = (0, None)
@@ -219,6 +219,23 @@ async def test_administration_is_served_over_tls_only(code: int) -> None:
     access.check(TLS_CONNECTION, command)
     permissive, _ = await made(allow_admin_over_plain=True)
     permissive.check(PLAIN_CONNECTION, command)
+
+
+@pytest.mark.parametrize("code", sorted(ADMINISTRATION))
+async def test_the_brokers_own_user_may_only_hand_over_on_plain_connections(code: int) -> None:
+    # guards that the exception for a master that stops is one for a single code, though all requests have stamps
+    access, _ = await made(inner_user="root", allow_admin_over_plain=False)
+    is_handing_over = code == RequestCode.CONTROLLER_ELECT_MASTER
+    given = case(WRITE, brokerName="b", designateElect="true") if is_handing_over else CASES[code]
+    time = SystemClock().wall_ms() + 1000  # after the start, whatever the clock's resolution
+    given = given._replace(ext=given.ext | {STAMP: stamp_text(code, time, "A" * 16, 1)})
+    command = command_of(code, given, "root")
+    if is_handing_over:
+        access.check(PLAIN_CONNECTION, command)
+        return
+    with pytest.raises(RemotingError) as caught:
+        access.check(PLAIN_CONNECTION, command)
+    assert (caught.value.code, caught.value.remark) == (16, PLAIN)
 
 
 async def test_a_request_that_is_refused_counts_as_sent(tmp_path: Path) -> None:
