@@ -35,6 +35,7 @@ from trimq.remoting.runtime.clock import ManualClock, SystemClock
 
 ROOTS = Credentials(ROOT, ROOT_SECRET)
 SERVED = (0, None)
+UNIQUE = "UNIQ_KEY\x017F0000010001AABB0000000000000001\x02"
 INNER = "brokers"
 NAMES = {
     "embeddedNamesrvEnable": "true",
@@ -190,10 +191,10 @@ async def test_users_who_need_a_stamp(tmp_path: Path, required: str, root_needs:
             signer = Signer(Credentials(user.name, user.secret))
             assert await answer(broker, signer.encode(RemotingCommand.request(26))) == SERVED
             assert (await answer(broker, signer.encode(RemotingCommand.request(310, send_ext("T"), b"x"))))[0] == 0
-            # Also when fast paths, if there are any, know the user and the topic.
+            # Also when fast paths, which decline messages without an id, know the user and the topic.
             unstamped = Signer(Credentials(user.name, user.secret, replay_protection=False))
             send = SignedSends(unstamped, "p", 310, MessageQueue(topic="T", broker_name="broker-a", queue_id=0))
-            frame = send.frame(Prepared(310, "T", b"x", "", 0, 0, 1, ("id",)), 7)
+            frame = send.frame(Prepared(310, "T", b"x", UNIQUE, 0, 0, 1, ("id",)), 7)
             assert ((await answer(broker, frame))[0] == 16) is needs
         assert refused(broker) == {"replay": 2}
 

@@ -64,9 +64,7 @@ def files(tmp_path: Path, certificates: Certificates) -> Files:
     return Files(tmp_path, certificates)
 
 
-def names_of(
-    context: ssl.SSLContext | None, certificates: Certificates, *, client: KeyPair | None, trust: Path
-) -> str:
+def names_of(context: ssl.SSLContext | None, certificates: Certificates, *, client: KeyPair | None, trust: Path) -> str:
     """The issuer of the certificate that a server with ``context`` shows, or why there is no handshake."""
     assert context is not None
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
