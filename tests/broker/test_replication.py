@@ -180,9 +180,13 @@ async def test_with_addresses_the_brokers_that_the_name_server_lists_may_not_con
 
 async def test_addresses_that_may_connect_have_to_prove_themselves(tmp_path: Path) -> None:
     """haAllowedAddresses says who may connect, and haAllowedWithoutProof who need not prove anything."""
-    secret = {"haSecretFile": key_file(tmp_path / "ha.key"), "haListenPort": 0}
-    allowed = {"haAllowedAddresses": "10.0.0.0/8;192.0.2.1", "haAllowedWithoutProof": "192.0.2.1"}
-    async with running_broker(tmp_path / "store", **secret, **allowed) as broker:
+    keys: dict[str, Any] = {
+        "haSecretFile": key_file(tmp_path / "ha.key"),
+        "haListenPort": 0,
+        "haAllowedAddresses": "10.0.0.0/8;192.0.2.1",
+        "haAllowedWithoutProof": "192.0.2.1",
+    }
+    async with running_broker(tmp_path / "store", **keys) as broker:
         proofs = broker.replication._proofs
         assert proofs is not None
         assert [proofs.may_prove_nothing(address) for address in ("10.0.0.1", "192.0.2.1")] == [False, True]
