@@ -164,6 +164,34 @@ async def test_how_many_slaves_an_address_may_have(tmp_path: Path) -> None:
         assert found == {"127.0.0.1": 2, "127.0.0.2": 1, "10.1.0.1": 1, "192.0.2.1": 0}
 
 
+async def test_with_addresses_the_brokers_that_the_name_server_lists_may_not_connect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # guards against an attacker who has registered a broker of this name at the name server
+    async def listed(_registration: object) -> list[str]:
+        return ["192.0.2.1"]
+
+    for allowed, expected in (("", 1), ("10.0.0.1", 0), ("10.0.0.0/8", 0)):
+        async with running_broker(tmp_path, haListenPort=0, haAllowedAddresses=allowed) as broker:
+            monkeypatch.setattr(broker.replication, "_listed", listed)
+            admitted = broker.replication._admission(broker.context.registration)
+            assert await admitted("192.0.2.1") == expected, allowed
+
+
+async def test_addresses_that_may_connect_have_to_prove_themselves(tmp_path: Path) -> None:
+    """haAllowedAddresses says who may connect, and haAllowedWithoutProof who need not prove anything."""
+    keys: dict[str, Any] = {
+        "haSecretFile": key_file(tmp_path / "ha.key"),
+        "haListenPort": 0,
+        "haAllowedAddresses": "10.0.0.0/8;192.0.2.1",
+        "haAllowedWithoutProof": "192.0.2.1",
+    }
+    async with running_broker(tmp_path / "store", **keys) as broker:
+        proofs = broker.replication._proofs
+        assert proofs is not None
+        assert [proofs.may_prove_nothing(address) for address in ("10.0.0.1", "192.0.2.1")] == [False, True]
+
+
 async def test_odd_answers_do_not_end_a_slave(tmp_path: Path) -> None:
     """A name server or a master may be broken, or another program at its address."""
     async with pair(tmp_path) as (master, slave):

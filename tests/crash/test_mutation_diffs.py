@@ -17,7 +17,19 @@ from tests.crash.mutations import (
     try_mutation,
 )
 
-AREAS = ("client", "durability", "gate", "native", "pipeline", "recovery", "services", "sql92", "tier", "transactions")
+AREAS = (
+    "auth",
+    "client",
+    "durability",
+    "gate",
+    "native",
+    "pipeline",
+    "recovery",
+    "services",
+    "sql92",
+    "tier",
+    "transactions",
+)
 MUTATIONS = all_mutations()
 
 

@@ -44,7 +44,7 @@ class MemoryFile:
         pass
 
 
-async def made(**options: Any) -> tuple[Access, AuthStore]:
+async def made(inner_user: str = "", **options: Any) -> tuple[Access, AuthStore]:
     store = AuthStore(MemoryFile(), Secrets(allow_clear=True))
     await store.create_user("root", UserChange("s", UserType.SUPER))
     await store.create_user("app", UserChange("s"))
@@ -61,6 +61,7 @@ async def made(**options: Any) -> tuple[Access, AuthStore]:
         authenticator=Authenticator(store, clock),
         authorizer=Authorizer(store),
         log_budget=LogBudget(clock),
+        inner_user=inner_user,
     )
     return access, store
 

@@ -31,10 +31,11 @@ from trimq.remoting.auth.access import PLAIN
 from trimq.remoting.auth.replay_guard import AGAIN, BEFORE
 from trimq.remoting.client.client_connection import ClientConnection
 from trimq.remoting.client.credentials import Signer
-from trimq.remoting.runtime.clock import ManualClock
+from trimq.remoting.runtime.clock import ManualClock, SystemClock
 
 ROOTS = Credentials(ROOT, ROOT_SECRET)
 SERVED = (0, None)
+UNIQUE = "UNIQ_KEY\x017F0000010001AABB0000000000000001\x02"
 INNER = "brokers"
 NAMES = {
     "embeddedNamesrvEnable": "true",
@@ -190,10 +191,10 @@ async def test_users_who_need_a_stamp(tmp_path: Path, required: str, root_needs:
             signer = Signer(Credentials(user.name, user.secret))
             assert await answer(broker, signer.encode(RemotingCommand.request(26))) == SERVED
             assert (await answer(broker, signer.encode(RemotingCommand.request(310, send_ext("T"), b"x"))))[0] == 0
-            # Also when fast paths, if there are any, know the user and the topic.
+            # Also when fast paths, which decline messages without an id, know the user and the topic.
             unstamped = Signer(Credentials(user.name, user.secret, replay_protection=False))
             send = SignedSends(unstamped, "p", 310, MessageQueue(topic="T", broker_name="broker-a", queue_id=0))
-            frame = send.frame(Prepared(310, "T", b"x", "", 0, 0, 1, ("id",)), 7)
+            frame = send.frame(Prepared(310, "T", b"x", UNIQUE, 0, 0, 1, ("id",)), 7)
             assert ((await answer(broker, frame))[0] == 16) is needs
         assert refused(broker) == {"replay": 2}
 
@@ -219,6 +220,23 @@ async def test_administration_is_served_over_tls_only(code: int) -> None:
     access.check(TLS_CONNECTION, command)
     permissive, _ = await made(allow_admin_over_plain=True)
     permissive.check(PLAIN_CONNECTION, command)
+
+
+@pytest.mark.parametrize("code", sorted(ADMINISTRATION))
+async def test_the_brokers_own_user_may_only_hand_over_on_plain_connections(code: int) -> None:
+    # guards that the exception for a master that stops is one for a single code, though all requests have stamps
+    access, _ = await made(inner_user="root", allow_admin_over_plain=False)
+    is_handing_over = code == RequestCode.CONTROLLER_ELECT_MASTER
+    given = case(WRITE, brokerName="b", designateElect="true") if is_handing_over else CASES[code]
+    time = SystemClock().wall_ms() + 1000  # after the start, whatever the clock's resolution
+    given = given._replace(ext=given.ext | {STAMP: stamp_text(code, time, "A" * 16, 1)})
+    command = command_of(code, given, "root")
+    if is_handing_over:
+        access.check(PLAIN_CONNECTION, command)
+        return
+    with pytest.raises(RemotingError) as caught:
+        access.check(PLAIN_CONNECTION, command)
+    assert (caught.value.code, caught.value.remark) == (16, PLAIN)
 
 
 async def test_a_request_that_is_refused_counts_as_sent(tmp_path: Path) -> None:

@@ -95,6 +95,16 @@ def test_a_wrong_clock_is_named() -> None:
     assert made.verdict(made.stamp(1, TWO, ago=-300)) == ""
 
 
+def test_fast_paths_have_the_same_window() -> None:
+    made = Made()
+    assert made.verdict(made.stamp(1)) == ""  # fast paths serve known senders only
+    made.clock.advance(1000)
+    for ago, is_within in ((300, True), (300.001, False), (-300, True), (-300.001, False)):
+        stamp = read_stamp(made.stamp(2, ago=ago))
+        assert stamp is not None
+        assert (made.guard.look("me", 310, stamp) is not None) is is_within, ago
+
+
 def test_what_was_made_before_the_start_is_refused() -> None:
     # guards restarts: the guard does not know what the process before it has served
     made = Made()

@@ -18,7 +18,7 @@ from trimq.remoting.runtime.clock import ManualClock
 from trimq.remoting.tls import key_files
 from trimq.remoting.tls.config import TlsConfig, TlsMode
 from trimq.remoting.tls.contexts import TlsContexts, client_of
-from trimq.remoting.tls.key_files import KeyFileError
+from trimq.remoting.tls.key_files import KeyFileError, KeyPairPaths
 
 
 class Log:
@@ -64,13 +64,14 @@ def files(tmp_path: Path, certificates: Certificates) -> Files:
     return Files(tmp_path, certificates)
 
 
-def names_of(context: ssl.SSLContext | None, certificates: Certificates, *, client: KeyPair, trust: Path) -> str:
+def names_of(context: ssl.SSLContext | None, certificates: Certificates, *, client: KeyPair | None, trust: Path) -> str:
     """The issuer of the certificate that a server with ``context`` shows, or why there is no handshake."""
     assert context is not None
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
     asking = ssl.create_default_context(cafile=str(trust))
     asking.maximum_version = ssl.TLSVersion.TLSv1_2  # the client knows at the end that it was accepted
-    asking.load_cert_chain(client.cert, client.key)
+    if client is not None:
+        asking.load_cert_chain(client.cert, client.key)
     ends = asking.wrap_bio(back, there, server_hostname="localhost"), context.wrap_bio(there, back, server_side=True)
     for _ in range(6):
         for end in ends:
@@ -146,6 +147,33 @@ async def test_trusted_certificates_are_replaced_at_once_even_while_the_pair_doe
         files.contexts.server, certificates, client=certificates.foreign_client, trust=certificates.other.cert
     )
     assert served == "other-ca"
+
+
+async def test_only_a_client_without_a_certificate_tells_required_from_optional(
+    files: Files, certificates: Certificates
+) -> None:
+    found = {}
+    for auth in ("require", "optional"):
+        server = TlsContexts(replace(files.config, need_client_auth=auth), files.log).server
+        for client in (None, certificates.client, certificates.foreign_client):
+            found[auth, client] = names_of(server, certificates, client=client, trust=certificates.ca)
+    assert found == {
+        ("require", None): "PEER_DID_NOT_RETURN_A_CERTIFICATE",
+        ("require", certificates.client): "test-ca",
+        ("require", certificates.foreign_client): "CERTIFICATE_VERIFY_FAILED",
+        ("optional", None): "test-ca",
+        ("optional", certificates.client): "test-ca",
+        ("optional", certificates.foreign_client): "CERTIFICATE_VERIFY_FAILED",
+    }
+
+
+def test_no_text_shows_a_key(files: Files) -> None:
+    pair = key_files.read_pair(KeyPairPaths(str(files.cert), str(files.key), "canary-71"))
+    assert b"PRIVATE KEY" in pair.key
+    assert pair.password == "canary-71"
+    text = f"{pair!r} {pair} {files.contexts._current!r}"
+    assert "PRIVATE KEY" not in text
+    assert "canary-71" not in text
 
 
 def resumes(server: ssl.SSLContext | None, asking: ssl.SSLContext, session: Any = None) -> tuple[bool | None, Any]:
