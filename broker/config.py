@@ -15,7 +15,7 @@ from pathlib import Path
 
 from trimq.broker.auth.user_limits_config import USER_LIMITS_KEYS, UserLimitsConfig, check_user_limits
 from trimq.broker.controller_mode_config import ControllerModeConfig
-from trimq.broker.replication_config import REPLICATION_SETTINGS, BrokerRole, ReplicationConfig, parse_networks
+from trimq.broker.replication_config import REPLICATION_SETTINGS, BrokerRole, ReplicationConfig, parse_addresses
 from trimq.broker.store_config import (
     DEFAULT_DELAY_LEVELS,
     FlushDiskType,
@@ -48,8 +48,8 @@ __all__ = [
     "ReplicationConfig",
     "UserLimitsConfig",
     "load_broker",
+    "parse_addresses",
     "parse_delay_levels",
-    "parse_networks",
     "saved_changes_path",
     "split_addresses",
 ]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 import trio
 
-from trimq.broker.config import BrokerConfig, ReplicationConfig, parse_networks
+from trimq.broker.config import BrokerConfig, ReplicationConfig, parse_addresses
 from trimq.broker.context import BrokerContext
 from trimq.broker.processors.pull.back_to_master import refuse_pulls
 from trimq.broker.services.master_end import MasterEnd
@@ -22,6 +22,7 @@ from trimq.broker.start_error import StartError
 from trimq.broker.store.message_store import HAClient, MessageStore
 from trimq.broker.store.replication.ha_admission import HAAdmission, HATls, OpenStream
 from trimq.broker.store.replication.reminders import Reminders
+from trimq.protocol.auth.model import address_of
 from trimq.protocol.body import GetBrokerMemberGroupResponseBody, decode_json
 from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.command import RemotingCommand
@@ -129,7 +130,7 @@ class Replication:
             self._proofs = HAAdmission(
                 keys,
                 self._configuration.section(BrokerConfig).broker_name,
-                parse_networks(config.ha_allowed_without_proof),
+                parse_addresses(config.ha_allowed_without_proof),
                 tls=None if client is None else HATls(lambda: contexts.server, client),
                 silence=config.ha_housekeeping_interval / 1000,
             )
@@ -211,11 +212,13 @@ class Replication:
         )
 
     def _admission(self, registration: BrokerOuterAPI) -> Callable[[str], Awaitable[int]]:
-        networks = parse_networks(self.config.ha_allowed_addresses)
+        networks = parse_addresses(self.config.ha_allowed_addresses)
 
         async def admitted(address: str) -> int:
             """How many slaves may connect from ``address``."""
-            peer = ipaddress.ip_address(address)
+            peer = address_of(address)
+            if peer is None:
+                return 0
             if networks:
                 # A peer that is named counts as often as it is named; a network only lets it in.
                 named = sum(peer in network for network in networks if network.num_addresses == 1)

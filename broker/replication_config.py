@@ -1,11 +1,11 @@
 """The section of replication: the part of RocketMQ's MessageStoreConfig that is about masters and slaves."""
 
 import enum
-import ipaddress
 from dataclasses import dataclass
 from typing import Final
 
-from trimq.protocol.auth.model import network_of
+from trimq.protocol.auth.model import IPNetwork
+from trimq.remoting.config.networks import names_everybody, parse_networks
 from trimq.remoting.config.options import option
 
 MIB: Final = 1024 * 1024
@@ -23,7 +23,7 @@ class BrokerRole(enum.StrEnum):
 
 def _networks_problem(text: str) -> str:
     try:
-        parse_networks(text)
+        parse_addresses(text)
     except ValueError:
         return "IP addresses or networks as 10.0.0.0/8, several separated by ;"
     return ""
@@ -34,19 +34,9 @@ def _address_problem(text: str) -> str:
     return "" if host and port.isdigit() and 0 < int(port) <= 65535 else "HOST:PORT"
 
 
-def parse_networks(text: str) -> list[ipaddress.IPv4Network | ipaddress.IPv6Network]:
-    """Parse `10.0.0.1;10.1.0.0/16`. Networks of IPv4 addresses in IPv6 form are those of IPv4. Raises ValueError."""
-    return [network_of(str(ipaddress.ip_network(part.strip()))) for part in text.split(";") if part.strip()]
-
-
-def _names_everybody(text: str) -> bool:
-    """Whether the networks have all addresses of IPv4, or all of IPv6."""
-    networks = parse_networks(text)
-    four = [found for found in networks if isinstance(found, ipaddress.IPv4Network)]
-    six = [found for found in networks if isinstance(found, ipaddress.IPv6Network)]
-    return any(not found.prefixlen for found in ipaddress.collapse_addresses(four)) or any(
-        not found.prefixlen for found in ipaddress.collapse_addresses(six)
-    )
+def parse_addresses(text: str) -> tuple[IPNetwork, ...]:
+    """Parse `10.0.0.1;10.1.0.0/16`. Raises ValueError."""
+    return parse_networks(text, ";")
 
 
 @dataclass(frozen=True)
@@ -144,7 +134,7 @@ class ReplicationConfig:
             return "minInSyncReplicas", "at most inSyncReplicas"
         if self.ha_allowed_without_proof and self.ha_secret_file is None and not self.ha_tls:
             return "haAllowedWithoutProof", "nothing, since without haSecretFile and haTls nothing has to be proved"
-        if _names_everybody(self.ha_allowed_without_proof):
+        if names_everybody(parse_addresses(self.ha_allowed_without_proof)):
             expected = "addresses of RocketMQ's brokers: with all addresses no broker would have to prove anything"
             return "haAllowedWithoutProof", expected
         if self.ha_housekeeping_interval <= self.ha_send_heartbeat_interval:

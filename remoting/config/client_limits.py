@@ -1,25 +1,25 @@
 """Limits of clients by their address, and whose word is taken for that address."""
 
-import ipaddress
 from dataclasses import dataclass
-from typing import TypeAlias
 
+from trimq.protocol.auth.model import IPNetwork
 from trimq.remoting.config.configuration import Configuration
+from trimq.remoting.config.networks import names_everybody, parse_networks
 from trimq.remoting.config.options import option, options_of
 
-Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 
-
-def parse_proxies(text: str) -> tuple[Network, ...]:
+def parse_proxies(text: str) -> tuple[IPNetwork, ...]:
     """Parse `10.0.0.1,10.1.0.0/16`. Raises ValueError."""
-    return tuple(ipaddress.ip_network(part.strip()) for part in text.split(",") if part.strip())
+    return parse_networks(text, ",")
 
 
 def _proxies_problem(text: str) -> str:
     try:
-        parse_proxies(text)
+        proxies = parse_proxies(text)
     except ValueError:
         return "IP addresses or networks as 10.0.0.0/8, several separated by commas"
+    if names_everybody(proxies):
+        return "the addresses of your proxies: with all addresses each client could say that it has another one"
     return ""
 
 

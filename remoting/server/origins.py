@@ -6,15 +6,16 @@ bits, since a client has all the addresses of one.
 """
 
 from collections.abc import Sequence
-from ipaddress import ip_address
 from typing import Final
 
 import structlog
 
+from trimq.protocol.auth.model import IPNetwork
 from trimq.protocol.codes import ResponseCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.errors import RemotingError
-from trimq.remoting.config.client_limits import ClientLimitsConfig, Network, parse_proxies
+from trimq.remoting.config.client_limits import ClientLimitsConfig, parse_proxies
+from trimq.remoting.config.networks import is_in
 from trimq.remoting.runtime.address_key import address_key
 from trimq.remoting.runtime.clock import Clock
 from trimq.remoting.runtime.log_budget import LogBudget
@@ -40,7 +41,7 @@ class Origins:
         self._clock = clock
         self._max_connections = config.max_connections_per_address
         self._rate = config.max_requests_per_second_per_address
-        self._proxies: Sequence[Network] = parse_proxies(config.proxy_protocol_networks)
+        self._proxies: Sequence[IPNetwork] = parse_proxies(config.proxy_protocol_networks)
         self._callers = Callers(self._rate, clock)
         self._log_budget = LogBudget(clock)
         self.feature = Feature("address_limits", self.check, Sees.AMOUNT, meter=self) if self._rate else None
@@ -52,13 +53,7 @@ class Origins:
 
     def is_proxy(self, address: str) -> bool:
         """Whether the preamble of a connection from ``address`` is believed."""
-        if not self._proxies:
-            return False
-        try:
-            found = ip_address(address.partition("%")[0])
-        except ValueError:
-            return False
-        return any(found in network for network in self._proxies)
+        return is_in(address, self._proxies)
 
     def admits(self, address: str) -> bool:
         """Whether ``address`` may have one more connection. A refusal is counted and logged."""

@@ -114,6 +114,14 @@ def test_what_is_no_network(tmp_path: Path, text: str) -> None:
         configuration(tmp_path, {"proxyProtocolNetworks": text})
 
 
+@pytest.mark.parametrize("text", ["0.0.0.0/0", "10.0.0.1,::/0", "0.0.0.0/1,128.0.0.0/1", "::ffff:0:0/96"])
+def test_proxies_at_all_addresses_refuse_the_start(tmp_path: Path, text: str) -> None:
+    """Each client could choose the address that policies and limits see."""
+    with pytest.raises(ConfigError, match="the addresses of your proxies") as caught:
+        configuration(tmp_path, {"proxyProtocolNetworks": text})
+    assert caught.value.key == "proxyProtocolNetworks"
+
+
 async def test_no_request_changes_a_limit(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as broker, WireClient.connect(broker.endpoint) as client:
         for key in ("maxConnectionsPerAddress", "maxRequestsPerSecondPerUser", "adminListenAddress"):

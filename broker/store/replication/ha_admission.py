@@ -4,14 +4,13 @@ By a secret that both know, by TLS with certificates of both, or both. Without a
 is sent for the secret: protocol/ha_proof.py.
 """
 
-import ipaddress
 import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
 import trio
 
-from trimq.protocol.auth.model import address_of
+from trimq.protocol.auth.model import IPNetwork
 from trimq.protocol.ha_proof import (
     ANSWER_BYTES,
     CHALLENGE_BYTES,
@@ -21,13 +20,13 @@ from trimq.protocol.ha_proof import (
     MasterProof,
     SlaveProof,
 )
+from trimq.remoting.config.networks import is_in
 from trimq.remoting.tls.key_files import KeyFileError
 
 PROOF_SECONDS: Final = 5.0
 _TLS: Final = b"\x16"
 """The first byte of a TLS handshake. Reports, greetings and RocketMQ's handshakes begin with another one."""
 
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 OpenStream = Callable[[str, int], Awaitable[trio.abc.Stream]]
 
 
@@ -82,7 +81,7 @@ class HAAdmission:
         self,
         keys: Mapping[bytes, bytes],
         name: str,
-        without_proof: Sequence[Network] = (),
+        without_proof: Sequence[IPNetwork] = (),
         *,
         tls: HATls | None = None,
         silence: float = 20.0,
@@ -99,8 +98,7 @@ class HAAdmission:
 
     def may_prove_nothing(self, address: str) -> bool:
         """Whether a broker at an IP address need not prove anything."""
-        peer = address_of(address)
-        return peer is not None and any(peer in network for network in self._without_proof)
+        return is_in(address, self._without_proof)
 
     async def of_slave(self, stream: trio.abc.Stream, address: str) -> trio.abc.Stream:
         """For a master: the stream of a slave that is let in.
