@@ -14,7 +14,7 @@ from tests.simulation.world import many, simulate
 
 ROOT = Path(__file__).parents[2]
 IN_CI = "acknowledged-before-replicated"
-"""One that a first seed shows; to find the others takes hundreds."""
+"""It is found with the first seed; the others are looked for by night."""
 OTHERS = sorted(set(BREAKS) - {IN_CI})
 
 
