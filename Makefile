@@ -202,7 +202,7 @@ enough = $(BIN)/python -m coverage combine --quiet && $(BIN)/python -m coverage 
 
 # One after the other: most of these tests have a process of their own for each core.
 crash: $(VENV)/.dev-stamp $(call extension,$(VENV)) ## cut the power at every disk call of a script, and fail at most; 200 power cuts of a whole broker; simulations; and the other slow tests
-	@$(call pytest,slow and not partners,-o faulthandler_timeout=0 tests/controller tests/crash tests/simulation tests/bench tests/tools)
+	@$(call pytest,slow and not partners,-o timeout=600 -o faulthandler_timeout=0 tests/controller tests/crash tests/simulation tests/bench tests/tools)
 
 # Python code is mutated, and tested without the extension; the mutations of the extension build their own.
 mutations: $(VENV)/.dev-stamp .venv-spark-newest/.stamp ## mutate the code, and check that the tests detect each mutation; ARGS=recovery for some of them
