@@ -187,6 +187,7 @@ class _RandomOfThread:
 
 
 _RANDOM_FUNCTIONS: Final = ("random", "uniform", "randrange", "randint", "getrandbits", "choice", "shuffle", "sample")
+"""Those of the module that programs may use; another one would draw numbers that no seed decides."""
 
 
 @contextmanager
