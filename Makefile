@@ -200,9 +200,11 @@ coverage: .venv-newest/.newest-stamp $(call extension,.venv-newest) ## test-newe
 enough = $(BIN)/python -m coverage combine --quiet && $(BIN)/python -m coverage json --quiet -o .coverage/$(1).json && \
 	$(BIN)/python -m tests.coverage.floor $(1) .coverage/$(1).json
 
-# One after the other: most of these tests have a process of their own for each core.
+# One after the other: most of these tests have a process of their own for each core. SHARE=1/4: a quarter, see
+# tests/crash/share.py.
+crash: export CRASH_SHARE = $(SHARE)
 crash: $(VENV)/.dev-stamp $(call extension,$(VENV)) ## cut the power at every disk call of a script, and fail at most; 200 power cuts of a whole broker; simulations; and the other slow tests
-	@$(call pytest,slow and not partners,-o timeout=600 -o faulthandler_timeout=0 tests/controller tests/crash tests/simulation tests/bench tests/tools)
+	@$(call pytest,slow and not partners,-o timeout=600 -o faulthandler_timeout=0 --ignore=tests/spark)
 
 # Python code is mutated, and tested without the extension; the mutations of the extension build their own.
 mutations: $(VENV)/.dev-stamp .venv-spark-newest/.stamp ## mutate the code, and check that the tests detect each mutation; ARGS=recovery for some of them

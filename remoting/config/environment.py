@@ -4,6 +4,7 @@ A variable overrides the configuration file, a command line flag overrides a var
 """
 
 import difflib
+import functools
 import re
 from collections.abc import Mapping
 from typing import Final
@@ -17,6 +18,7 @@ _NO_OPTIONS: Final = frozenset({"TRIMQ_HOME", "TRIMQ_NATIVE"})
 """Variables that are no options: of `make run`, and of protocol/native.py, which is imported before they are read."""
 
 
+@functools.cache
 def variable_of(key: str) -> str:
     """``brokerIP1`` -> ``TRIMQ_BROKER_IP1``, ``tls.enable`` -> ``TRIMQ_TLS_ENABLE``."""
     return PREFIX + _BOUNDARY.sub("_", key).replace(".", "_").upper()

@@ -137,25 +137,30 @@ def option(default: Any, doc: str, **facts: Unpack[OptionFacts]) -> Any:
     return dataclasses.field(default=default, metadata=metadata, repr=shows)
 
 
-_type_hints = functools.cache(typing.get_type_hints)
-
-
 def options_of(section: type) -> list[Option]:
     """The options of a section in the order of its fields."""
-    hints = _type_hints(section)
+    return [
+        opt if factory is None else dataclasses.replace(opt, default=factory()) for opt, factory in _fields_of(section)
+    ]
+
+
+@functools.cache
+def _fields_of(section: type) -> tuple[tuple[Option, Callable[[], Any] | None], ...]:
+    """Each option, and what makes its default if that depends on the machine."""
+    hints = typing.get_type_hints(section)
     found = []
     for field in dataclasses.fields(section):
         if "doc" not in field.metadata:
             continue
         kind, optional = _kind(hints[field.name])
-        factory = field.default_factory
-        default = factory() if factory is not dataclasses.MISSING else field.default
+        factory = None if field.default_factory is dataclasses.MISSING else field.default_factory
         facts = dict(field.metadata)
         facts["key"] = facts["key"] or camel_case(field.name)
         if kind is int and facts["maximum"] is None and facts["unit"] in ("ms", "s"):
             facts["maximum"] = _INT32_MAX
-        found.append(Option(name=field.name, kind=kind, optional=optional, default=default, **facts))
-    return found
+        opt = Option(name=field.name, kind=kind, optional=optional, default=field.default, **facts)
+        found.append((opt, factory))
+    return tuple(found)
 
 
 def _kind(hint: Any) -> tuple[type, bool]:

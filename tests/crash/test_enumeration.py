@@ -1,7 +1,7 @@
 """Cuts and faults at every disk call of the script; enumeration.py and faults.py define the states.
 
-``make crash``, as in CI, enumerates all cuts of one script, and a third of the errors; ``make nightly`` three scripts
-with more cuts of each recovery, and all errors; ``make test`` a sample.
+``make crash`` enumerates all cuts of one script, and a third of the errors, CI a share of that (share.py); ``make nightly``
+three scripts with more cuts of each recovery, and all errors; ``make test`` a sample.
 """
 
 import sys
@@ -23,6 +23,7 @@ from tests.crash.enumeration import (
 from tests.crash.images import NameChange
 from tests.crash.losses import Damage, Loss, Survivor, survivor
 from tests.crash.script import Recalling
+from tests.crash.share import share
 
 SEED = 1
 STRETCHES = 12
@@ -42,14 +43,14 @@ def test_a_cut_at_any_call_breaks_no_promise(capsys: pytest.CaptureFixture[str])
     States that equal another are not counted.
     """
     whole = Tally()
-    calls = [(SEED, part, STRETCHES, int(part % 3 == 0)) for part in range(STRETCHES)]
+    calls = [(SEED, part, STRETCHES, int(part % 3 == 0)) for part in share().parts(STRETCHES)]
     for tally in in_processes(part_of, calls):
         whole.add(tally)
     _say(capsys, f"seed {SEED}: {whole}")
     assert sum(whole.operations.values()) >= 60
     assert set(whole.by_loss) == {loss.value for loss in Loss}
-    assert whole.states - whole.second >= 10_000
-    assert whole.second >= 1_000
+    assert whole.states - whole.second >= share().least(10_000)
+    assert whole.second >= share().least(1_000)
 
 
 @pytest.mark.slow
@@ -57,10 +58,11 @@ def test_a_cut_at_any_call_breaks_no_promise(capsys: pytest.CaptureFixture[str])
 def test_an_error_at_any_call_breaks_no_promise(capsys: pytest.CaptureFixture[str]) -> None:
     """Every third of the errors: two of three calls fail, with EIO and ENOSPC in turn."""
     whole = faults.FaultTally()
-    for tally in in_processes(faults.part_of, [(1, part, PARTS) for part in range(0, PARTS, 3)]):
+    parts = [3 * part for part in share().parts(PARTS // 3)]
+    for tally in in_processes(faults.part_of, [(1, part, PARTS) for part in parts]):
         whole.add(tally)
     _say(capsys, whole)
-    assert whole.runs == len(faults.Faults(1).all()[::3])
+    assert whole.runs == sum(len(faults.Faults(1).all()[part::PARTS]) for part in parts)
     assert whole.read_only
     assert whole.refused_starts
 

@@ -71,6 +71,7 @@ def tree(tmp_path: Path) -> Path:
     return tree
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "outcome"),
     [

@@ -48,6 +48,7 @@ def test_a_sound_disk_is_not_found_out() -> None:
     _enumerate(record(1), step=20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rule",
     [

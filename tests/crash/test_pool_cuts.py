@@ -51,7 +51,7 @@ def _pool(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "promise", without_kills)
 
 
-@pytest.mark.timeout(240)  # seconds of computing, and on a busy machine more than a minute
+@pytest.mark.slow
 def test_a_sample_of_cuts(capsys: pytest.CaptureFixture[str]) -> None:
     found = enumeration.Enumeration(5)
     for part in range(0, 800, 60):
@@ -61,7 +61,7 @@ def test_a_sample_of_cuts(capsys: pytest.CaptureFixture[str]) -> None:
     assert found.tally.states > 100
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.slow
 def test_a_sample_of_faults(capsys: pytest.CaptureFixture[str]) -> None:
     found = faults.Faults(5).run(7, 40)
     with capsys.disabled():

@@ -54,6 +54,7 @@ async def test_a_power_cut_after_a_start_with_another_precision(
         assert sorted(await rig.bodies()) == sorted(b"%d" % number for number in range(12))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "after", "loss"), [(1000, 100, Loss.ALL), (1000, 100, Loss.PAGES), (100, 1000, Loss.ALL)]
 )

@@ -22,8 +22,8 @@ SYNC_STATE = 1006
 ELECT_MASTER = 1002
 
 #: Small, because several run beside each other and beside brokers.
-CONTROLLER_MEMORY = ("-Xms96m", "-Xmx96m", "-XX:MaxDirectMemorySize=96m", "-XX:+UseSerialGC")
-BROKER_MEMORY = ("-Xms256m", "-Xmx256m", "-XX:MaxDirectMemorySize=256m", "-XX:+UseSerialGC")
+CONTROLLER_MEMORY = ("-Xms96m", "-Xmx96m", "-XX:MaxDirectMemorySize=96m")
+BROKER_MEMORY = ("-Xms256m", "-Xmx256m", "-XX:MaxDirectMemorySize=256m")
 
 #: Intervals and files of a broker in a group. Apache's scan for silent masters is each 5 s, its timeout 10 s; these
 #: are shorter on purpose, except where a test sets them back.

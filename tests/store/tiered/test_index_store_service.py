@@ -313,7 +313,7 @@ async def test_a_failed_upload_is_tried_again_and_loses_nothing() -> None:
         assert len(bases) == 3
 
 
-@pytest.mark.timeout(240)  # seconds of computing, and on a busy machine more than a minute
+@pytest.mark.slow
 async def test_a_cut_anywhere_keeps_what_was_flushed() -> None:
     """Puts, flushes, uploads and a restart, with the power cut in each call."""
     disk = SimDisk()

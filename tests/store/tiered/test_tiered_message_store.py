@@ -431,6 +431,7 @@ async def _cut_at(number: int, loss: Loss) -> tuple[SimDisk, int] | None:
     return (disk.power_cut(), durable[-1]) if disk.after_cut is not None else None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", list(Loss))
 async def test_a_cut_at_any_call_leaves_a_tier_that_goes_on(loss: Loss) -> None:
     number = 1

@@ -129,6 +129,7 @@ async def check(store: BucketMessageStore, end: int, first: int) -> None:
             assert [message.queue_offset for message in messages] == [number]
 
 
+@pytest.mark.slow
 async def test_every_request_may_be_the_last(autojump_clock: trio.testing.MockClock) -> None:
     script = Script()
     await script.run()
@@ -180,6 +181,7 @@ async def _check_moment(moment: Moment) -> None:
             await check(store, promise.durable, promise.first)
 
 
+@pytest.mark.slow
 async def test_a_restore_at_every_moment_has_what_was_uploaded(autojump_clock: trio.testing.MockClock) -> None:
     """The disk is gone: all that an upload had reported is there, and nothing is twice."""
     script = Script()

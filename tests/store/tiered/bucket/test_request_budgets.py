@@ -91,7 +91,7 @@ async def test_a_gibibyte_costs_at_most_300_puts(queues: int) -> None:
         assert requests["get"] <= 4
 
 
-@pytest.mark.timeout(240)  # seconds of computing, and on a busy machine more than a minute
+@pytest.mark.slow
 async def test_an_idle_hour_costs_at_most_130_requests(autojump_clock: trio.testing.MockClock) -> None:
     """A message now and then in each of many queues: as many objects as there are timeouts, and no more."""
     objects, clock = Objects(), ManualClock()
