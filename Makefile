@@ -217,7 +217,7 @@ nightly: mutations $(call extension,$(VENV)) ## mutations, crashes with more see
 	@$(BIN)/python -m tests.simulation --seeds 0-1999
 	@$(BIN)/python -m pytest -o faulthandler_timeout=0 -m "nightly and not partners" tests/simulation
 	@$(BIN)/python -m tests.crash.kill --kills 50
-	@$(BIN)/python -m pytest -o faulthandler_timeout=0 -m "partners and nightly" tests/interop tests/client tests/crash
+	@$(BIN)/python -m pytest -o faulthandler_timeout=0 -m "partners and nightly" tests/interop tests/client tests/crash tests/bench
 	@$(MAKE) --no-print-directory test-spark NIGHTLY=1
 	@$(BIN)/python -m pytest --hypothesis-profile=nightly -o timeout=1800 -o faulthandler_timeout=0 tests/protocol/test_native_twins.py tests/store/test_log_rows.py \
 		tests/store/tiered/bucket/test_two_owners.py

@@ -34,6 +34,7 @@ def measured(root: Path, part: str, **more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.partners
+@pytest.mark.nightly
 @pytest.mark.timeout(240, func_only=True)
 def test_uploads(root: Path) -> None:
     found = measured(root, "uploads")
@@ -50,6 +51,7 @@ def test_uploads(root: Path) -> None:
 
 
 @pytest.mark.partners
+@pytest.mark.nightly
 @pytest.mark.timeout(240, func_only=True)
 def test_reads(root: Path) -> None:
     found = measured(root, "reads")
@@ -66,6 +68,7 @@ def test_reads(root: Path) -> None:
 
 
 @pytest.mark.partners
+@pytest.mark.nightly
 @pytest.mark.timeout(240, func_only=True)
 def test_sends(root: Path) -> None:
     found = measured(root, "sends")
@@ -79,6 +82,7 @@ def test_sends(root: Path) -> None:
 
 
 @pytest.mark.partners
+@pytest.mark.nightly
 @pytest.mark.timeout(240, func_only=True)
 def test_a_restore(root: Path) -> None:
     found = measured(root, "restore", restore_gib=MIB / 1024)["restore"]

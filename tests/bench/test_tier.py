@@ -8,7 +8,7 @@ from bench.processes import our_command
 from bench.tier import PARTS, SENDS, measure
 from tests.interop.harness import partners
 
-pytestmark = [pytest.mark.partners, pytest.mark.timeout(240, func_only=True)]
+pytestmark = [pytest.mark.partners, pytest.mark.nightly, pytest.mark.timeout(240, func_only=True)]
 
 
 def test_it_measures_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
