@@ -1,7 +1,7 @@
 """Cuts and faults at every disk call of the script; enumeration.py and faults.py define the states.
 
-``make crash`` enumerates all cuts of one script, and a third of the errors, CI a share of that (share.py); ``make nightly``
-three scripts with more cuts of each recovery, and all errors; ``make test`` a sample.
+``make crash`` enumerates all cuts of one script, and a third of the errors, CI a share of that (share.py);
+``make nightly`` three scripts with more cuts of each recovery, and all errors; ``make test`` a sample.
 """
 
 import sys
