@@ -215,7 +215,7 @@ mutations: $(VENV)/.dev-stamp .venv-spark-newest/.stamp ## mutate the code, and 
 nightly: mutations $(call extension,$(VENV)) ## mutations, crashes with more seeds and all errors, 2000 simulations, 50 kills under load, long partner tests, both PySpark, the extension's examples
 	@$(BIN)/python -m tests.crash --seeds 1-3
 	@$(BIN)/python -m tests.simulation --seeds 0-1999
-	@$(BIN)/python -m pytest -o faulthandler_timeout=0 -m "nightly and not partners" tests/simulation
+	@$(BIN)/python -m pytest -o faulthandler_timeout=0 -m "nightly and not partners" tests/simulation tests/bench
 	@$(BIN)/python -m tests.crash.kill --kills 50
 	@$(BIN)/python -m pytest -o faulthandler_timeout=0 -m "partners and nightly" tests/interop tests/client tests/crash tests/bench
 	@$(MAKE) --no-print-directory test-spark NIGHTLY=1

@@ -257,7 +257,7 @@ def test_the_sdk_sends_unsigned_signed_and_with_stamps_in_turns(
     assert found["rows"]["send64"]["signed, with stamps"]["msg_s"] == 9
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["plain", "tls"])
 def test_the_memory_of_idle_connections(name: str, certificates: Certificates, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(security, "IDLE_SECONDS", 0)
