@@ -200,7 +200,7 @@ coverage: .venv-newest/.newest-stamp $(call extension,.venv-newest) ## test-newe
 enough = $(BIN)/python -m coverage combine --quiet && $(BIN)/python -m coverage json --quiet -o .coverage/$(1).json && \
 	$(BIN)/python -m tests.coverage.floor $(1) .coverage/$(1).json
 
-# One after the other: most of these tests have a process of their own for each core. SHARE=1/4: a quarter, see
+# One after the other: most of these tests have a process of their own for each core. SHARE=2/8: an eighth, see
 # tests/crash/share.py.
 crash: export CRASH_SHARE = $(SHARE)
 crash: $(VENV)/.dev-stamp $(call extension,$(VENV)) ## cut the power at every disk call of a script, and fail at most; 200 power cuts of a whole broker; simulations; and the other slow tests

@@ -26,7 +26,7 @@ from trimq.protocol.property_text import decode_properties
 from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.handlers import Outcome
 
-pytestmark = [pytest.mark.partners, pytest.mark.timeout(120, func_only=True)]
+pytestmark = [pytest.mark.partners, pytest.mark.nightly, pytest.mark.timeout(120, func_only=True)]
 
 SHORT = "-warm 100ms -dur 400ms"
 COUNTED = "-warm 0s -dur 20s -n"

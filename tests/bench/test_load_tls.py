@@ -13,7 +13,7 @@ from trimq.broker.testing import running_broker
 
 __all__ = ["tool"]
 
-pytestmark = [pytest.mark.partners, pytest.mark.timeout(120, func_only=True)]
+pytestmark = [pytest.mark.partners, pytest.mark.nightly, pytest.mark.timeout(120, func_only=True)]
 
 
 @pytest.mark.parametrize(

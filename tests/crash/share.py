@@ -1,7 +1,7 @@
 """The share of the crash tests that one run takes: all of them, or one of some equal parts.
 
-CI takes a quarter of the enumerations, power cuts and simulations with each commit, and the commit decides which;
-``make crash`` and ``make nightly`` take all. ``CRASH_SHARE=2/4`` is the third quarter.
+CI takes an eighth of the enumerations, power cuts and simulations with each commit, and the commit decides which;
+``make crash`` and ``make nightly`` take all. ``CRASH_SHARE=2/8`` is the third eighth.
 """
 
 import os

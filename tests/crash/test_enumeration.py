@@ -26,7 +26,7 @@ from tests.crash.script import Recalling
 from tests.crash.share import share
 
 SEED = 1
-STRETCHES = 12
+STRETCHES = 24
 PARTS = 24
 
 

@@ -109,7 +109,7 @@ def test_a_command_runs_beside_the_steps_at_the_lowest_priority(tmp_path: Path) 
         tmp_path,
         """
         mkfifo go
-        begin_beside long sh -c 'read line <go; chrt -p $$; exit 3'
+        begin_beside long "${idle[@]}" sh -c 'read line <go; chrt -p $$; exit 3'
         step short sh -c 'echo now >go'
         end_beside
         printf '%s\\n' "${timings[@]}" "${failed[@]}"
@@ -126,6 +126,11 @@ def test_a_command_runs_beside_the_steps_at_the_lowest_priority(tmp_path: Path) 
 def test_a_command_that_passes_beside_the_steps_is_no_failure(tmp_path: Path) -> None:
     done = steps(tmp_path, 'begin_beside long true\nend_beside\nexit "${#failed[@]}"')
     assert done.returncode == 0, done.stderr
+
+
+def test_what_begins_beside_the_steps_when_no_time_is_left_is_ended(tmp_path: Path) -> None:
+    done = steps(tmp_path, 'limit=0\nbegin_beside late sleep 60\nend_beside\nprintf "%s\\n" "${failed[@]}"')
+    assert done.stdout.splitlines()[-1] == "late"
 
 
 def test_what_runs_beside_the_steps_ends_with_them(tmp_path: Path) -> None:
