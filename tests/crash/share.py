@@ -32,8 +32,8 @@ class Share(NamedTuple):
         return range(self.turn, count, self.of)
 
     def least(self, whole: int) -> int:
-        """How much a check of this share has to find at least, if all find ``whole``: shares are not quite equal."""
-        return whole if self.of == 1 else whole // (2 * self.of)
+        """How much a check of this share has to find at least, if all find ``whole``: shares differ, by up to four times."""
+        return whole if self.of == 1 else whole // (4 * self.of)
 
 
 def share() -> Share:

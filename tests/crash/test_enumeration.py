@@ -48,7 +48,7 @@ def test_a_cut_at_any_call_breaks_no_promise(capsys: pytest.CaptureFixture[str])
         whole.add(tally)
     _say(capsys, f"seed {SEED}: {whole}")
     assert sum(whole.operations.values()) >= 60
-    assert set(whole.by_loss) == {loss.value for loss in Loss}
+    assert share().of > 1 or set(whole.by_loss) == {loss.value for loss in Loss}
     assert whole.states - whole.second >= share().least(10_000)
     assert whole.second >= share().least(1_000)
 

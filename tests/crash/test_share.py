@@ -23,7 +23,7 @@ def test_without_the_variable_all_is_taken(monkeypatch: pytest.MonkeyPatch) -> N
 def test_the_variable_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "2/4")
     assert list(share().parts(12)) == [2, 6, 10]
-    assert share().least(1000) == 125
+    assert share().least(1600) == 100
 
 
 @pytest.mark.parametrize("text", ["4/4", "1", "0/0", "-1/4", "1/4/2", "x"])
