@@ -32,7 +32,7 @@ class Share(NamedTuple):
         return range(self.turn, count, self.of)
 
     def least(self, whole: int) -> int:
-        """How much a check of this share has to find at least, if all find ``whole``: shares differ, by up to four times."""
+        """How much a check of this share finds at least if all find ``whole``; shares differ by up to four times."""
         return whole if self.of == 1 else whole // (4 * self.of)
 
 
