@@ -109,7 +109,7 @@ def test_a_command_runs_beside_the_steps_at_the_lowest_priority(tmp_path: Path) 
         tmp_path,
         """
         mkfifo go
-        begin_beside long "${idle[@]}" sh -c 'read line <go; chrt -p $$; exit 3'
+        begin_beside long sh -c 'read line <go; chrt -p $$; exit 3'
         step short sh -c 'echo now >go'
         end_beside
         printf '%s\\n' "${timings[@]}" "${failed[@]}"
