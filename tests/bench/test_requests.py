@@ -27,7 +27,6 @@ LARGER: dict[str, object] = {"mappedFileSizeCommitLog": 256 << 20, "commitLogRes
 native = pytest.mark.skipif(not NATIVE.is_on, reason=f"the native extension is off: {NATIVE.reason}")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "extension"),
     [
@@ -50,7 +49,6 @@ async def test_a_row_takes_the_path_that_it_names(name: str, extension: str, mon
     assert 0 < found["us_message"] <= found["us_request"] < 100_000
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["send alone", "send", "send 64", "mixed batch", "pull", "query"])
 async def test_a_signed_row_takes_the_same_path(name: str) -> None:
     with trio.fail_after(30):

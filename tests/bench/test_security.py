@@ -258,6 +258,7 @@ def test_the_sdk_sends_unsigned_signed_and_with_stamps_in_turns(
 
 
 @pytest.mark.nightly
+@pytest.mark.alone
 @pytest.mark.parametrize("name", ["plain", "tls"])
 def test_the_memory_of_idle_connections(name: str, certificates: Certificates, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(security, "IDLE_SECONDS", 0)

@@ -7,6 +7,7 @@ from bench.timers import PRECISION_MS, measure
 
 
 @pytest.mark.nightly
+@pytest.mark.alone
 def test_it_measures_what_it_says() -> None:
     found = measure(our_command(), messages=2_000, load=200, seconds=3)
     pending, delivery, lateness = found["pending"], found["delivery"], found["lateness"]

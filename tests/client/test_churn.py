@@ -303,7 +303,6 @@ class Cluster:
         self.name_servers.reverse()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("orderly", [False, True], ids=named)
 async def test_over_restarts_of_the_broker_and_loss_of_name_servers(tmp_path: Path, name: str, orderly: bool) -> None:
     with ExitStack() as stack:

@@ -71,7 +71,6 @@ def tree(tmp_path: Path) -> Path:
     return tree
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "outcome"),
     [
