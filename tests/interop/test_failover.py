@@ -79,7 +79,7 @@ def nothing_is_lost(group: Group, load: Load) -> dict[str, Any]:
     for broker in group.brokers:
         wait_until(lambda broker=broker: log_of(broker) == log_of(master), f"the whole log of {broker.port}")  # type: ignore[misc]
     assert len(everything) > 500
-    assert not missing(everything, records_of(master.store, load.topic))
+    assert not missing(everything, records_of(live_image(master.store, LOG_FILE), load.topic))
     assert found["wrong"] == 0, found["examples"]
     assert found["stored"] >= found["acknowledged"] == len(everything)
     assert found["undelivered"] == 0

@@ -13,7 +13,7 @@ import pytest
 
 from tests.interop.harness import REMARKS, probe
 from tests.interop.harness.drivers import JavaClient, unique
-from tests.interop.harness.log_image import Record, live_image
+from tests.interop.harness.log_image import LogImage, Record, live_image
 from tests.interop.harness.processes import ended_afterwards
 from tests.interop.harness.servers import Broker
 from tests.interop.harness.waiting import wait_until
@@ -36,9 +36,9 @@ LATE, REFUSED = "FLUSH_SLAVE_TIMEOUT", "1"
 """What Java's client says of a message that is stored while no slave confirms it, and of one that is not stored."""
 
 
-def records_of(store: Path, topic: str) -> dict[tuple[int, int], Record]:
+def records_of(image: LogImage, topic: str) -> dict[tuple[int, int], Record]:
     """The records of a topic by queue and offset."""
-    return {(one.queue, one.offset): one for one in live_image(store, LOG_FILE).of(topic)}
+    return {(one.queue, one.offset): one for one in image.of(topic)}
 
 
 def missing(
@@ -131,7 +131,7 @@ def test_javas_client_loses_nothing_acknowledged(
             pair.slave.kill()
         pair.master.kill()
         acknowledged = load.acknowledged()
-        copied = records_of(pair.slave.store, topic)
+        copied = records_of(LogImage(pair.slave.store, LOG_FILE, killed=True), topic)
         leader = replica(pair.names, "trimq", pair.slave.directory, PROMISED | {"brokerRole": "SYNC_MASTER"})
         following = PROMISED | {"brokerRole": "SLAVE", "brokerId": "1"}
         follower = replica(pair.names, "trimq", pair.master.directory, following)
@@ -150,7 +150,7 @@ def test_javas_client_loses_nothing_acknowledged(
             everything = load.acknowledged()
             load.close()
             wait_until(lambda: log_of(leader) == log_of(follower), "the new slave has the whole log")
-        kept = records_of(leader.store, topic)
+        kept = records_of(live_image(leader.store, LOG_FILE), topic)
     request.config.stash.setdefault(REMARKS, []).append(f"{request.node.name}: {found}")
     assert len(acknowledged) > 500
     assert set(acknowledged) < set(everything)
@@ -187,9 +187,9 @@ def sending(pair: Pair, sent: list[Sent]) -> Iterator[threading.Thread]:
     assert not thread.is_alive()
 
 
-def lost(sent: list[Sent], store: Path) -> list[Sent]:
+def lost(sent: list[Sent], image: LogImage) -> list[Sent]:
     """What was acknowledged and is not in the log."""
-    bodies = {record.phy: record.body for record in live_image(store, SMALL_FILE).records}
+    bodies = {record.phy: record.body for record in image.records}
     return [one for one in sent if bodies.get(one.phy) != one.body]
 
 
@@ -212,7 +212,7 @@ def test_apaches_slave_has_what_was_acknowledged(tmp_path: Path) -> None:
             with sending(pair, sent):
                 wait_until(lambda: len(sent) >= 250, "sends that are acknowledged")
                 pair.slave.kill()
-            assert not lost(sent, pair.slave.store)
+            assert not lost(sent, LogImage(pair.slave.store, SMALL_FILE, killed=True))
             wait_until(lambda: ": 1 in-sync replicas not enough" in answer(wire), "a send that is refused")
             before = log_of(pair.master)
             assert ": 1 in-sync replicas not enough" in answer(wire)
@@ -224,7 +224,7 @@ def test_apaches_slave_has_what_was_acknowledged(tmp_path: Path) -> None:
             wait_until(lambda: not answer(wire), "a slave that goes on")
             sent += send(wire, len(sent), 20)
             wait_until(lambda: same_logs(pair), "the same logs")
-        assert not lost(sent, pair.slave.store)
+        assert not lost(sent, live_image(pair.slave.store, SMALL_FILE))
 
 
 @pytest.mark.nightly

@@ -73,10 +73,15 @@ def split(data: bytes) -> list[Record]:
 
 
 class LogImage:
-    """The whole log: ``data`` from offset ``start`` up to the end of the last record, and the records."""
+    """The whole log: ``data`` from offset ``start`` up to the end of the last record, and the records.
 
-    def __init__(self, store: Path, file_size: int) -> None:
+    ``killed``: its broker was, perhaps while it wrote. The log ends before a record, or a file, that is half written.
+    """
+
+    def __init__(self, store: Path, file_size: int, *, killed: bool = False) -> None:
         files = sorted((store / "commitlog").iterdir())
+        if killed and files[-1].stat().st_size != file_size:
+            del files[-1]
         self.start = int(files[0].name)
         self.files = len(files)
         raw = b"".join(file.read_bytes() for file in files)
@@ -91,7 +96,12 @@ class LogImage:
                 if at % file_size:
                     raise ValueError(f"a BLANK ends at {at}, in the middle of a file")
             elif magic in (V1, V2):
-                found = _decode(raw[at : at + size])
+                try:
+                    found = _decode(raw[at : at + size])
+                except (ValueError, IndexError, struct.error):
+                    if killed:
+                        break
+                    raise
                 if found.phy != self.start + at:
                     raise ValueError(f"the record at {self.start + at} contains the offset {found.phy}")
                 self.records.append(found)
