@@ -160,3 +160,28 @@ def test_a_step_that_hangs_is_ended_and_named_and_none_begins_after_it(tmp_path:
         "two",
     ]
     assert not list(tmp_path.iterdir())
+
+
+def test_the_reasons_of_tests_that_fail_are_kept(tmp_path: Path) -> None:
+    """Of steps, and of the command beside them."""
+    script = r"""
+        begin_beside long printf 'ERROR tests/b.py::two - a "reason"\n'
+        step short printf 'FAILED tests/a.py::one[x y] - assert 1 == 2\nFAILED no test\n.F.\n'
+        end_beside
+        echo "kept:"
+        cat "$reasons"
+        """
+    done = steps(tmp_path, script)
+    shown, kept = done.stdout.split("kept:\n")
+    assert kept.splitlines() == ["FAILED tests/a.py::one[x y] - assert 1 == 2", 'ERROR tests/b.py::two - a "reason"']
+    assert all(line in shown for line in kept.splitlines())
+
+
+def test_a_process_that_a_step_leaves_behind_holds_nothing_up(tmp_path: Path) -> None:
+    script = """
+        step one sh -c 'sleep 60 & echo $! >pid'
+        kill $(cat pid)
+        echo "${#failed[@]} failed"
+        """
+    done = steps(tmp_path, script)
+    assert done.stdout.splitlines()[-1] == "0 failed"
