@@ -21,7 +21,7 @@ PROPERTIES = {
     # No half is checked but inside Servers.checking(): what ends a half may take its time.
     "transactionTimeOut": "600000",
     "transactionCheckInterval": "1000",
-    # The end of a half is in an op record at once. Were there an interval, a thread of Apache's broker would take a whole core
+    # The end of a half is in an op record at once. With an interval a thread of Apache's broker would take a core
     # from the first interval without such an end on.
     "transactionOpMsgMaxSize": "1",
     "transactionOpBatchInterval": "3600000",

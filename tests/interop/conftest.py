@@ -54,10 +54,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Add to a failed test's report the end of the log of every process that it used."""
+    """Add to a failed test's report the end of the log of every process that it may have used."""
     report = yield
     if report.failed and HERE in item.path.parents:
-        for process in processes.started:
+        for process in processes.reported():
             state = "running" if process.running else "ended"
             report.sections.append((f"{process.log} ({state})", process.tail()))
     return report

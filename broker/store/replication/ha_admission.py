@@ -10,6 +10,7 @@ from typing import Final, NamedTuple, Protocol
 
 import trio
 
+from trimq.broker.store.replication.ha_client import UnprovenMasterError
 from trimq.protocol.auth.model import IPNetwork
 from trimq.protocol.ha_proof import (
     ANSWER_BYTES,
@@ -143,7 +144,10 @@ class HAAdmission:
         raise HAProofError("the master does not prove itself: set haSecretFile there, or haAllowedWithoutProof here")
 
     def proving(self, open_stream: OpenStream, peer_of: Callable[[trio.abc.Stream], str]) -> OpenStream:
-        """``open_stream`` whose streams are those of masters that have proved themselves. Raises OSError if not."""
+        """``open_stream`` whose streams are those of masters that have proved themselves.
+
+        Raises UnprovenMasterError if one does not. Raises what ``open_stream`` raises.
+        """
 
         async def opened(host: str, port: int) -> trio.abc.Stream:
             stream = await open_stream(host, port)
@@ -154,7 +158,7 @@ class HAAdmission:
             except BaseException as error:
                 await trio.aclose_forcefully(stream)
                 if isinstance(error, HAProofError | KeyFileError):
-                    raise OSError(str(error)) from error
+                    raise UnprovenMasterError(str(error)) from error
                 raise
 
         return opened

@@ -30,6 +30,10 @@ class TruncationNeededError(Exception):
     """The log of this slave has to be cut first; the text says where."""
 
 
+class UnprovenMasterError(OSError):
+    """The master has not proved itself, or this slave cannot; the text says why."""
+
+
 class Begin(NamedTuple):
     """Where an empty slave begins: the first offset of the master's log, and its first record, if that can be read."""
 
@@ -209,7 +213,8 @@ class HAClient:
                 self._failed("bad_transfer", address, str(error))
                 pause = _LONGEST_PAUSE
             except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
-                self._failed("master_lost", address, str(error) or type(error).__name__)
+                is_refusal = isinstance(error, UnprovenMasterError)
+                self._failed("master_lost", address, str(error) or type(error).__name__, is_outage=not is_refusal)
             except Exception as error:  # noqa: BLE001 - an odd answer of the master must not end the broker
                 _log.exception("replication_failed", master=f"{address[0]}:{address[1]}")
                 self._error, self._failed_at = repr(error), trio.current_time()
@@ -220,11 +225,11 @@ class HAClient:
                 await self._master.changed()
             pause = min(2 * pause, _LONGEST_PAUSE)
 
-    def _failed(self, event: str, address: tuple[str, int], reason: str) -> None:
-        is_lost, was_lost = event == "master_lost", self._is_lost
-        self._is_lost = is_lost
-        # Once for each reason: it is tried again and again. A master that is lost is so for one reason after another.
-        if not was_lost if is_lost else reason != self._error:
+    def _failed(self, event: str, address: tuple[str, int], reason: str, *, is_outage: bool = False) -> None:
+        was_lost = self._is_lost
+        self._is_lost = event == "master_lost"
+        # Once for each reason: it is tried again and again. While a master is down there is one reason after another.
+        if not was_lost if is_outage else reason != self._error:
             log = _log.warning if event in {"master_lost", "slave_truncates"} else _log.error
             log(event, master=f"{address[0]}:{address[1]}", reason=reason, log_end=self._log.end_offset)
         self._error, self._failed_at = reason, trio.current_time()

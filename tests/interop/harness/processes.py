@@ -18,7 +18,7 @@ TAIL_LINES = 60
 #: Prefix of lines in which RocketMQ's logging library prints its configuration at each start; reports omit them.
 _CHATTER = " |-"
 
-#: The processes whose logs a failed test shows: all running ones, and those that the current test has ended.
+#: The processes whose logs a failed test shows: all running ones, and those that its error has ended.
 started: list[Process] = []
 
 
@@ -131,14 +131,27 @@ class Process:
 
 @contextmanager
 def ended_afterwards(process: Process, *, gracefully: bool = True) -> Iterator[Process]:
-    """Stop the process at the end, also after an error, and remove it from the reports."""
+    """Stop the process at the end, and remove it from the reports; after an error it stays in the one of this test."""
     try:
         yield process
-    finally:
-        if process.running:
-            if gracefully:
-                process.stop()
-            else:
-                process.kill()
-        if process in started:
-            started.remove(process)
+    except BaseException:
+        _end(process, gracefully=gracefully)
+        raise
+    _end(process, gracefully=gracefully)
+    if process in started:
+        started.remove(process)
+
+
+def _end(process: Process, *, gracefully: bool) -> None:
+    if process.running:
+        if gracefully:
+            process.stop()
+        else:
+            process.kill()
+
+
+def reported() -> list[Process]:
+    """For the report of a failed test, its own processes first. Those that have ended are in no other report."""
+    found = started[::-1]
+    started[:] = [process for process in started if process.running]
+    return found

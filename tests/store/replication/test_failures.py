@@ -27,6 +27,7 @@ from tests.store.stores import TOPIC, check_all, drain, fill
 from trimq.broker.store.durability.group_transfer import GroupTransferService
 from trimq.broker.store.durability.log_sync import SyncPlace
 from trimq.broker.store.message_store import Begin, MessageStore
+from trimq.broker.store.replication.ha_client import UnprovenMasterError
 from trimq.broker.store.types import PutMessageStatus
 from trimq.protocol.ha_frames import encode_report
 
@@ -151,6 +152,30 @@ async def test_an_odd_answer_of_the_master_is_reported_and_asked_again(autojump_
         assert found == [("replication_failed", None), ("master_lost", "the master does not answer")]
         assert client.state().connected
         await check_all(slave, {(TOPIC, 0): 3})
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_master_that_is_down_and_then_proves_nothing_is_reported_for_both(autojump_clock: object) -> None:
+    """An outage is reported once; that the other side is not set up is reported whatever came before."""
+    reasons: list[Exception] = [
+        OSError("refused"),
+        trio.BrokenResourceError("reset"),
+        *[UnprovenMasterError("it proves nothing")] * 3,
+        OSError("refused"),
+        UnprovenMasterError("there is no key"),
+    ]
+    async with store_of(SimDisk(), SLAVE) as slave, trio.open_nursery() as nursery:
+
+        async def open_stream(_host: str, _port: int) -> trio.abc.Stream:
+            raise reasons.pop(0) if len(reasons) > 1 else reasons[0]
+
+        with capture_logs() as logs:
+            client = slave.make_client(FakeMaster(), open_stream)
+            nursery.start_soon(client.run)
+            await until(lambda: client.state().error == "there is no key")
+            await trio.sleep(20)
+        lost = [log["reason"] for log in logs if log["event"] == "master_lost"]
+        assert lost == ["refused", "it proves nothing", "there is no key"]
         nursery.cancel_scope.cancel()
 
 
