@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -164,8 +165,8 @@ async def test_after_a_failed_part_nothing_more_is_sent(
 ) -> None:
     async with proxied(object_server, name, monkeypatch) as (proxy, bucket):
         writer = bucket.writer(f"segments/{name}", PART)
-        await writer.write(bytes(PART))
-        with proxy.fault(Fault(answer=UNAVAILABLE)):
+        with proxy.fault(Fault(answer=UNAVAILABLE, answers=re.compile(rb"partNumber="))):
+            await writer.write(bytes(PART))  # it is sent while the next one is made
             await failed(lambda _: writer.write(bytes(PART)), bucket)
         with pytest.raises(OSError, match=rf"a part of {PREFIX}segments/{name} was not written"):
             await writer.write(bytes(PART))

@@ -250,7 +250,6 @@ class HAClient:
         self._checked_with = ""
         address = self._master.address
         await self._prepare()
-        self._checked_with = address
         with trio.move_on_after(self._config.silence) as opening:
             stream = await self._open_stream(host, port)
         if opening.cancelled_caught:
@@ -269,6 +268,7 @@ class HAClient:
 
         try:
             await self._handshake(stream)
+            self._checked_with = address
             self._connected_to = f"{host}:{port}"
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(side, self._report)
@@ -287,7 +287,7 @@ class HAClient:
         raise OSError("there is another master")
 
     async def _prepare(self) -> None:
-        """Make sure that this log is the beginning of the master's. Raises DivergedError, OSError, BadTransferError."""
+        """Make sure that the records of this log are the first of the master's. Raises DivergedError, OSError."""
         # What came just before the last connection ended has neither been synced nor dispatched.
         if not await self._follower.make_acknowledgeable():
             raise OSError("the log could not be synced")
@@ -299,17 +299,6 @@ class HAClient:
                     f"the master's log does not have the record that this one has at {last[0]}: this slave was a "
                     "master, or follows another one; empty its store, and it copies the master's"
                 )
-            return
-        begin = await self._master.begin()
-        if begin is None:
-            return
-        if begin.offset:
-            await self._follower.begin_at(begin.offset)
-        # A report of 0 means the last file of the master, so this slave has to have the first record to get the first.
-        self._log.forget_rest()
-        if begin.record and await self._log.take(begin.record):
-            await self._follower.make_acknowledgeable()
-            self._follower.dispatch_soon()
 
     async def _receive(self, stream: trio.abc.Stream) -> None:
         """Take what comes until the master disconnects. Raises as ``take`` and the decoder do, and OSError."""
@@ -349,7 +338,21 @@ class HAClient:
             self._appended.set()
 
     async def _handshake(self, _stream: trio.abc.Stream) -> None:
-        """What precedes the first report."""
+        """What precedes the first report: an empty log begins where the master's does, and gets its first record.
+
+        Not before the master has proved itself. Raises OSError, BadTransferError.
+        """
+        if self._log.end_offset:
+            return
+        begin = await self._master.begin()
+        if begin is None:
+            return
+        if begin.offset:
+            await self._follower.begin_at(begin.offset)
+        # A report of 0 means the last file of the master, so this slave has to have the first record to get the first.
+        if begin.record and await self._log.take(begin.record):
+            await self._follower.make_acknowledgeable()
+            self._follower.dispatch_soon()
 
     def _encode_report(self, offset: int) -> bytes:
         return encode_report(offset)

@@ -24,14 +24,16 @@ class Fault:
 
     ``delay`` seconds before a part of a reply is passed on. ``request_bytes``, ``reply_bytes``: the connection is cut
     when so many bytes were passed on. ``answer``: sent instead of the server's reply, to a request that it does not
-    get. ``swallows``: requests are read, and that is all. ``holds``: a request whose first line this pattern finds
-    waits until the block of the fault ends, and ``held`` is set.
+    get; with ``answers``, to requests only whose first line this pattern finds. ``swallows``: requests are read, and
+    that is all. ``holds``: a request whose first line this pattern finds waits until the block of the fault ends, and
+    ``held`` is set.
     """
 
     delay: float = 0
     request_bytes: int | None = None
     reply_bytes: int | None = None
     answer: bytes | None = None
+    answers: re.Pattern[bytes] = re.compile(b"")
     swallows: bool = False
     holds: re.Pattern[bytes] | None = None
     held: threading.Event = field(default_factory=threading.Event)
@@ -96,9 +98,11 @@ class FaultyProxy:
 
     async def _requests(self, client: trio.SocketStream, server: trio.SocketStream) -> None:
         passed = 0
+        first_line = b""
         while data := await client.receive_some(_CHUNK):
             fault = self._fault
             if (line := _LINE.match(data)) is not None:
+                first_line = line[0]
                 self.requests.append((line[1].decode(), line[2].decode()))
                 if fault.holds is not None and fault.holds.search(line[0]):
                     released = self._released
@@ -107,7 +111,7 @@ class FaultyProxy:
                     fault = self._fault
             if fault.swallows:
                 continue
-            if fault.answer is not None:
+            if fault.answer is not None and fault.answers.search(first_line):
                 await client.send_all(fault.answer)
                 return
             if fault.request_bytes is None:

@@ -99,7 +99,7 @@ async def test_a_slave_with_another_secret_gets_nothing(theirs: HAAdmission, aut
     ):
         await fill(master, 20)
         with capture_logs() as logs:
-            client = follow(nursery, slave, serve(nursery, master, admission()), FakeMaster(), theirs)
+            client = follow(nursery, slave, serve(nursery, master, admission()), FakeMaster(master), theirs)
             await until(lambda: client.state().error != "")
         (line,) = [line for line in logs if line["event"] == "slave_refused"]
         assert line["advice"] == "the slave does not know the secret (haSecretFile), or has another brokerName"
@@ -107,6 +107,34 @@ async def test_a_slave_with_another_secret_gets_nothing(theirs: HAAdmission, aut
         assert log_bytes(slave_disk) == b""
         assert master.replication.ha is not None
         assert master.replication.ha.connections == []
+        nursery.cancel_scope.cancel()
+
+
+async def test_an_empty_slave_takes_no_first_record_from_a_master_that_proves_nothing(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """That record is an answer on another connection, which needs no proof."""
+    slave_disk = SimDisk()
+    async with (
+        store_of(SimDisk(), ASYNC_MASTER) as master,
+        store_of(slave_disk, SLAVE) as slave,
+        trio.open_nursery() as nursery,
+    ):
+        await fill(master, 20)
+        listener = MemoryListener()
+
+        async def silent() -> None:
+            while True:
+                stream = await listener.accept()
+                while await stream.receive_some():
+                    pass
+
+        nursery.start_soon(silent)
+        client = follow(nursery, slave, listener, FakeMaster(master), admission())
+        await trio.sleep(20)
+        assert "does not prove itself" in client.state().error
+        assert slave.max_phy_offset == 0
+        assert log_bytes(slave_disk) == b""
         nursery.cancel_scope.cancel()
 
 
