@@ -110,6 +110,29 @@ async def test_a_start_without_the_metadata_is_refused_while_the_tier_has_segmen
     assert {path: disk.content(path) for path in files(disk, "COMMIT_LOG")} == kept
 
 
+async def test_metadata_that_rocketmqs_broker_was_replacing_when_it_was_killed_are_read_from_their_backup() -> None:
+    disk = SimDisk()
+    async with opened(disk) as store:
+        before = await uploaded_store(store)
+    disk.rename(METADATA, f"{METADATA}.bak")
+    with capture_logs() as logs:
+        async with opened(disk) as store:
+            await fill(store, 4, first=60)
+            await until_dispatched(store)
+            await store.flush()
+            await store.uploads.upload_all()
+            await drop_local(store)
+            assert await all_offsets(store, 0, 60) == before
+            file = store.flat_files.find(TOPIC, 0)
+            assert file is not None
+            assert (file.min_offset, file.commit_offset) == (0, 64)
+    assert "state_file_from_backup" in [log["event"] for log in logs]
+    # It would be older than the file.
+    survivor = disk.copy_after_cut(Loss.ALL)
+    assert survivor.stat(METADATA) is not None
+    assert survivor.stat(f"{METADATA}.bak") is None
+
+
 async def test_damaged_metadata_refuse_the_start() -> None:
     disk = SimDisk()
     async with opened(disk) as store:

@@ -2,6 +2,9 @@
 
 Source: RocketMQ's DefaultMetadataStore, which replaces the file at each change. Here several changes that come while
 it is written share the next write; the text of a stream that has not changed is not encoded again.
+
+RocketMQ's broker renames the file to ``.bak`` before it writes a new one, and reads that one if the file is missing.
+Here the file is replaced at once, and a ``.bak``, which would then be older, is deleted.
 """
 
 import os
@@ -9,19 +12,22 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
+import structlog
 import trio
 
 from trimq.broker.store.disk.disk import Disk
-from trimq.broker.store.disk.durable_files import make_durable_directory, read_whole, write_beside
+from trimq.broker.store.disk.durable_files import delete_durably, make_durable_directory, read_whole, write_beside
 from trimq.broker.store.disk.mapped_file_queue import StoreLoadError
 from trimq.broker.store.tiered.driver.file_segment import FileSegment
 from trimq.protocol.lenient_json import loads
 from trimq.protocol.tiered_layout import METADATA_FILE, UNSET_TIME, SegmentType
 
 _TABLES: Final = ("commitLogFileSegmentTable", "consumeQueueFileSegmentTable", "indexFileSegmentTable")
+_BACKUP: Final = ".bak"
 DELETED: Final = 2
 """The status of a segment whose file is being deleted."""
 _encode: Final = msgspec.json.encode
+_log = structlog.get_logger(__name__)
 
 
 class SegmentMetadata(msgspec.Struct, rename="camel"):
@@ -85,18 +91,23 @@ class DefaultMetadataStore:
     # -- reading
 
     def load(self) -> bool:
-        """Read the file. Returns False if there is none. Blocks.
+        """Read the file, or its ``.bak`` if it is missing. Returns False if there is none. Blocks.
 
         Raises StoreLoadError if it cannot be understood, OSError.
         """
-        data = read_whole(self._disk, self.file)
+        file = self.file
+        data = read_whole(self._disk, file)
         if not data:
-            return False
+            file += _BACKUP
+            data = read_whole(self._disk, file)
+            if not data:
+                return False
+            _log.warning("state_file_from_backup", path=file, problems=[f"{self.file}: missing"])
         try:
             self._take(loads(data))
         except (ValueError, TypeError, KeyError, AttributeError, msgspec.ValidationError) as error:
             raise StoreLoadError(
-                f"{self.file} is damaged ({error}), and it lists what the tier holds: restore it from a copy"
+                f"{file} is damaged ({error}), and it lists what the tier holds: restore it from a copy"
             ) from error
         return True
 
@@ -230,3 +241,5 @@ def _replace(disk: Disk, file: str, pieces: list[bytes]) -> None:
     make_durable_directory(disk, directory)
     disk.rename(write_beside(disk, file, *pieces), file)
     disk.sync_directory(directory)
+    if disk.stat(file + _BACKUP) is not None:
+        delete_durably(disk, file + _BACKUP)
