@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -156,7 +157,7 @@ def test_nothing_acknowledged_is_lost_whatever_happens_to_the_bucket(
                     since = len(load.seconds)
                     with trouble(scene):
                         # The first request may fail for another reason: its connection was that of the trouble before.
-                        note = wait_until(lambda reason=reason: says_why(broker, reason), name, 60)  # type: ignore[misc]
+                        note = wait_until(partial(says_why, broker, reason), name, 60)
                         assert note.startswith("tier_away: "), name
                         assert health_of(broker).ready
                         flood.is_acknowledged()

@@ -134,20 +134,14 @@ def ended_afterwards(process: Process, *, gracefully: bool = True) -> Iterator[P
     """Stop the process at the end, and remove it from the reports; after an error it stays in the one of this test."""
     try:
         yield process
-    except BaseException:
-        _end(process, gracefully=gracefully)
-        raise
-    _end(process, gracefully=gracefully)
+    finally:
+        if process.running:
+            if gracefully:
+                process.stop()
+            else:
+                process.kill()
     if process in started:
         started.remove(process)
-
-
-def _end(process: Process, *, gracefully: bool) -> None:
-    if process.running:
-        if gracefully:
-            process.stop()
-        else:
-            process.kill()
 
 
 def reported() -> list[Process]:

@@ -91,7 +91,7 @@ class DefaultMetadataStore:
     # -- reading
 
     def load(self) -> bool:
-        """Read the file, or its ``.bak`` if it is missing. Returns False if there is none. Blocks.
+        """Read the file, or its ``.bak`` if it is missing or empty. Returns False if there is none. Blocks.
 
         Raises StoreLoadError if it cannot be understood, OSError.
         """
@@ -102,7 +102,7 @@ class DefaultMetadataStore:
             data = read_whole(self._disk, file)
             if not data:
                 return False
-            _log.warning("state_file_from_backup", path=file, problems=[f"{self.file}: missing"])
+            _log.warning("state_file_from_backup", path=file, problems=[f"{self.file}: missing or empty"])
         try:
             self._take(loads(data))
         except (ValueError, TypeError, KeyError, AttributeError, msgspec.ValidationError) as error:
