@@ -155,7 +155,9 @@ def test_the_same_port_by_another_name_of_the_machine_blames_the_admin_address(t
     ports = {"listenPort": free_port(), "fastListenPort": free_port()}
     settings = configuration(tmp_path, ports | {"adminListenAddress": f"127.1:{ports[key]}"})
     with ClientPorts(settings.section(BrokerConfig), settings.section(NettyServerConfig), SystemNetwork()) as found:
-        expected = rf"cannot listen on 127\.0\.0\.1:{ports[key]}: Address already in use: set another adminListenAddress"
+        expected = (
+            rf"cannot listen on 127\.0\.0\.1:{ports[key]}: Address already in use: set another adminListenAddress"
+        )
         with pytest.raises(StartError, match=expected):
             found.open()
 
