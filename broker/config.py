@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from trimq.broker import addresses
 from trimq.broker.auth.user_limits_config import USER_LIMITS_KEYS, UserLimitsConfig, check_user_limits
 from trimq.broker.controller_mode_config import ControllerModeConfig
 from trimq.broker.replication_config import REPLICATION_SETTINGS, BrokerRole, ReplicationConfig, parse_addresses
@@ -387,6 +388,22 @@ def _role_problem(configuration: Configuration) -> tuple[str, str] | None:
     return None
 
 
+def _admin_port_problem(configuration: Configuration) -> tuple[str, str] | None:
+    """Key and expectation if the admin port is another port of this broker."""
+    broker, bind = configuration.section(BrokerConfig), configuration.section(NettyServerConfig).bind_address
+    host, _, port = broker.admin_listen_address.rpartition(":")
+    wildcards = addresses.WILDCARDS
+    if not port or (host.strip("[]") != bind and host.strip("[]") not in wildcards and bind not in wildcards):
+        return None
+    own = {
+        broker.listen_port: "listenPort",
+        broker.fast_port: "fastListenPort",
+        configuration.section(ReplicationConfig).ha_listen_port: "haListenPort",
+    }
+    key = own.get(int(port)) if int(port) else None  # 0 is any free port
+    return ("adminListenAddress", f"another port than {key}={port}") if key else None
+
+
 def _ha_tls_problem(configuration: Configuration) -> tuple[str, str] | None:
     """Key and expectation if both sides of a replication with TLS could not verify each other."""
     tls = configuration.section(TlsConfig)
@@ -423,7 +440,7 @@ SCHEMA = Schema(
     unsupported=UNSUPPORTED,
     harmless=HARMLESS,
     more=(apply_tls_file,),
-    checks=(_role_problem, check_tls_files, _ha_tls_problem, check_user_limits, note_strategies),
+    checks=(_role_problem, _admin_port_problem, check_tls_files, _ha_tls_problem, check_user_limits, note_strategies),
     # Users and policies can be changed by requests; who checks them cannot.
     protected=frozenset({"configBlackList", "brokerConfigPath", "adminListenAddress"})
     | USER_LIMITS_KEYS

@@ -60,7 +60,7 @@ class ClientPorts:
             found = self._network.bind(host.strip("[]"), int(port), self._config)
         except OSError as error:
             self._stack.close()
-            raise StartError(f"{error.strerror or error}: set another adminListenAddress") from error
+            raise _admin_address_taken(error) from error
         return self._stack.enter_context(found)
 
     def __enter__(self) -> Self:
@@ -74,11 +74,20 @@ class ClientPorts:
     def open(self) -> None:
         """Listen: clients can connect from here on. Raises StartError."""
         try:
-            for sock in [*self.sockets, *([] if self.admin is None else [self.admin])]:
+            for sock in self.sockets:
                 self._network.open_port(sock, self._config)
         except OSError as error:
             raise _port_taken(error) from error
+        try:
+            if self.admin is not None:
+                self._network.open_port(self.admin, self._config)
+        except OSError as error:  # bound all the same: SO_REUSEADDR lets two sockets have an address until one listens
+            raise _admin_address_taken(error) from error
 
 
 def _port_taken(error: OSError) -> StartError:
     return StartError(f"{error.strerror or error}: stop the process that listens there, or set listenPort")
+
+
+def _admin_address_taken(error: OSError) -> StartError:
+    return StartError(f"{error.strerror or error}: set another adminListenAddress")

@@ -61,6 +61,17 @@ class Authority:
         _openssl("req", "-x509", "-new", "-key", self._key, "-out", self.cert, "-days", "3650", "-sha256", "-subj",
                  f"/CN={name}", *constraints)  # fmt: skip
 
+    def intermediate(self, name: str, *, days: int) -> "Authority":
+        """An authority whose own certificate is signed by this one, for ``days``."""
+        found = Authority(self.folder, name)
+        request = found.folder / "own.csr"
+        extensions = found.folder / "own.ext"
+        extensions.write_text("basicConstraints=critical,CA:TRUE\nkeyUsage=critical,keyCertSign,cRLSign\n")
+        _openssl("req", "-new", "-key", found._key, "-out", request, "-subj", f"/CN={name}")
+        _openssl("ca", "-batch", "-notext", "-config", self.folder / "ca.cnf", "-cert", self.cert, "-keyfile",
+                 self._key, "-in", request, "-out", found.cert, "-extfile", extensions, "-days", str(days))  # fmt: skip
+        return found
+
     def sign(
         self,
         name: str,

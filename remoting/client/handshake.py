@@ -5,7 +5,7 @@ import ssl
 from typing import Final
 
 from trimq.remoting.client.client_socket import ClientNetwork
-from trimq.remoting.tls.client_contexts import ClientTls
+from trimq.remoting.tls.client_contexts import ClientTls, with_problem
 from trimq.remoting.tls.key_files import KeyFileError
 from trimq.remoting.tls.tls_socket import TlsSocket
 from trimq.remoting.tls.tls_texts import text_of
@@ -34,13 +34,14 @@ async def secured(sock: socket.socket, host: str, tls: ClientTls, network: Clien
         raise TlsError(f"a file for TLS cannot be used: {error}") from None
     except ConnectionResetError:
         sock.close()
-        raise TlsError(
+        text = (
             "the server closed the connection within the TLS handshake: it may not serve TLS, for example because it "
             "has no certificate, or it may require one of clients"
-        ) from None
+        )
+        raise TlsError(with_problem(text, tls.problem)) from None
     except ConnectionAbortedError as error:
         sock.close()
-        raise TlsError(_reason(error, host, tls)) from None
+        raise TlsError(with_problem(_reason(error, host, tls), tls.problem)) from None
     except ValueError as error:  # a host that can be in no certificate
         sock.close()
         raise TlsError(f"{host!r} is no name of a server with TLS: {error}") from None

@@ -280,11 +280,12 @@ class RemotingClient:
 
     async def _secured(self, tls: ClientTls, address: str, sock: socket.socket, host: str) -> TlsSocket:
         tls = self._own.get(address, tls)
-        found = await secured(sock, host, tls, self._network)
-        if tls.problem and tls.problem != self._tls_problem:
-            self._log.warning("tls_reload_failed", reason=tls.problem, address=address)
-        self._tls_problem = tls.problem
-        return found
+        try:
+            return await secured(sock, host, tls, self._network)
+        finally:  # the former files may be why it fails
+            if tls.problem and tls.problem != self._tls_problem:
+                self._log.warning("tls_reload_failed", reason=tls.problem, address=address)
+            self._tls_problem = tls.problem
 
     async def _wait_turn(self, address: str, peer: _Peer, deadline: float) -> None:
         delay = peer.back_off.delay(self._clock.monotonic())

@@ -236,10 +236,12 @@ def _tls_families(stats: ReactorStats) -> Iterator[Metric]:
         "Connections closed because they began without TLS where it is required.",
         stats.plain_refused,
     )
-    expires_at = stats.certificate_expires_at()
-    if expires_at is not None:
-        yield gauge(
+    ends = stats.certificate_ends()
+    if ends:
+        yield gauges(
             "trimq_tls_certificate_expiry_timestamp_seconds",
-            "When the certificate of the ports ends, since 1970.",
-            expires_at,
+            "When a certificate, or one of its chain, ends, since 1970: that of the ports (server), and that shown to "
+            "other servers (client).",
+            ("side",),
+            {(side,): end for side, end in ends.items()},
         )

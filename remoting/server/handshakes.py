@@ -6,7 +6,7 @@ clients shake hands, a request waits for one step at most.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from ssl import SSLContext
@@ -17,6 +17,7 @@ from trimq.remoting.runtime.clock import CoarseTime
 from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.limits import ReactorStats
 from trimq.remoting.server.unsecured import Unsecured
+from trimq.remoting.tls.certificates import Certificate, Side
 from trimq.remoting.tls.config import TlsConfig, TlsMode
 from trimq.remoting.tls.tls_socket import TlsSocket
 
@@ -38,8 +39,8 @@ class ServerContexts(Protocol):
         ...
 
     @property
-    def expires_at(self) -> float | None:
-        """When the certificate ends, in Unix seconds; None without one."""
+    def certificates(self) -> Mapping[Side, Certificate]:
+        """What the certificates in use say."""
         ...
 
 

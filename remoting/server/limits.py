@@ -2,7 +2,7 @@
 
 import resource
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -119,8 +119,8 @@ class ReactorStats:
     connections: int = 0
     tls_connections: int = 0
     """Those whose handshake was completed."""
-    certificate_expires_at: Callable[[], float | None] = lambda: None
-    """When the certificate of the ports ends, in Unix seconds; None without one."""
+    certificate_ends: Callable[[], Mapping[str, float]] = dict
+    """When the certificates end, in Unix seconds: of the ports ("server"), and shown to other servers ("client")."""
     inflight: int = 0
     held: int = 0
     paused: int = 0

@@ -112,7 +112,9 @@ class Reactor:
             else None
         )
         if tls is not None:
-            stats.certificate_expires_at = lambda: tls.contexts.expires_at
+            stats.certificate_ends = lambda: {
+                str(side): found.expires_at for side, found in tls.contexts.certificates.items()
+            }
         self._steps: Collection[Connection] = self._handshakes.queue if self._handshakes is not None else ()
         self.outcomes = Outcomes(
             self.limits,

@@ -54,6 +54,11 @@ class Tls:
             raise ValueError(f"ciphers: expected {problem}")
 
 
+def with_problem(text: str, problem: str) -> str:
+    """The text of a failed handshake, with the ``problem`` of files that are not in use and may be the reason."""
+    return f"{text}; the former files of TLS are in use: {problem}" if problem else text
+
+
 class ClientTls:
     """The current context of a ``Tls``. All connections of a client share it."""
 
@@ -72,7 +77,9 @@ class ClientTls:
     @property
     def trusted(self) -> str:
         """Which CA certificates are trusted, for texts."""
-        return f"those in {self.settings.ca_file}" if self.settings.ca_file else "those of this system"
+        if not self.settings.ca_file:
+            return "those of this system"
+        return f"those {'that were ' if self.problem else ''}in {self.settings.ca_file}"
 
     async def context(self) -> ssl.SSLContext:
         """The context for a new connection. Looks at the files in a thread. Raises KeyFileError at the first use."""

@@ -14,8 +14,8 @@ from trimq.remoting.config import properties
 from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.config.options import option, options_of
 from trimq.remoting.config.properties import ConfigError
-from trimq.remoting.tls import key_files, suites
-from trimq.remoting.tls.key_files import KeyFileError, KeyPairPaths, Part
+from trimq.remoting.tls import certificates, key_files, suites
+from trimq.remoting.tls.key_files import KeyFileError, KeyPair, KeyPairPaths, Part
 
 DEFAULT_FILE: Final = "/etc/rocketmq/tls.properties"
 _NOT_IN_FILE: Final = frozenset({"tls.server.mode", "tls.enable", "tls.config.file"})
@@ -146,9 +146,13 @@ class TlsConfig:
         ours=True,
     )
     tls_certificate_warning_days: int = option(
-        30, "The health has a warning when the server's certificate ends within this time.", unit="days", minimum=0,
-        maximum=36500, ours=True,
-    )  # fmt: skip
+        30,
+        "The health has a warning when a certificate, or one of its chain, ends within this time.",
+        unit="days",
+        minimum=0,
+        maximum=36500,
+        ours=True,
+    )
     tls_max_handshakes: int = option(
         1024,
         "The most unfinished handshakes of a server. For a further one, one of the address with the most is closed.",
@@ -288,19 +292,23 @@ def check_tls_files(configuration: Configuration) -> tuple[str, str] | None:
         ("tls.client.", config.is_client, config.client_pair, config.client_trust),
     ):
         try:
-            if used:
-                check_side(pair, trust, is_server=side == "tls.server.")
+            found = check_side(pair, trust, is_server=side == "tls.server.") if used else None
         except KeyFileError as error:
             return side + error.part, error.expected
+        if found is not None and side == "tls.server.":
+            expected = certificates.suites_problem(found, config.protocols, config.ciphers)
+            if expected:
+                return "tls.ciphers", expected
     return None
 
 
-def check_side(pair: KeyPairPaths | None, trust: str, *, is_server: bool) -> None:
-    """Read and check the files of one side. Blocks. Raises KeyFileError."""
+def check_side(pair: KeyPairPaths | None, trust: str, *, is_server: bool) -> KeyPair | None:
+    """Read and check the files of one side; its pair. Blocks. Raises KeyFileError."""
+    read = None
     if pair is not None:
         read = key_files.read_pair(pair)
         key_files.check_pair(read, pair)
-        if is_server:
-            key_files.describe(read, pair)
+        (certificates.describe if is_server else certificates.describe_client)(read, pair)
     if trust:
         key_files.check_trust(key_files.read_file(Part.TRUST, trust), trust)
+    return read

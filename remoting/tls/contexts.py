@@ -2,16 +2,18 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from ssl import SSLContext
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import anyio.to_thread
 
 from trimq.remoting.runtime.clock import Clock
-from trimq.remoting.tls import key_files
+from trimq.remoting.tls import certificates, key_files
+from trimq.remoting.tls.certificates import Certificate, Side
 from trimq.remoting.tls.client_contexts import ClientTls, Tls
 from trimq.remoting.tls.config import VERIFY_MODES, TlsConfig, TlsMode
-from trimq.remoting.tls.key_files import Certificate, KeyFileError, KeyPair, KeyPairPaths, Part, Verification
+from trimq.remoting.tls.key_files import KeyFileError, KeyPair, KeyPairPaths, Part, Verification
 
 
 class TlsLog(Protocol):
@@ -34,15 +36,26 @@ class _Current:
     context: SSLContext
 
 
+class _Found(NamedTuple):
+    """What a look at the files has found: what is new and can be used, and why something cannot."""
+
+    new: _Current | None
+    problem: str
+    client: tuple[KeyPair, Certificate] | None
+
+
 class TlsContexts:
-    """The context of a server's ports, made of its configuration.
+    """The context of a server's ports, made of its configuration; and what is known of its certificates.
 
     mode       what the ports do
     listeners  called after each change of ``server``
 
     Certificate with key, and trusted certificates, are replaced by what is in their files as soon as that can be used.
     What cannot be used, such as a new certificate whose key is not there yet, or a missing file, is ignored until it
-    can be; the log says so once. Established connections keep their context.
+    can be; the log says so once. So is one that is not valid yet, or has expired, while the current one is valid.
+    Established connections keep their context.
+
+    The certificate that is shown to other servers is followed for ``certificates`` only: ClientTls uses it.
     """
 
     def __init__(self, config: TlsConfig, log: TlsLog) -> None:
@@ -54,9 +67,11 @@ class TlsContexts:
         self._paths = None if config.mode is TlsMode.DISABLED else config.server_pair
         self._current: _Current | None = None
         if self._paths is not None:
-            pair, certificate = _checked(key_files.read_pair(self._paths), self._paths)
+            pair = key_files.read_pair(self._paths)
+            certificate = self._checked(pair, self._paths)
             trust = self._read_trust(None)
             self._current = _Current(pair, certificate, trust, self._context(pair, trust))
+        self._client = self._look_at_client(None)
         self._problem = self._complained = ""
 
     @property
@@ -65,31 +80,30 @@ class TlsContexts:
         return self._current.context if self._current else None
 
     @property
-    def subject(self) -> str:
-        """The subject of the server's certificate, such as "CN=localhost"; "" without one."""
-        return self._current.certificate.subject if self._current else ""
-
-    @property
-    def expires_at(self) -> float | None:
-        """When the server's certificate ends, in Unix seconds; None without one."""
-        return self._current.certificate.expires_at if self._current else None
+    def certificates(self) -> dict[Side, Certificate]:
+        """What the certificates in use say."""
+        found = {}
+        if self._current is not None:
+            found[Side.SERVER] = self._current.certificate
+        if self._client is not None:
+            found[Side.CLIENT] = self._client[1]
+        return found
 
     async def run(self, clock: Clock) -> None:
-        """Follow changes of the server's files until cancelled. Returns immediately without a certificate."""
-        while self._current is not None:
+        """Follow changes of the files until cancelled. Returns immediately without a certificate."""
+        while self.certificates:
             await clock.sleep(self._config.tls_reload_interval_millis / 1000)
-            await self.reload()
+            await self.reload(clock.wall_ms() / 1000)
 
-    async def reload(self) -> bool:
-        """Look at the files once, in a thread. Whether there is a new context."""
-        if self._current is None or self._paths is None:
-            return False
-        new, problem = await anyio.to_thread.run_sync(self._look, self._current, self._paths)
+    async def reload(self, now: float) -> bool:
+        """Look at the files once, in a thread. ``now``: in Unix seconds. Whether there is a new context."""
+        new, problem, self._client = await anyio.to_thread.run_sync(self._look, now)
         self._complain(problem)
         if new is None:
             return False
         self._current = new
-        self._log.info("tls_certificate_reloaded", subject=self.subject, expires_at=self.expires_at)
+        certificate = new.certificate
+        self._log.info("tls_certificate_reloaded", subject=certificate.subject, expires_at=certificate.expires_at)
         for listener in self.listeners:
             listener()
         return True
@@ -103,14 +117,21 @@ class TlsContexts:
             self._complained = ""
         self._problem = problem
 
-    def _look(self, current: _Current, paths: KeyPairPaths) -> tuple[_Current | None, str]:
-        """What is new and can be used, and why something cannot. Runs in a thread."""
+    def _look(self, now: float) -> _Found:
+        """Runs in a thread."""
+        client = self._look_at_client(self._client)
+        if self._current is None or self._paths is None:
+            return _Found(None, "", client)
+        new, problem = self._look_at_server(self._current, self._paths, now)
+        return _Found(new, problem, client)
+
+    def _look_at_server(self, current: _Current, paths: KeyPairPaths, now: float) -> tuple[_Current | None, str]:
         pair, certificate, trust = current.pair, current.certificate, current.trust
         problems = []
         try:
             read = key_files.read_pair(paths)
             if read != pair:  # a check takes milliseconds, and the files are looked at every second
-                pair, certificate = _checked(read, paths)
+                pair, certificate = read, self._replacing(certificate, read, paths, now)
         except KeyFileError as error:
             problems.append(f"tls.server.{error.part}: {error}")
         try:
@@ -125,6 +146,27 @@ class TlsContexts:
                 problems.append(f"tls.server.{error.part}: {error}")
         return new, "; ".join(problems)
 
+    def _replacing(self, known: Certificate, pair: KeyPair, paths: KeyPairPaths, now: float) -> Certificate:
+        """What a new certificate says. Raises KeyFileError, also if it is not valid now and ``known`` is."""
+        found = self._checked(pair, paths)
+        if known.is_valid(now) and not found.is_valid(now):
+            raise KeyFileError(Part.CERT, paths.cert, f"a certificate that is valid now: {_time_of(found)}")
+        return found
+
+    def _look_at_client(self, known: tuple[KeyPair, Certificate] | None) -> tuple[KeyPair, Certificate] | None:
+        """What is shown to other servers: ``known`` if the files are the same, or cannot be used: ClientTls logs it."""
+        paths = self._config.client_pair if self._config.is_client else None
+        if paths is None:
+            return None
+        try:
+            read = key_files.read_pair(paths)
+            if known is not None and read == known[0]:
+                return known
+            key_files.check_pair(read, paths)
+            return read, certificates.describe_client(read, paths)
+        except KeyFileError:
+            return known
+
     def _read_trust(self, known: bytes | None) -> bytes | None:
         path = self._config.server_trust
         if not path:
@@ -134,15 +176,26 @@ class TlsContexts:
             key_files.check_trust(trust, path)
         return trust
 
+    def _checked(self, pair: KeyPair, paths: KeyPairPaths) -> Certificate:
+        key_files.check_pair(pair, paths)
+        found = certificates.describe(pair, paths)
+        if certificates.suites_problem(pair, self._config.protocols, self._config.ciphers):
+            expected = f"a certificate whose key fits tls.ciphers={self._config.ciphers}"
+            raise KeyFileError(Part.CERT, paths.cert, expected)
+        return found
+
     def _context(self, pair: KeyPair, trust: bytes | None) -> SSLContext:
         config = self._config
         verification = Verification(VERIFY_MODES[config.client_auth], trust)
         return key_files.server_context(pair, verification, config.protocols, config.ciphers)
 
 
-def _checked(pair: KeyPair, paths: KeyPairPaths) -> tuple[KeyPair, Certificate]:
-    key_files.check_pair(pair, paths)
-    return pair, key_files.describe(pair, paths)
+def _time_of(certificate: Certificate) -> str:
+    begin, end = (
+        datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        for at in (certificate.begins_at, certificate.expires_at)
+    )
+    return f"this one is from {begin} to {end}"
 
 
 def client_of(config: TlsConfig) -> ClientTls | None:

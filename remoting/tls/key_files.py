@@ -17,14 +17,10 @@ from typing import Final
 from trimq.remoting.config.private_file import private_file
 from trimq.remoting.tls import suites
 
-_NO_CHECK_TIME: Final = 0x200000
-"""OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which the module ssl does not name."""
 _LOCKED: Final = b"ENCRYPTED"
 _OTHER_KEY: Final = frozenset({"KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED"})
 """OpenSSL's reasons for a key that belongs to another certificate: of the same kind, or of another."""
 _WEAK: Final = frozenset({"EE_KEY_TOO_SMALL", "CA_KEY_TOO_SMALL", "CA_MD_TOO_WEAK"})
-_ROUNDS: Final = 8
-"""More than the messages of a handshake in memory."""
 
 
 class Part(enum.StrEnum):
@@ -62,14 +58,6 @@ class KeyPair:
     cert: bytes = field(repr=False)
     key: bytes = field(repr=False)
     password: str = field(repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Certificate:
-    """What a server's certificate says: the subject, such as "CN=localhost", and its end in Unix seconds."""
-
-    subject: str
-    expires_at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,59 +128,14 @@ def check_trust(trust: bytes, path: str) -> None:
 
 def _check_certificates(part: Part, path: str, data: bytes) -> None:
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=_text(data))
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=pem_text(data))
     except (ssl.SSLError, ValueError):
         raise KeyFileError(part, path, "certificates in PEM") from None
 
 
-def _text(data: bytes) -> str:
+def pem_text(data: bytes) -> str:
     """PEM is ASCII; comments between the certificates may be anything."""
     return data.decode("ascii", "replace").replace("\ufffd", "?")
-
-
-def describe(pair: KeyPair, paths: KeyPairPaths) -> Certificate:
-    """What a server's certificate says; the pair must have been checked. Raises KeyFileError if it is none for servers.
-
-    The module ssl describes the certificates of peers only, and only verified ones. So this is a handshake in memory
-    with a client that trusts this very certificate, whatever the date.
-    """
-    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    load_pair(server, pair)
-    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    client.check_hostname = False
-    client.load_verify_locations(cadata=_text(pair.cert))
-    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | ssl.VerifyFlags(_NO_CHECK_TIME)
-    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
-    ends = client.wrap_bio(back, there), server.wrap_bio(there, back, server_side=True)
-    try:
-        for _ in range(_ROUNDS):
-            for end in ends:
-                with contextlib.suppress(ssl.SSLWantReadError):
-                    end.do_handshake()
-        found = ends[0].getpeercert()
-    except (ssl.SSLError, ValueError) as error:
-        reason = getattr(error, "verify_message", "") or str(error)
-        raise KeyFileError(Part.CERT, paths.cert, f"a certificate that servers can use ({reason})") from None
-    assert found
-    subject = ",".join(
-        f"{_SHORT.get(str(name), str(name))}={value}" for part in _rows(found["subject"]) for name, value in part
-    )
-    return Certificate(subject, ssl.cert_time_to_seconds(str(found["notAfter"])))
-
-
-_SHORT: Final = {
-    "commonName": "CN",
-    "organizationName": "O",
-    "organizationalUnitName": "OU",
-    "countryName": "C",
-    "localityName": "L",
-    "stateOrProvinceName": "ST",
-}
-
-
-def _rows(subject: object) -> Iterator[tuple[tuple[str, str], ...]]:
-    assert isinstance(subject, tuple)
-    yield from subject
 
 
 def server_context(pair: KeyPair, verification: Verification, protocols: str = "", ciphers: str = "") -> ssl.SSLContext:
@@ -204,7 +147,7 @@ def server_context(pair: KeyPair, verification: Verification, protocols: str = "
     load_pair(context, pair)
     context.verify_mode = verification.mode
     if verification.trust is not None:
-        context.load_verify_locations(cadata=_text(verification.trust))
+        context.load_verify_locations(cadata=pem_text(verification.trust))
     return _bounded(context, protocols, ciphers)
 
 
@@ -218,7 +161,7 @@ def client_context(
     context.check_hostname = verification.host_name
     context.verify_mode = verification.mode
     if verification.trust is not None:
-        context.load_verify_locations(cadata=_text(verification.trust))
+        context.load_verify_locations(cadata=pem_text(verification.trust))
     elif verification.mode is not ssl.CERT_NONE:
         context.load_default_certs()
     return _bounded(context, protocols, ciphers)

@@ -12,7 +12,9 @@ from tests.broker.wire_client import WireClient
 from tests.docs.commands import ALL
 from tests.ports import free_port
 from trimq.broker.cli import banner
+from trimq.broker.config import BrokerConfig, NettyServerConfig
 from trimq.broker.controller import BrokerController
+from trimq.broker.ports import ClientPorts
 from trimq.broker.start_error import StartError
 from trimq.broker.testing import configuration, running_broker
 from trimq.client.mqadmin import main as main_of_mqadmin
@@ -20,6 +22,7 @@ from trimq.protocol.auth.admin_port import ON_ADMIN_PORT
 from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.command import Encoding
 from trimq.remoting.config.properties import ConfigError
+from trimq.remoting.network import SystemNetwork
 
 
 def endpoints(broker: BrokerController) -> list[tuple[str, int]]:
@@ -130,6 +133,33 @@ async def test_a_taken_address_ends_the_start(tmp_path: Path) -> None:
         with pytest.RaisesGroup(pytest.RaisesExc(StartError, match="adminListenAddress"), flatten_subgroups=True):
             async with trio.open_nursery() as nursery:
                 await nursery.start(BrokerController(settings).run)
+
+
+@pytest.mark.parametrize("bind", ["127.0.0.1", "0.0.0.0", "::"])
+@pytest.mark.parametrize("key", ["listenPort", "fastListenPort", "haListenPort"])
+def test_a_port_that_this_broker_has_already_is_refused(tmp_path: Path, key: str, bind: str) -> None:
+    ports = {"listenPort": 10911, "fastListenPort": 10909, "haListenPort": 10912}
+    keys = ports | {"bindAddress": bind, "adminListenAddress": f"127.0.0.1:{ports[key]}"}
+    with pytest.raises(ConfigError) as caught:
+        configuration(tmp_path, keys)
+    assert (caught.value.key, caught.value.expected) == ("adminListenAddress", f"another port than {key}={ports[key]}")
+    if bind == "127.0.0.1":
+        configuration(tmp_path, keys | {"adminListenAddress": f"127.0.0.2:{ports[key]}"})
+    with pytest.raises(ConfigError, match="another port than"):
+        configuration(tmp_path, keys | {"adminListenAddress": f"[::]:{ports[key]}"})
+
+
+@pytest.mark.parametrize("key", ["listenPort", "fastListenPort"])
+def test_the_same_port_by_another_name_of_the_machine_blames_the_admin_address(tmp_path: Path, key: str) -> None:
+    """Both can be bound; only listening fails."""
+    ports = {"listenPort": free_port(), "fastListenPort": free_port()}
+    settings = configuration(tmp_path, ports | {"adminListenAddress": f"127.1:{ports[key]}"})
+    with ClientPorts(settings.section(BrokerConfig), settings.section(NettyServerConfig), SystemNetwork()) as found:
+        expected = (
+            rf"cannot listen on 127\.0\.0\.1:{ports[key]}: Address already in use: set another adminListenAddress"
+        )
+        with pytest.raises(StartError, match=expected):
+            found.open()
 
 
 @pytest.mark.parametrize("address", ["10911", ":1", "host:", "host:70000", "host:x"])

@@ -69,8 +69,10 @@ async def test_a_new_certificate_is_served_without_a_restart(tmp_path: Path, cer
                 pass
 
 
-async def test_metrics_and_health_of_an_expired_certificate(tmp_path: Path, certificates: Certificates) -> None:
+async def test_metrics_and_health_of_certificates_of_both_sides(tmp_path: Path, certificates: Certificates) -> None:
     keys: dict[str, Any] = tls_keys(certificates, "permissive", certificates.expired)
+    client = certificates.authority.sign("client", usage="clientAuth", between=("20400101000000Z", "20410101000000Z"))
+    keys |= {"tls.enable": "true", "tls.client.certPath": str(client.cert), "tls.client.keyPath": str(client.key)}
     async with running_broker(
         tmp_path, healthPort=0, metricsExporterType="PROM", metricsPromExporterPort=0, **keys
     ) as broker:
@@ -79,12 +81,14 @@ async def test_metrics_and_health_of_an_expired_certificate(tmp_path: Path, cert
         assert answer.status == 200
         notes = {note["code"]: note["text"] for note in json.loads(answer.body)["notes"]}
         assert notes["tls_certificate_expired"].startswith("the certificate CN=localhost has expired ")
+        assert notes["tls_client_certificate_not_valid_yet"].startswith("the certificate CN=client is not valid yet")
         pages = [await get(endpoint, "/metrics") for endpoint in broker.web_endpoints]
         (page,) = [page.body for page in pages if page.status == 200]
-        (line,) = [
-            row for row in page.splitlines() if row.startswith("trimq_tls_certificate_expiry_timestamp_seconds ")
+        name = "trimq_tls_certificate_expiry_timestamp_seconds"
+        assert [row.split() for row in page.splitlines() if row.startswith(name)] == [
+            [f'{name}{{side="server"}}', "1.5805152e+09"],  # 1 February 2020
+            [f'{name}{{side="client"}}', "2.2406112e+09"],  # 1 January 2041
         ]
-        assert float(line.split()[1]) == 1580515200  # 1 February 2020
 
 
 async def test_a_certificate_that_cannot_be_read_any_more_ends_the_start(

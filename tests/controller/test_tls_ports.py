@@ -44,5 +44,8 @@ def test_health_says_when_the_certificate_ends(tmp_path: Path, certificates: Cer
     (note,) = [note for note in controller.health.readiness().notes if note.code != "access"]
     assert note.code == "tls_certificate_ends"
     assert note.text.startswith("the certificate CN=localhost ends in 6.0 days: put a new one at tls.server.certPath")
-    clock.set_wall_ms(1_577_000_000_000)
+    clock.set_wall_ms(1_577_840_000_000)  # just after its begin
     assert [note.code for note in controller.health.readiness().notes] == ["access"]
+    clock.set_wall_ms(1_577_000_000_000)
+    codes = [note.code for note in controller.health.readiness().notes]
+    assert codes == ["tls_certificate_not_valid_yet", "access"]

@@ -6,7 +6,7 @@ import ssl
 import weakref
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 
 import pytest
@@ -24,6 +24,7 @@ from trimq.remoting.server.accept import Acceptor
 from trimq.remoting.server.handshakes import CLOSED_AT_ONCE
 from trimq.remoting.server.reactor import Connection, HandlerTable, Outcome, Reactor, ReactorLimits, ServerTls
 from trimq.remoting.tls import key_files
+from trimq.remoting.tls.certificates import Certificate, Side
 from trimq.remoting.tls.config import TlsConfig, TlsMode
 from trimq.remoting.tls.key_files import KeyPairPaths, Verification
 from trimq.remoting.tls.tls_socket import TlsSocket
@@ -42,7 +43,7 @@ class Contexts:
 
     mode: TlsMode
     server: ssl.SSLContext | None
-    expires_at: float | None = None
+    certificates: dict[Side, Certificate] = field(default_factory=dict)
 
 
 def server_context(certificates: Certificates) -> ssl.SSLContext:

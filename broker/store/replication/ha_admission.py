@@ -8,6 +8,7 @@ import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
+import structlog
 import trio
 
 from trimq.broker.store.replication.ha_client import UnprovenMasterError
@@ -22,7 +23,10 @@ from trimq.protocol.ha_proof import (
     SlaveProof,
 )
 from trimq.remoting.config.networks import is_in
+from trimq.remoting.tls.client_contexts import with_problem
 from trimq.remoting.tls.key_files import KeyFileError
+
+_log = structlog.get_logger(__name__)
 
 PROOF_SECONDS: Final = 5.0
 _TLS: Final = b"\x16"
@@ -61,7 +65,9 @@ class BegunStream(trio.abc.Stream):
 
 
 class ClientContext(Protocol):
-    """The part of ClientTls that is used here."""
+    """The part of ClientTls that is used here. ``problem``: why changed files are not in use; empty if they are."""
+
+    problem: str
 
     async def context(self) -> ssl.SSLContext:
         """The context for a new connection. Raises an exception if its files cannot be used."""
@@ -96,6 +102,7 @@ class HAAdmission:
         self._without_proof = without_proof
         self._tls = tls
         self._silence = silence
+        self._tls_problem = ""
 
     def may_prove_nothing(self, address: str) -> bool:
         """Whether a broker at an IP address need not prove anything."""
@@ -165,13 +172,25 @@ class HAAdmission:
 
     async def _proved(self, stream: trio.abc.Stream, host: str) -> trio.abc.Stream:
         if self._tls is not None:
-            with trio.move_on_after(PROOF_SECONDS) as scope:
-                stream = await _secured(stream, await self._tls.client.context(), host)
-            if scope.cancelled_caught:
-                raise HAProofError("the master does not answer the TLS handshake: set haTls there")
+            stream = await self._over_tls(stream, host, self._tls.client)
         if self._keys:
             await self.of_master(stream)
         return stream
+
+    async def _over_tls(self, stream: trio.abc.Stream, host: str, client: ClientContext) -> trio.abc.Stream:
+        found = None
+        try:
+            with trio.move_on_after(PROOF_SECONDS):
+                found = await _secured(stream, await client.context(), host)
+        except HAProofError as error:
+            raise HAProofError(with_problem(str(error), client.problem)) from None
+        finally:  # the former files may be why it fails
+            if client.problem and client.problem != self._tls_problem:
+                _log.warning("tls_reload_failed", reason=client.problem, address=host)
+            self._tls_problem = client.problem
+        if found is None:
+            raise HAProofError("the master does not answer the TLS handshake: set haTls there")
+        return found
 
 
 async def _secured(

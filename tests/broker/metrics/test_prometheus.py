@@ -155,25 +155,44 @@ SERIES: dict[str, tuple[int, dict[str, str]]] = {
 """By alert: the minute in which it fires, as it does not in the first, and the samples of each minute."""
 
 
+def rule_test(name: str, minutes: int, series: dict[str, str]) -> dict[str, Any]:
+    """promtool's test of an alert that fires in the given minute, and not in the first."""
+    firing = f'count(ALERTS{{alertname="{name}",alertstate="firing"}}) or vector(0)'
+    return {
+        "interval": "1m",
+        "input_series": [{"series": key, "values": text} for key, text in series.items()],
+        "promql_expr_test": [
+            {"expr": firing, "eval_time": f"{at}m", "exp_samples": [{"labels": "{}", "value": value}]}
+            for at, value in ((0, 0), (minutes, 1))
+        ],
+    }
+
+
+def run_rule_tests(directory: Path, tests: list[dict[str, Any]]) -> None:
+    path = directory / "tests.yml"
+    path.write_text(json.dumps({"rule_files": [str(MONITORING / "alerts.yml")], "tests": tests}))
+    promtool("test", "rules", str(path))
+
+
 def test_alerts_about_replication_fire_for_what_they_are_about(tmp_path: Path) -> None:
     rules = re.findall(r"alert: (\w+)\n\s+expr: (.+)", (MONITORING / "alerts.yml").read_text())
     assert {name for name, expression in rules if "trimq_repli" in expression} == SERIES.keys()
-    tests = []
-    for name, (minutes, series) in SERIES.items():
-        firing = f'count(ALERTS{{alertname="{name}",alertstate="firing"}}) or vector(0)'
-        tests.append(
-            {
-                "interval": "1m",
-                "input_series": [{"series": key, "values": text} for key, text in series.items()],
-                "promql_expr_test": [
-                    {"expr": firing, "eval_time": f"{at}m", "exp_samples": [{"labels": "{}", "value": value}]}
-                    for at, value in ((0, 0), (minutes, 1))
-                ],
-            }
-        )
-    path = tmp_path / "tests.yml"
-    path.write_text(json.dumps({"rule_files": [str(MONITORING / "alerts.yml")], "tests": tests}))
-    promtool("test", "rules", str(path))
+    run_rule_tests(tmp_path, [rule_test(name, minutes, series) for name, (minutes, series) in SERIES.items()])
+
+
+def test_the_alert_about_certificates_names_the_side(tmp_path: Path) -> None:
+    """It is a day later than promtool's first minute, 1970: one certificate ends two weeks after that."""
+    name = "trimq_tls_certificate_expiry_timestamp_seconds"
+    series = {
+        f'{name}{{instance="a",side="server"}}': f"{100 * 86400}x1500",
+        f'{name}{{instance="a",side="client"}}': f"{15 * 86400}x1500",
+    }
+    test = rule_test("TrimqCertificateEnds", 1441, series)
+    labels = {"instance": "a", "side": "client", "severity": "warning"}
+    summary = "The client certificate of a ends in 13d 23h 59m 0s"
+    alerts = [{"exp_labels": labels, "exp_annotations": {"summary": summary}}]
+    test["alert_rule_test"] = [{"eval_time": "1441m", "alertname": "TrimqCertificateEnds", "exp_alerts": alerts}]
+    run_rule_tests(tmp_path, [test])
 
 
 @contextmanager

@@ -353,6 +353,37 @@ def test_weak_certificates_and_keys_of_another_kind_are_named(tmp_path: Path, ce
     assert (error.key, error.expected) == ("tls.server.keyPath", f"the key of the certificate in {rsa.cert}")
 
 
+ECDSA, RSA = "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256", "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256"
+NEWEST = "TLS_AES_256_GCM_SHA384,TLS_CHACHA20_POLY1305_SHA256,TLS_AES_128_GCM_SHA256"
+
+
+def test_cipher_suites_of_which_none_fits_the_key_are_refused(tmp_path: Path, certificates: Certificates) -> None:
+    kinds = {ECDSA: certificates.server, RSA: made(tmp_path, "rsa:2048")}
+    for fitting, other in ((ECDSA, RSA), (RSA, ECDSA)):
+        lines = server_lines(kinds[fitting])
+        example = "TLS_ECDHE_ECDSA_WITH_" if fitting == ECDSA else "TLS_ECDHE_RSA_WITH_"
+        for ciphers in (other, f"{other},{NEWEST}"):  # TLS 1.3 would work, but not the clients that the list is for
+            error = refused(tmp_path, *lines, "tls.server.mode=enforcing", f"tls.ciphers={ciphers}")
+            assert (error.where, error.key, error.value) == (f"{tmp_path}/server.conf:5", "tls.ciphers", ciphers)
+            expected = f"a cipher suite of TLS 1.2 that fits the key of tls.server.certPath, such as {example}"
+            assert error.expected.startswith(expected)
+        for ciphers in (fitting, f"{other},{fitting}", NEWEST):
+            loaded(tmp_path, *lines, f"tls.ciphers={ciphers}")
+        # Without TLS 1.2 its cipher suites say nothing, and without ports of TLS nothing does.
+        loaded(tmp_path, *lines, f"tls.ciphers={other},{NEWEST}", "tls.protocols=TLSv1.3")
+        loaded(tmp_path, *lines, f"tls.ciphers={other}", "tls.server.mode=disabled")
+        loaded(tmp_path, *lines, "tls.protocols=TLSv1.2")
+
+
+def test_a_certificate_of_a_client_may_be_for_servers_but_not_for_neither(
+    tmp_path: Path, certificates: Certificates
+) -> None:
+    loaded(tmp_path, *client_lines(certificates.server))
+    error = refused(tmp_path, *client_lines(certificates.authority.sign("mail", usage="emailProtection")))
+    assert error.key == "tls.client.certPath"
+    assert error.expected == "a certificate that clients can use (unsuitable certificate purpose)"
+
+
 def test_the_key_itself_may_be_in_the_certificate_file(tmp_path: Path, certificates: Certificates) -> None:
     both = tmp_path / "both.pem"
     both.write_bytes(certificates.server.cert.read_bytes() + certificates.server.key.read_bytes())

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import shutil
 import ssl
 import threading
 from dataclasses import replace
@@ -13,55 +12,16 @@ import pytest
 import trio
 import trio.testing
 
-from tests.tls_certificates import Authority, Certificates, KeyPair
+from tests.remoting.tls.server_files import NOW, Files, Log, chained, files
+from tests.tls_certificates import Certificates, KeyPair
 from trimq.remoting.runtime.clock import ManualClock
+from trimq.remoting.tls import certificates as certificates_of
 from trimq.remoting.tls import key_files
 from trimq.remoting.tls.config import TlsConfig, TlsMode
 from trimq.remoting.tls.contexts import TlsContexts, client_of
 from trimq.remoting.tls.key_files import KeyFileError, KeyPairPaths
 
-
-class Log:
-    def __init__(self) -> None:
-        self.lines: list[tuple[str, dict[str, Any]]] = []
-
-    def info(self, event: str, **facts: object) -> None:
-        self.lines.append((event, facts))
-
-    warning = info
-
-
-class Files:
-    """The files of a server, which a test replaces."""
-
-    def __init__(self, folder: Path, certificates: Certificates) -> None:
-        self.cert, self.key, self.trust = folder / "cert", folder / "key", folder / "trust"
-        self.put(self.cert, certificates.server.cert)
-        self.put(self.key, certificates.server.key)
-        self.put(self.trust, certificates.ca)
-        self.log = Log()
-        self.config = TlsConfig(
-            server_cert=str(self.cert),
-            server_key=str(self.key),
-            need_client_auth="require",
-            auth_client=True,
-            server_trust=str(self.trust),
-        )
-        self.contexts = TlsContexts(self.config, self.log)
-
-    @staticmethod
-    def put(path: Path, source: Path) -> None:
-        shutil.copy(source, path)
-
-
-def chained(path: Path, *sources: Path) -> Path:
-    path.write_bytes(b"".join(source.read_bytes() for source in sources))
-    return path
-
-
-@pytest.fixture
-def files(tmp_path: Path, certificates: Certificates) -> Files:
-    return Files(tmp_path, certificates)
+__all__ = ["files"]
 
 
 def names_of(context: ssl.SSLContext | None, certificates: Certificates, *, client: KeyPair | None, trust: Path) -> str:
@@ -90,7 +50,7 @@ def names_of(context: ssl.SSLContext | None, certificates: Certificates, *, clie
 async def test_nothing_changes_while_the_files_are_the_same(files: Files) -> None:
     context = files.contexts.server
     os.utime(files.cert)
-    assert not await files.contexts.reload()
+    assert not await files.reload()
     assert files.contexts.server is context
     assert files.log.lines == []
 
@@ -100,31 +60,31 @@ async def test_a_certificate_without_its_key_changes_nothing_until_the_key_is_th
 ) -> None:
     before = files.contexts.server
     heard: list[str] = []
-    files.contexts.listeners.append(lambda: heard.append(files.contexts.subject))
+    files.contexts.listeners.append(lambda: heard.append(files.subject))
     files.put(files.cert, certificates.elsewhere.cert)
-    assert not await files.contexts.reload()
+    assert not await files.reload()
     assert files.log.lines == []  # the key may follow
-    assert not await files.contexts.reload()
-    assert not await files.contexts.reload()
+    assert not await files.reload()
+    assert not await files.reload()
     reason = f"tls.server.keyPath: {files.key}: expected the key of the certificate in {files.cert}"
     assert files.log.lines == [("tls_reload_failed", {"reason": reason})]  # once
     assert files.contexts.server is before
     files.put(files.key, certificates.elsewhere.key)
-    assert await files.contexts.reload()
+    assert await files.reload()
     assert files.contexts.server is not before
-    assert files.contexts.subject == "CN=broker.example.org"
+    assert files.subject == "CN=broker.example.org"
     assert heard == ["CN=broker.example.org"]
     assert files.log.lines[1][0] == "tls_certificate_reloaded"
-    assert not await files.contexts.reload()
+    assert not await files.reload()
 
 
 async def test_the_same_problem_is_logged_again_after_it_was_over(files: Files, certificates: Certificates) -> None:
     for _ in range(2):
         files.put(files.key, certificates.client.key)
         for _ in range(3):
-            await files.contexts.reload()
+            await files.reload()
         files.put(files.key, certificates.server.key)
-        await files.contexts.reload()
+        await files.reload()
     assert [event for event, _ in files.log.lines] == ["tls_reload_failed"] * 2
 
 
@@ -138,11 +98,11 @@ async def test_trusted_certificates_are_replaced_at_once_even_while_the_pair_doe
     assert outcome(certificates.foreign_client) == "CERTIFICATE_VERIFY_FAILED"
     files.put(files.key, certificates.foreign.key)
     files.put(files.trust, certificates.other.cert)
-    assert await files.contexts.reload()
+    assert await files.reload()
     assert outcome(certificates.client) == "CERTIFICATE_VERIFY_FAILED"
     assert outcome(certificates.foreign_client) == "test-ca"
     files.put(files.cert, certificates.foreign.cert)
-    assert await files.contexts.reload()
+    assert await files.reload()
     served = names_of(
         files.contexts.server, certificates, client=certificates.foreign_client, trust=certificates.other.cert
     )
@@ -206,7 +166,7 @@ async def test_sessions_are_resumed_with_tls_1_2_only_and_end_with_the_files(
     assert session.timeout == 7200
     assert resumes(files.contexts.server, asking, session)[0] == (version == ssl.TLSVersion.TLSv1_2)
     chained(files.trust, certificates.ca, certificates.other.cert)
-    assert await files.contexts.reload()
+    assert await files.reload()
     assert not resumes(files.contexts.server, asking, session)[0]
 
 
@@ -215,9 +175,9 @@ async def test_a_deleted_or_broken_file_changes_nothing(files: Files, name: str)
     context = files.contexts.server
     path: Path = getattr(files, name)
     path.unlink()  # noqa: ASYNC240 - a test
-    assert not await files.contexts.reload()
+    assert not await files.reload()
     files.put(path, Path("/dev/null"))
-    assert not await files.contexts.reload()
+    assert not await files.reload()
     assert files.contexts.server is context
 
 
@@ -231,15 +191,15 @@ async def test_files_are_read_in_a_thread(files: Files, monkeypatch: pytest.Monk
         return data
 
     monkeypatch.setattr(key_files, "read_file", watched)
-    await files.contexts.reload()
+    await files.reload()
     assert len(threads) == 3
     assert threading.current_thread() not in threads
 
 
 async def test_unchanged_files_are_not_checked_again(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("check_pair", "check_trust", "describe"):
-        monkeypatch.setattr(key_files, name, lambda *_: pytest.fail("checked again"))
-    assert not await files.contexts.reload()
+    for module, name in ((key_files, "check_pair"), (key_files, "check_trust"), (certificates_of, "describe")):
+        monkeypatch.setattr(module, name, lambda *_: pytest.fail("checked again"))
+    assert not await files.reload()
     assert files.log.lines == []
 
 
@@ -261,11 +221,11 @@ async def test_a_system_without_descriptors_changes_nothing(
     with monkeypatch.context() as patched:
         patched.setattr(os, "memfd_create", full)
         for _ in range(2):
-            assert not await files.contexts.reload()
+            assert not await files.reload()
     assert files.contexts.server is context
     reason = "tls.server.certPath: expected that certificate and key can be loaded (Too many open files)"
     assert files.log.lines == [("tls_reload_failed", {"reason": reason})]
-    assert await files.contexts.reload()
+    assert await files.reload()
 
 
 async def test_run_looks_at_each_interval(files: Files, certificates: Certificates) -> None:
@@ -283,28 +243,16 @@ async def test_run_looks_at_each_interval(files: Files, certificates: Certificat
         clock.advance(0.002)
         await changed.wait()
         tasks.cancel_scope.cancel()
-    assert files.contexts.subject == "CN=broker.example.org"
+    assert files.subject == "CN=broker.example.org"
 
 
 async def test_without_a_certificate_there_is_nothing_to_follow() -> None:
     for config in (TlsConfig(), TlsConfig(mode=TlsMode.DISABLED, server_cert="a", server_key="b")):
         contexts = TlsContexts(config, Log())
         assert contexts.server is None
-        assert (contexts.subject, contexts.expires_at) == ("", None)
+        assert contexts.certificates == {}
         await contexts.run(ManualClock())
-        assert not await contexts.reload()
-
-
-async def test_end_and_subject_of_the_certificate(tmp_path: Path, certificates: Certificates) -> None:
-    contexts = TlsContexts(
-        TlsConfig(server_cert=str(certificates.expired.cert), server_key=str(certificates.expired.key)), Log()
-    )
-    assert contexts.expires_at == ssl.cert_time_to_seconds("Feb  1 00:00:00 2020 GMT")
-    assert contexts.subject == "CN=localhost"
-    named = Authority(tmp_path, "chain").sign("named", names="DNS:x", days=10)
-    chain = chained(tmp_path / "chain.pem", named.cert, certificates.ca)
-    contexts = TlsContexts(TlsConfig(server_cert=str(chain), server_key=str(named.key)), Log())
-    assert contexts.subject == "CN=named"  # the first of the chain
+        assert not await contexts.reload(NOW)
 
 
 async def test_a_file_that_changed_since_the_check_stops_the_start(files: Files) -> None:

@@ -3,6 +3,7 @@
 import shutil
 import socket
 import ssl
+import struct
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -350,6 +351,62 @@ def test_a_changed_file_counts_for_the_next_connection(run: Run, tmp_path: Path,
             assert [(line["event"], line["reason"]) for line in logs] == [
                 ("tls_reload_failed", f"{ca}: expected certificates in PEM")
             ]
+
+    run(main)
+
+
+def test_a_broken_file_that_keeps_the_wrong_ca_is_logged_and_named(
+    run: Run, tmp_path: Path, certificates: Certificates
+) -> None:
+    """The handshake fails because the new file is not in use: the error and one line of the log say so."""
+    ca = tmp_path / "ca"
+    problem = f"{ca}: expected certificates in PEM"
+
+    async def main() -> None:
+        shutil.copy(certificates.other.cert, ca)
+        tls = ClientTls(Tls(ca))
+        tls.current()
+        ca.write_text("broken")
+        async with (
+            serving(certificates.server_context()) as server,
+            RemotingClient(tls=tls, log=StructuredLog()) as client,
+        ):
+            with structlog.testing.capture_logs() as logs:
+                for _ in range(2):
+                    with pytest.raises(RemotingConnectError) as caught:
+                        await client.invoke(server.address(), RemotingCommand.request(1, {}, b""), 5.0)
+                    assert f"trusted are those that were in {ca}; " in str(caught.value)
+                    assert str(caught.value).endswith(f"; the former files of TLS are in use: {problem}")
+            assert [(line["event"], line["reason"]) for line in logs] == [("tls_reload_failed", problem)]
+
+    run(main)
+
+
+def test_a_server_that_closes_is_asked_with_the_former_files(
+    run: Run, tmp_path: Path, certificates: Certificates
+) -> None:
+    ca = tmp_path / "ca"
+    shutil.copy(certificates.ca, ca)
+    tls = ClientTls(Tls(ca))
+    tls.current()
+    ca.unlink()
+
+    async def main() -> None:
+        async def closing(stream: SocketStream) -> None:
+            sock = stream.extra(SocketAttribute.raw_socket)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset
+            await anyio.aclose_forcefully(stream)
+
+        async with (
+            await anyio.create_tcp_listener(local_host="127.0.0.1") as listener,
+            anyio.create_task_group() as tasks,
+        ):
+            tasks.start_soon(listener.serve, closing)
+            address = f"127.0.0.1:{listener.extra(SocketAttribute.local_port)}"
+            async with RemotingClient(tls=tls) as client:
+                with pytest.raises(RemotingConnectError, match=r"; the former files of TLS are in use: .*No such file"):
+                    await client.invoke(address, RemotingCommand.request(1, {}, b""), 5.0)
+            tasks.cancel_scope.cancel()
 
     run(main)
 

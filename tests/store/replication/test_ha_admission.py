@@ -1,9 +1,11 @@
 """Proofs on the port for slaves: who is let in, who is not, and what that costs the master."""
 
 import ipaddress
+import shutil
 import ssl
 import struct
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 import trio
@@ -27,6 +29,7 @@ from tests.tls_certificates import Certificates, KeyPair, certificates
 from trimq.broker.store.message_store import HAClient, MessageStore
 from trimq.broker.store.replication.ha_admission import BegunStream, HAAdmission, HATls
 from trimq.protocol.ha_proof import ANSWER_BYTES, CHALLENGE, CHALLENGE_BYTES, HELLO, HAProofError, MasterProof
+from trimq.remoting.tls.client_contexts import ClientTls, Tls
 from trimq.remoting.tls.key_files import KeyFileError, Part
 
 __all__ = ["certificates"]
@@ -416,6 +419,7 @@ class Client:
 
     def __init__(self, context: ssl.SSLContext | None) -> None:
         self._context = context
+        self.problem = ""
 
     async def context(self) -> ssl.SSLContext:
         if self._context is None:
@@ -493,6 +497,37 @@ async def test_certificates_of_both_sides(certificates: Certificates, autojump_c
         assert refused[0]
     assert "no certificate for TLS" in (await over_tls(None, good))[0]
     assert "no.pem: expected a file" in (await over_tls(server_context(found), None))[1]
+
+
+async def test_broken_files_of_the_slave_are_logged_once_and_named_if_the_handshake_fails(
+    certificates: Certificates, tmp_path: Path
+) -> None:
+    ca = tmp_path / "ca.pem"
+    shutil.copy(certificates.other.cert, ca)
+    tls = ClientTls(Tls(ca, certificates.client.cert, certificates.client.key))
+    tls.current()
+    ca.write_text("broken")
+    problem = f"{ca}: expected certificates in PEM"
+    slave = HAAdmission({}, "a", tls=HATls(lambda: None, tls))
+    master = HAAdmission({}, "a", tls=HATls(lambda: server_context(certificates), Client(None)))
+
+    async def refused(stream: trio.abc.Stream) -> None:
+        with pytest.raises(HAProofError, match="no TLS connection"):
+            await master.of_slave(stream, PEER)
+
+    with capture_logs() as logs:
+        for _ in range(2):
+            here, there = trio.testing.memory_stream_pair()
+
+            async def open_stream(_host: str, _port: int, opened: trio.abc.Stream = here) -> trio.abc.Stream:
+                return opened
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(refused, there)
+                with pytest.raises(OSError, match="certificate verify failed") as caught:
+                    await slave.proving(open_stream, lambda _: MASTER)("127.0.0.1", 1)
+            assert str(caught.value).endswith(f"; the former files of TLS are in use: {problem}")
+    assert [(line["event"], line["reason"]) for line in logs] == [("tls_reload_failed", problem)]
 
 
 async def test_without_tls_only_the_addresses_of_rocketmqs_brokers(
