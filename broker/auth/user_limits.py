@@ -5,7 +5,8 @@ While it is registered no fast path serves.
 
 Bytes in flight are those of the bodies of requests that were let through and not answered yet. A request whose reply
 comes by ``Connection.complete`` is not named there. Those of a connection count as answered in the order in which they
-came, which is how the store answers them. Requests that run as tasks are counted exactly. Held pulls do not count.
+came, which is how the store answers them, and when it is closed. Requests that run as tasks are counted exactly, until
+they end, also after the close: they go on with their bodies. Held pulls do not count.
 """
 
 from collections import deque
@@ -35,7 +36,7 @@ _DATA: Final = "auth.user_limits"
 
 
 class _Usage:
-    """A user: ``bytes`` are in flight on the connections ``of``, or were when these were looked at last."""
+    """A user: ``bytes`` are in flight, or were when his connections ``of`` were looked at last."""
 
     __slots__ = ("bytes", "caller", "counted_at", "of")
 
@@ -47,42 +48,41 @@ class _Usage:
 
 
 class _Sender:
-    """A connection: its bytes in flight by user, and its requests whose replies come by ``complete``."""
+    """A connection: its users, and the bytes of its requests whose replies come by ``complete``, in their order."""
 
-    __slots__ = ("bytes", "connection", "deferred")
+    __slots__ = ("connection", "deferred", "users")
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
-        self.bytes: dict[_Usage, int] = {}
+        self.users: set[_Usage] = set()
         self.deferred: deque[tuple[_Usage | None, int]] = deque()
 
-    def add(self, usage: _Usage | None, size: int) -> None:
-        """Count bytes, or no longer (negative); nothing once the connection is closed."""
-        if usage is not None and usage in self.bytes:
-            self.bytes[usage] += size
-            usage.bytes += size
-
     def look(self) -> None:
-        """Count the requests no longer that have been answered since."""
-        connection = self.connection
-        left = connection.inflight - (connection.tasks - connection.oneways)
+        """Count the requests no longer that have been answered since; on a closed connection, all of them."""
+        left = self.connection.deferred
         while len(self.deferred) > left:
             usage, size = self.deferred.popleft()
-            self.add(usage, -size)
+            if usage is not None:
+                usage.bytes -= size
 
 
 class _Counted(Awaitable[Outcome]):
-    """The awaitable of a request; ``ended`` is called once when it has ended, or was dropped."""
+    """The awaitable of a request.
 
-    def __init__(self, awaitable: Awaitable[Outcome], ended: Callable[[], None]) -> None:
+    ``ended`` is called once when it has ended, or was dropped, and then ``follower`` with its outcome if it has one.
+    """
+
+    def __init__(self, awaitable: Awaitable[Outcome], ended: Callable[[], None], follower: Follower) -> None:
         self._awaitable = awaitable
         self._ended = ended
+        self._follower = follower
 
     def __await__(self) -> Generator[Any, Any, Outcome]:
         try:
-            return (yield from self._awaitable.__await__())
+            outcome = yield from self._awaitable.__await__()
         finally:
             self._ended()
+        return self._follower(outcome)
 
     def close(self) -> None:
         """Drop it before it has begun."""
@@ -135,25 +135,33 @@ class UserLimits:
     def follow(self, connection: Connection, command: RemotingCommand) -> Follower:
         """Count the bytes of a request if it is answered later. The handler may drop its body and its fields."""
         user = self._user_of(command)
-        return partial(self._goes_on, connection, None if user is None else user.username, len(command.body))
+        usage = None if user is None else self._usages.get(user.username)
+        return partial(self._goes_on, connection, usage, len(command.body))
 
-    def _goes_on(self, connection: Connection, name: str | None, size: int, outcome: Outcome) -> Outcome:
-        if connection.closed or not (outcome is DEFERRED or isinstance(outcome, Awaitable)):
-            return outcome
-        sender = _sender(connection, self._closed)
-        usage = self._usages.get(name) if name is not None else None
-        sender.look()
-        sender.add(usage, size)
-        if isinstance(outcome, Awaitable):
-            return _Counted(outcome, lambda: sender.add(usage, -size))
-        sender.deferred.append((usage, size))  # also without a user: each stands for one request in flight
+    def _goes_on(self, connection: Connection, usage: _Usage | None, size: int, outcome: Outcome) -> Outcome:
+        if outcome is DEFERRED:
+            if not connection.closed:
+                sender = _sender(connection, self._closed)
+                sender.look()
+                sender.deferred.append((usage, size))  # also without a user: each stands for one request in flight
+                self._add(usage, size)
+        elif isinstance(outcome, Awaitable):
+            self._add(usage, size)
+            return _Counted(outcome, partial(self._add, usage, -size), partial(self._goes_on, connection, usage, size))
         return outcome
+
+    def _add(self, usage: _Usage | None, size: int) -> None:
+        """Count bytes, or no longer (negative)."""
+        if usage is not None and size:
+            usage.bytes += size
+            self._usages.setdefault(usage.caller.key, usage)  # its last connection may have been closed by the handler
+            self._forget_unused(usage)
 
     def _usage(self, connection: Connection, name: str) -> _Usage:
         """The user, to whom the connection belongs from now on. Raises RemotingError if that is one too many."""
         sender = _sender(connection, self._closed)
         usage = self._usages.get(name)
-        if usage is not None and usage in sender.bytes:
+        if usage is not None and usage in sender.users:
             return usage
         limit = self._max_connections
         if usage is not None and limit and len(usage.of) >= limit:
@@ -162,8 +170,9 @@ class UserLimits:
         caller = self._callers.join(name)
         if usage is None:
             usage = self._usages[name] = _Usage(caller)
+        usage.caller = caller  # another one if the user had no connection meanwhile
         usage.of.add(sender)
-        sender.bytes[usage] = 0
+        sender.users.add(usage)
         return usage
 
     def _check_bytes(self, sender: _Sender, usage: _Usage, size: int) -> None:
@@ -184,14 +193,16 @@ class UserLimits:
 
     def _closed(self, connection: Connection) -> None:
         sender: _Sender = connection.data.pop(_DATA)
-        for usage, size in sender.bytes.items():
-            usage.bytes -= size
+        sender.look()
+        for usage in sender.users:
             usage.of.discard(sender)
             self._callers.leave(usage.caller)
-            if not usage.of:
-                del self._usages[usage.caller.key]
-        sender.bytes.clear()
-        sender.deferred.clear()
+            self._forget_unused(usage)
+        sender.users.clear()
+
+    def _forget_unused(self, usage: _Usage) -> None:
+        if not usage.of and not usage.bytes:
+            self._usages.pop(usage.caller.key, None)
 
 
 def _count(usage: _Usage) -> int:

@@ -324,8 +324,9 @@ class NettyServerConfig:
     )
     max_requests_in_flight: int = option(
         65536,
-        "The most requests in flight; further ones are answered with SYSTEM_BUSY. Held long polls and one-ways do not "
-        "count.",
+        "The most requests in flight; further ones are answered with SYSTEM_BUSY. Held long polls do not count. A "
+        "request that runs as a task, such as a send that creates a topic, counts until it ends, also when its client "
+        "has gone. So does a one-way; beyond the limit it is dropped.",
         minimum=1,
         ours=True,
     )

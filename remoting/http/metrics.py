@@ -189,7 +189,7 @@ def reactor_families(stats: ReactorStats) -> Iterator[Metric]:
 def _origin_families(stats: ReactorStats) -> Iterator[Metric]:
     yield counters(
         "trimq_limited_total",
-        "Connections and requests refused by a limit of an address or a user, by the key of that limit.",
+        "Connections and requests refused by a limit of an address, a user or requests in flight, by that limit's key.",
         ("limit",),
         {(key,): count for key, count in sorted(stats.limited.items())},
     )

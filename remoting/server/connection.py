@@ -105,11 +105,12 @@ class Connection:
 
     ``peer`` and ``peer_text`` ("ip:port") are the client's address. ``encoding`` is the encoding of the client's last
     frame. ``data`` is free for services that store state per connection. Each function in ``on_close`` is called once
-    with the connection after it was closed. ``inflight`` counts requests without a reply, ``held`` counts long polls.
-    ``slices`` is the server's lock for producing long replies (ConnectionOwner.slices). ``tls`` is the encryption of
-    the connection, None if it is plain.
+    with the connection after it was closed. ``inflight`` counts requests without a reply, without the one-ways that run
+    as tasks (``oneways``), and ``held`` long polls. ``slices`` is the server's lock for producing long replies
+    (ConnectionOwner.slices). ``tls`` is the encryption of the connection, None if it is plain.
 
-    Replies are queued by ``reply`` and ``reply_with`` only, requests in flight counted by ``begin`` and ``end`` only.
+    Replies are queued by ``reply`` and ``reply_with`` only, requests in flight counted by ``begin`` and ``end``,
+    ``begin_task`` and ``end_task`` only.
     """
 
     __slots__ = (
@@ -173,7 +174,7 @@ class Connection:
         self.frame = 0  # number of the unfinished frame
         self.mask = 0  # what the selector watches
         self.active_at = 0.0
-        self.tasks = 0  # requests that run as tasks or wait to be started as one
+        self.tasks = 0  # requests that run as tasks or wait to be started as one, also after the close
         self.oneways = 0  # the one-way requests among them
         self._put_off: PutOff | None = None
         self._owner = owner
@@ -329,6 +330,33 @@ class Connection:
             self._stats.inflight -= count
             self._owner.request_ended()
 
+    def begin_task(self, *, oneway: bool) -> None:
+        """Count a request that runs as a task, or waits to be started as one, until ``end_task``.
+
+        A close does not end it: the task goes on with its body.
+        """
+        self.tasks += 1
+        self._stats.inflight += 1
+        if oneway:
+            self.oneways += 1
+        else:
+            self.inflight += 1
+
+    def end_task(self, *, oneway: bool) -> None:
+        """Count a request no longer whose task has ended, or was dropped before it began."""
+        self.tasks -= 1
+        self._stats.inflight -= 1
+        if oneway:
+            self.oneways -= 1
+        else:
+            self.inflight -= 1
+        self._owner.request_ended()
+
+    @property
+    def deferred(self) -> int:
+        """The requests in flight that are not tasks: their replies come by ``complete``. None once it is closed."""
+        return self.inflight - (self.tasks - self.oneways)
+
     def complete(self, reply: Reply, count: int = 1) -> None:
         """End a DEFERRED request and queue ``reply``; None queues nothing (a one-way, or the reply is queued already).
 
@@ -371,9 +399,11 @@ class Connection:
                 self.out.flush(self.sock)
         self.closed = True
         stats = self._stats
-        stats.inflight -= self.inflight
+        deferred = self.deferred  # tasks are counted until they end: otherwise a reconnect would be a new allowance
+        stats.inflight -= deferred
+        self.inflight -= deferred
         stats.held -= self.held
-        self.inflight = self.held = 0
+        self.held = 0
         # The owner unregisters the descriptor, so this comes before the close, which frees its number for reuse.
         self._owner.forget(self, reason, broken=broken, quiet=quiet)
         self.sock.close()

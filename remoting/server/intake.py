@@ -18,7 +18,14 @@ from trimq.remoting.server.failures import Failures
 from trimq.remoting.server.grouping import FEW, GROUP_BYTES, LONGEST_REST, Grouping
 from trimq.remoting.server.handler_table import FRONT, FastPath
 from trimq.remoting.server.handlers import DEFERRED, Later, Outcome
-from trimq.remoting.server.limits import RECEIVE_BUFFER, ReactorLimits, ReactorStats
+from trimq.remoting.server.limits import (
+    IN_FLIGHT,
+    IN_FLIGHT_HERE,
+    RECEIVE_BUFFER,
+    ReactorLimits,
+    ReactorStats,
+    busy_remark,
+)
 from trimq.remoting.server.outcomes import Outcomes
 from trimq.remoting.server.unfinished import UnfinishedFrames
 
@@ -376,11 +383,11 @@ class Intake:
             unfinished.keep(conn, bytes(self.view[at:end]))
 
     def _busy(self, conn: Connection, command: RemotingCommand) -> RemotingCommand | None:
-        self._stats.busy += 1
         if conn.inflight >= self._max_inflight_here:
-            where, limit = "on this connection", self._max_inflight_here
+            key, limit = IN_FLIGHT_HERE, self._max_inflight_here
+            state = f"{conn.inflight} requests are in flight on this connection; wait for their replies"
         else:
-            where, limit = "on this server", self._max_inflight
-        return command.reply(
-            ResponseCode.SYSTEM_BUSY, f"system busy: {limit} requests are in flight {where}, try again in a moment"
-        )
+            key, limit = IN_FLIGHT, self._max_inflight
+            state = f"{self._stats.inflight} requests are in flight on this server; try again in a moment"
+        self._stats.count_busy(key)
+        return command.reply(ResponseCode.SYSTEM_BUSY, busy_remark(key, limit, state))

@@ -16,6 +16,10 @@ RECEIVE_BUFFER: Final = 256 * 1024
 """Size in bytes of the receive buffer that all connections share: the most that one turn of a connection can read."""
 
 
+IN_FLIGHT: Final = "maxRequestsInFlight"
+IN_FLIGHT_HERE: Final = "maxRequestsInFlightPerConnection"
+
+
 def connections_allowed() -> int:
     """Default limit of connections: three quarters of the process's descriptors. The store's files need the rest."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -34,7 +38,9 @@ class ReactorLimits:
     sends, whose replies are short.
 
     Above ``max_inflight`` requests without a reply (``max_inflight_per_connection`` for one client), requests are
-    answered with SYSTEM_BUSY; held long polls and one-ways do not count.
+    answered with SYSTEM_BUSY; held long polls do not count. Requests that run as tasks count for ``max_inflight`` until
+    they end, also when their client has gone. So do one-ways that run as tasks; beyond ``max_inflight``, or
+    ``max_inflight_per_connection`` of them, they are dropped.
 
     After ``turn`` seconds of work, other tasks get the loop. After a reply to a single client the reactor polls for
     ``spin`` seconds for its next request before it waits, after replies to several for ``spin_many`` seconds. A round
@@ -104,7 +110,7 @@ class ReactorStats:
     preambles_refused: int = 0
     """Connections closed because they began with a preamble and are not from a proxy."""
     limited: Counter[str] = field(default_factory=Counter)
-    """Connections and requests refused by a limit of an address or a user, by the key of that limit."""
+    """Connections and requests refused by a limit of an address, a user or requests in flight, by that limit's key."""
     admin_refused: int = 0
     """Requests of administrators refused because they did not come to adminListenAddress."""
     frames: int = 0
@@ -122,8 +128,19 @@ class ReactorStats:
     certificate_ends: Callable[[], Mapping[str, float]] = dict
     """When the certificates end, in Unix seconds: of the ports ("server"), and shown to other servers ("client")."""
     inflight: int = 0
+    """Requests without a reply, and all that run as tasks."""
     held: int = 0
     paused: int = 0
     """Connections that are not read because they do not read their replies."""
     unfinished: int = 0
     """Bytes of memory taken by unfinished frames."""
+
+    def count_busy(self, key: str) -> None:
+        """Count a request beyond the limit ``key``."""
+        self.busy += 1
+        self.limited[key] += 1
+
+
+def busy_remark(key: str, limit: int, state: str) -> str:
+    """The remark of SYSTEM_BUSY beyond the limit ``key``; ``state`` says how it is reached."""
+    return f"system busy: {key}={limit}: {state}"

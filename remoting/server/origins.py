@@ -22,7 +22,7 @@ from trimq.remoting.runtime.log_budget import LogBudget
 from trimq.remoting.server.callers import Caller, Callers
 from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.gate import Feature, Sees
-from trimq.remoting.server.limits import ReactorStats
+from trimq.remoting.server.limits import ReactorStats, busy_remark
 
 _log = structlog.get_logger("remoting")
 
@@ -109,8 +109,7 @@ def too_many(caller: Caller, name: str, key: str, rate: int, clock: Clock, stats
 
 def busy(caller: Caller, name: str, key: str, limit: int, state: str, now: float, stats: ReactorStats) -> RemotingError:
     """The same for any limit; ``state`` says how it is reached."""
-    stats.busy += 1
-    stats.limited[key] += 1
+    stats.count_busy(key)
     if caller.may_log(now):
         _log.warning("requests_limited", caller=name, key=key, limit=limit)
-    return RemotingError(ResponseCode.SYSTEM_BUSY, f"system busy: {key}={limit}: {state}")
+    return RemotingError(ResponseCode.SYSTEM_BUSY, busy_remark(key, limit, state))

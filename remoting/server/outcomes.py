@@ -2,8 +2,10 @@
 
 A running task may produce a reply at any time. So a task is not started while its connection is over its high-water
 mark, and at most ``limits.max_tasks_per_connection`` tasks of a connection run at a time; the others wait in the order
-of their requests. When the client disconnects, waiting requests that want a reply are dropped, so a client that
-reconnects again and again accumulates nothing. One-way requests are still executed.
+of their requests. When the client disconnects, waiting requests that want a reply are dropped. Running ones and one-way
+requests go on. They count for ``limits.max_inflight`` until they end, so a client that reconnects again and again gets
+no more than that. A one-way request beyond a limit is dropped before it begins; any other one was refused before its
+handler was called.
 """
 
 from collections.abc import Awaitable, Callable
@@ -13,7 +15,7 @@ from trimq.protocol.command import ONEWAY_FLAG, RemotingCommand
 from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.failures import Failures
 from trimq.remoting.server.handlers import DEFERRED, HELD, Outcome
-from trimq.remoting.server.limits import ReactorLimits, ReactorStats
+from trimq.remoting.server.limits import IN_FLIGHT, IN_FLIGHT_HERE, ReactorLimits, ReactorStats
 from trimq.remoting.server.put_off import PutOff
 
 
@@ -27,15 +29,14 @@ class Outcomes:
         failures: Failures,
         *,
         start_task: Callable[..., None],
-        request_ended: Callable[[], None],
     ) -> None:
-        """``start_task`` starts a coroutine function with arguments; ``request_ended`` is called when a task ends."""
+        """``start_task`` starts a coroutine function with arguments."""
         self._stats = stats
         self._failures = failures
         self._start_task = start_task
-        self._request_ended = request_ended
         self._max_tasks = limits.max_tasks_per_connection
         self._max_oneways = limits.max_inflight_per_connection
+        self._max_inflight = limits.max_inflight
         self._waiting: set[Connection] = set()  # also closed ones: the server closes their one-ways when it stops
         self.tasks = 0
 
@@ -54,16 +55,14 @@ class Outcomes:
             self._add(conn, command, outcome)
 
     def _add(self, conn: Connection, command: RemotingCommand, awaitable: Awaitable[Outcome]) -> None:
-        """Run the awaitable of a handler. One-ways do not count as in flight; above their limit they are dropped."""
-        if command.flag & ONEWAY_FLAG:
-            if conn.oneways >= self._max_oneways:
-                self._stats.busy += 1
-                _close(awaitable)
-                return
-            conn.oneways += 1
-        else:
-            conn.begin()
-        conn.tasks += 1
+        """Run the awaitable of a handler. A one-way above a limit is dropped: nothing can answer it."""
+        oneway = command.is_oneway
+        # One-ways have the limit of a connection for themselves: they are not lost for the requests beside them.
+        if oneway and (conn.oneways >= self._max_oneways or self._stats.inflight >= self._max_inflight):
+            self._stats.count_busy(IN_FLIGHT_HERE if conn.oneways >= self._max_oneways else IN_FLIGHT)
+            _close(awaitable)
+            return
+        conn.begin_task(oneway=oneway)
         self.tasks += 1
         put_off = conn.put_off
         put_off.tasks.append((command, awaitable))
@@ -87,24 +86,27 @@ class Outcomes:
         oneways = [entry for entry in waiting if entry[0].flag & ONEWAY_FLAG]
         for command, awaitable in waiting:
             if not command.flag & ONEWAY_FLAG:
-                _close(awaitable)
-                conn.tasks -= 1
-                self.tasks -= 1
+                self._drop(conn, command, awaitable)
         waiting.clear()
         waiting.extend(oneways)
         if not oneways:
             self._waiting.discard(conn)
-        self._request_ended()  # a shutdown may wait for them
 
     def drop(self) -> None:
         """Drop all waiting requests, after the server has stopped."""
         for conn in self._waiting:
             waiting = conn.put_off.tasks
             while waiting:
-                _close(waiting.popleft()[1])
-                conn.tasks -= 1
-                self.tasks -= 1
+                self._drop(conn, *waiting.popleft())
         self._waiting.clear()
+
+    def _drop(self, conn: Connection, command: RemotingCommand, awaitable: Awaitable[Outcome]) -> None:
+        _close(awaitable)
+        self._ended(conn, command)
+
+    def _ended(self, conn: Connection, command: RemotingCommand) -> None:
+        self.tasks -= 1
+        conn.end_task(oneway=command.is_oneway)
 
     async def _run(self, conn: Connection, command: RemotingCommand, awaitable: Awaitable[Any]) -> None:
         outcome: Outcome
@@ -113,13 +115,7 @@ class Outcomes:
         except Exception as error:  # noqa: BLE001 - as for a handler that is a plain function
             outcome = self._failures.reply(conn, command, error)
         finally:
-            conn.tasks -= 1
-            self.tasks -= 1
-            if command.flag & ONEWAY_FLAG:
-                conn.oneways -= 1
-            else:
-                conn.end()
-            self._request_ended()
+            self._ended(conn, command)
         self.conclude(conn, command, outcome)
         if conn.put_off.tasks:
             self.start(conn, conn.put_off)

@@ -121,7 +121,6 @@ class Reactor:
             stats,
             self._failures,
             start_task=self._start_task,
-            request_ended=self.request_ended,
         )
         self.intake = Intake(
             self.limits,

@@ -558,17 +558,22 @@ class Keeper:
 @ONE_BY_ONE
 @pytest.mark.parametrize("as_task", [False, True])
 @pytest.mark.parametrize(
-    ("limits", "where"),
+    ("limits", "key"),
     [
-        (ReactorLimits(max_inflight_per_connection=2), "2 requests are in flight on this connection"),
-        (ReactorLimits(max_inflight=2), "2 requests are in flight on this server"),
+        (ReactorLimits(max_inflight_per_connection=2), "maxRequestsInFlightPerConnection"),
+        (ReactorLimits(max_inflight=2), "maxRequestsInFlight"),
     ],
 )
 async def test_beyond_the_limits_no_fast_handler_is_asked(
-    limits: ReactorLimits, where: str, as_task: bool, one_by_one: bool
+    limits: ReactorLimits, key: str, as_task: bool, one_by_one: bool
 ) -> None:
-    """The reply is SYSTEM_BUSY; one-ways are served, and so are requests sent after those in flight have ended."""
+    """The reply is SYSTEM_BUSY. One-ways are served, but not as tasks beyond the limit of the server.
+
+    So are requests sent after those in flight have ended.
+    """
     keeper = Keeper()
+    oneways = 0 if not as_task else int(key == "maxRequestsInFlightPerConnection")
+    dropped = int(as_task and not oneways)
     async with within_seconds(keeper.table(as_task=as_task), limits) as server, server.peer() as peer:
         requests = [plain(1), plain(2), plain(3), plain(4, flag=2), plain(5)]
         await send(server, peer, requests, one_by_one=one_by_one)
@@ -577,12 +582,13 @@ async def test_beyond_the_limits_no_fast_handler_is_asked(
             (3, ResponseCode.SYSTEM_BUSY),
             (5, ResponseCode.SYSTEM_BUSY),
         ]
-        assert all(where in (reply.remark or "") for reply in replies)
+        assert all((reply.remark or "").startswith(f"system busy: {key}=2: ") for reply in replies)
         await trio.testing.wait_all_tasks_blocked()
         stats = server.reactor.stats
-        assert (stats.inflight, stats.busy, stats.frames) == (2, 2, 5)
+        assert (stats.inflight, stats.busy, stats.frames) == (2 + oneways, 2 + dropped, 5)
+        assert stats.limited == {key: stats.busy}
         assert keeper.looked_at == [1, 2]
-        assert sorted(command.opaque for _, command in keeper.kept) == [1, 2, 4]
+        assert sorted(command.opaque for _, command in keeper.kept) == ([1, 2] if dropped else [1, 2, 4])
         keeper.gate.set()
         if not as_task:
             for connection, command in keeper.kept[:2]:

@@ -190,27 +190,31 @@ async def test_requests_of_a_client_that_has_gone_do_not_begin_any_more() -> Non
             await until(server, "s.frames == 11")
         await until(server, "s.connections == 0")
         begun = LIMITS.max_tasks_per_connection
-        assert server.reactor.outcomes.tasks == begun + 1
+        assert server.reactor.outcomes.tasks == server.reactor.stats.inflight == begun + 1
         handlers.gate.set()
         await trio.testing.wait_all_tasks_blocked()
         assert sorted(handlers.done) == sorted([*(b"%d" % number for number in range(begun)), b"1w"])
-        assert server.reactor.outcomes.tasks == 0
+        assert server.reactor.outcomes.tasks == server.reactor.stats.inflight == 0
 
 
 async def test_only_what_was_counted_as_in_flight_is_taken_off_again() -> None:
-    """Guards the limits of requests in flight: one-ways do not count, a closed connection's are subtracted."""
+    """Guards the limits of requests in flight, which tasks of a closed connection count for until they end."""
     handlers = Handlers()
     async with serving(handlers.table(), LIMITS) as server, server.peer() as peer:
         async with server.peer() as closing:
             await closing.send(*[request(WAITS) for _ in range(3)])
             await until(server, "s.inflight == 3")
-        await until(server, "s.connections == 1 and s.inflight == 0")
+            (closed,) = (each for each in server.reactor.connections.values() if each.tasks)
+        await until(server, "s.connections == 1")
+        assert (server.reactor.stats.inflight, closed.inflight, closed.deferred) == (3, 3, 0)
         await peer.send(*[request(WAITS, oneway=True) for _ in range(5)], request(WAITS))
-        await until(server, "s.inflight == 1")
+        await until(server, "s.inflight == 9")
+        assert (server.connection().inflight, server.connection().oneways) == (1, 5)
         handlers.gate.set()
         assert (await peer.receive()).code == 0
         await trio.testing.wait_all_tasks_blocked()
         assert (server.reactor.stats.inflight, server.connection().inflight, server.connection().tasks) == (0, 0, 0)
+        assert (closed.inflight, closed.tasks, closed.oneways) == (0, 0, 0)
 
 
 async def test_a_one_way_is_not_lost_for_the_requests_in_flight_beside_it() -> None:
@@ -246,8 +250,9 @@ async def test_tasks_of_a_closed_connection_that_wait_when_the_server_stops_are_
             await peer.send(*[request(WAITS, oneway=True) for _ in range(10)])
             await until(server, "s.frames == 10")
         await until(server, "s.connections == 0")
+        assert server.reactor.stats.inflight == 10
         await server.reactor.shutdown(0)
-        assert server.reactor.outcomes.tasks == 0
+        assert server.reactor.outcomes.tasks == server.reactor.stats.inflight == 0
         assert handlers.done == []
 
 

@@ -25,6 +25,7 @@ from trimq.remoting.server.accept import Acceptor
 from trimq.remoting.server.reactor import DEFERRED, HELD, Connection, HandlerTable, Outcome, ReactorLimits, listen
 
 KEEP = 2
+BUSY = ResponseCode.SYSTEM_BUSY
 
 
 class Keeper:
@@ -181,10 +182,14 @@ async def test_beyond_the_limit_of_a_connection_the_answer_is_system_busy() -> N
         await peer.send(*[request(KEEP) for _ in range(4)])
         reply = await peer.receive()
         assert reply.code == ResponseCode.SYSTEM_BUSY
-        assert "3 requests are in flight on this connection" in (reply.remark or "")
+        assert reply.remark == (
+            "system busy: maxRequestsInFlightPerConnection=3: 3 requests are in flight on this connection; "
+            "wait for their replies"
+        )
         assert (await peer.ask(request())).code == ResponseCode.SYSTEM_BUSY
         assert (await other.ask(request())).code == 0
         assert server.reactor.stats.busy == 2
+        assert server.reactor.stats.limited == {"maxRequestsInFlightPerConnection": 2}
         keeper.release()
         assert [(await peer.receive()).code for _ in range(3)] == [0, 0, 0]
         assert (await peer.ask(request())).code == 0
@@ -199,15 +204,72 @@ async def test_the_limit_of_the_server_counts_all_connections_and_coroutines() -
             await until(server, "s.inflight == 2")
             reply = await one.ask(request())
             assert reply.code == ResponseCode.SYSTEM_BUSY
-            assert "on this server" in (reply.remark or "")
-        await until(server, "s.inflight == 1")  # requests of the lost connection no longer count as in flight
+            assert reply.remark == (
+                "system busy: maxRequestsInFlight=2: 2 requests are in flight on this server; try again in a moment"
+            )
+            assert server.reactor.stats.limited == {"maxRequestsInFlight": 1}
+        await until(server, "s.inflight == 1")  # deferred requests of the lost connection no longer count as in flight
+        keeper.release()  # a reply that comes then takes off nothing
+        assert server.reactor.stats.inflight == 1
         assert (await one.ask(request())).code == 0
         keeper.gate.set()
         assert (await one.receive()).code == 0
         assert server.reactor.stats.inflight == 0
 
 
-async def test_long_polls_and_oneways_do_not_count() -> None:
+async def test_tasks_of_closed_connections_count_for_the_limit_of_the_server() -> None:
+    """Otherwise a client that reconnects for each request has as many tasks, and bodies, as it likes."""
+    keeper = Keeper()
+    async with serving(keeper.table(), ReactorLimits(max_inflight=4)) as server, server.peer() as other:
+        stats = server.reactor.stats
+        for number in range(1, 5):
+            async with server.peer() as peer:
+                await peer.send(request(KEEP + 2, oneway=number % 2 == 0))
+                await until(server, f"s.frames == {number}")
+            await until(server, "s.connections == 1")
+        assert (stats.inflight, server.reactor.outcomes.tasks, stats.busy) == (4, 4, 0)
+        async with server.peer() as peer:
+            await peer.send(request(KEEP + 2, oneway=True), request(ECHO, oneway=True))
+            reply = await peer.ask(request(KEEP + 2))
+            assert (reply.code, "maxRequestsInFlight=4: 4 requests" in (reply.remark or "")) == (BUSY, True)
+        assert (stats.inflight, server.reactor.outcomes.tasks, stats.busy) == (4, 4, 2)
+        assert stats.limited == {"maxRequestsInFlight": 2}
+        keeper.gate.set()
+        await trio.testing.wait_all_tasks_blocked()
+        assert (stats.inflight, server.reactor.outcomes.tasks) == (0, 0)
+        assert (await other.ask(request())).code == 0
+
+
+@pytest.mark.parametrize("oneway", [False, True])
+async def test_tasks_of_closed_connections_that_fail_or_are_cancelled_count_no_longer(oneway: bool) -> None:
+    fails = trio.Event()
+
+    async def task(_connection: Connection, command: RemotingCommand) -> Outcome:
+        if not command.body:
+            await trio.sleep_forever()
+        await fails.wait()
+        raise ValueError("test")
+
+    table = echo_table()
+    table.register(KEEP, task)
+    async with serving(table) as server:
+        stats = server.reactor.stats
+        async with server.peer() as peer:
+            await peer.send(request(KEEP, b"fails", oneway=oneway), request(KEEP, oneway=oneway))
+            await until(server, "s.frames == 2")
+        await until(server, "s.connections == 0")
+        assert stats.inflight == 2
+        with structlog.testing.capture_logs():
+            fails.set()
+            await trio.testing.wait_all_tasks_blocked()
+        assert (stats.inflight, stats.failures) == (1, 1)
+        with structlog.testing.capture_logs() as logs:
+            await server.reactor.shutdown(0)
+        assert [(log["event"], log["inflight"]) for log in logs] == [("shutdown_incomplete", 1)]
+        assert (stats.inflight, server.reactor.outcomes.tasks) == (0, 0)
+
+
+async def test_long_polls_do_not_count_and_oneways_not_for_their_connection() -> None:
     keeper = Keeper()
     limits = ReactorLimits(max_inflight_per_connection=2)
     async with serving(keeper.table(), limits) as server, server.peer() as peer:
@@ -215,10 +277,11 @@ async def test_long_polls_and_oneways_do_not_count() -> None:
         await peer.send(*[request(KEEP + 2, oneway=True) for _ in range(5)])
         assert (await peer.ask(request())).code == 0
         stats = server.reactor.stats
-        assert (stats.inflight, stats.held, stats.busy) == (0, 5, 3)  # one-ways over the limit of tasks are dropped
+        assert (stats.inflight, stats.held, stats.busy) == (2, 5, 3)  # one-ways over the limit of tasks are dropped
+        assert stats.limited == {"maxRequestsInFlightPerConnection": 3}
         keeper.gate.set()
         await trio.testing.wait_all_tasks_blocked()
-        assert server.connection().tasks == 0
+        assert (server.connection().tasks, stats.inflight) == (0, 0)
 
 
 async def fill(server: Server, peer: Peer, reply_size: int) -> int:

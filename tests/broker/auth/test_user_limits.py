@@ -1,8 +1,8 @@
 """Limits of users: connections, requests a second, and bytes in flight, over all connections of a user."""
 
 import socket
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from trimq.broker.auth.user_limits_config import UserLimitsConfig
 from trimq.broker.testing import configuration
 from trimq.protocol.auth.model import User as AuthUser
 from trimq.protocol.codes import VERSION, ResponseCode
-from trimq.protocol.command import RemotingCommand
+from trimq.protocol.command import ONEWAY_FLAG, RemotingCommand
 from trimq.protocol.errors import RemotingError
 from trimq.protocol.frame import encode
 from trimq.remoting.config.properties import ConfigError
@@ -278,18 +278,141 @@ async def test_tasks_count_until_they_end_however_they_do(served: Served) -> Non
         assert served.bytes == 13
         connection.complete(None)
         assert served.bytes == 0
-        # Those that have not begun are dropped with their connection.
-        goes_on = trio.Event()
-        served.outcome = start
-        for _ in range(served.reactor.limits.max_tasks_per_connection + 5):
-            served.ask(connection, 1)
-        assert served.bytes == served.reactor.limits.max_tasks_per_connection + 5
-        connection.close("test")
-        assert served.bytes == 0
-        goes_on.set()
-        await trio.testing.wait_all_tasks_blocked()
-        assert served.bytes == 0
         nursery.cancel_scope.cancel()
+
+
+class Tasks:
+    """Serves requests as tasks that wait for ``goes_on``, and then have ``outcome``."""
+
+    def __init__(self, served: Served) -> None:
+        self.goes_on = trio.Event()
+        self.outcome: Callable[[], Outcome] = lambda: None
+        served.outcome = self.start
+
+    def start(self, _connection: Connection, _command: RemotingCommand) -> Awaitable[Outcome]:
+        return self.run()
+
+    async def run(self) -> Outcome:
+        await self.goes_on.wait()
+        return self.outcome()
+
+    async def end(self) -> None:
+        self.goes_on.set()
+        await trio.testing.wait_all_tasks_blocked()
+
+
+@asynccontextmanager
+async def running(served: Served) -> AsyncIterator[AsyncExitStack]:
+    """Run the reactor; a stack for the connections."""
+    async with AsyncExitStack() as stack, trio.open_nursery() as nursery:
+        await nursery.start(served.reactor.run)
+        yield stack
+        nursery.cancel_scope.cancel()
+
+
+def fails() -> Outcome:
+    raise ValueError("test")
+
+
+@pytest.mark.parametrize("outcome", [lambda: None, lambda: DEFERRED, fails], ids=["answered", "deferred", "failed"])
+@pytest.mark.parametrize("flag", [0, ONEWAY_FLAG])
+async def test_a_new_connection_is_no_new_allowance_while_tasks_of_the_old_one_run(
+    served: Served, flag: int, outcome: Callable[[], Outcome]
+) -> None:
+    tasks = Tasks(served)
+    tasks.outcome = outcome
+    async with running(served) as stack:
+        one = connected(served, stack)
+        served.ask(one, 60, flag=flag)
+        served.ask(one, 30, flag=flag)
+        served.ask(one, 500, "other", flag=flag)
+        await trio.testing.wait_all_tasks_blocked()
+        one.close("test")
+        assert (served.bytes, served.limits.bytes_in_flight("other")) == (90, 500)
+        two = connected(served, stack)
+        assert "maxBytesInFlightPerUser=100: requests of user app with 90 bytes" in served.is_busy(two, 11)
+        two.close("test")
+        three = connected(served, stack)
+        assert served.is_busy(three, 11)
+        with capture_logs():
+            await tasks.end()
+        assert (served.bytes, served.limits.bytes_in_flight("other")) == (0, 0)
+        assert served.reactor.stats.inflight == 0
+        assert not served.is_busy(three, 100)
+        await trio.testing.wait_all_tasks_blocked()
+        three.close("test")
+        assert (served.bytes, len(served.limits._usages)) == (0, 0)
+
+
+async def test_a_close_ends_the_bytes_of_what_has_not_begun(served: Served) -> None:
+    tasks = Tasks(served)
+    most = served.reactor.limits.max_tasks_per_connection
+    async with running(served) as stack:
+        connection = connected(served, stack)
+        for number in range(most + 8):
+            # The last ones wait: three with a reply, which are dropped, and five one-ways.
+            served.ask(connection, 1, flag=ONEWAY_FLAG if number >= most + 3 else 0)
+        served.outcome = lambda _connection, _command: DEFERRED
+        served.ask(connection, 20)
+        assert (served.bytes, served.reactor.stats.inflight) == (most + 28, most + 9)
+        connection.close("test")
+        assert (served.bytes, served.reactor.stats.inflight) == (most + 5, most + 5)
+        await tasks.end()
+        assert (served.bytes, served.reactor.stats.inflight) == (0, 0)
+        assert not served.limits._usages
+
+
+async def test_bytes_of_tasks_end_when_the_server_stops(served: Served) -> None:
+    tasks = Tasks(served)
+    most = served.reactor.limits.max_tasks_per_connection
+    async with running(served) as stack:
+        one, two = connected(served, stack), connected(served, stack)
+        for _ in range(most + 5):
+            served.ask(one, 1, flag=ONEWAY_FLAG)
+        served.ask(two, 20)
+        await trio.testing.wait_all_tasks_blocked()
+        one.close("test")
+        assert served.bytes == most + 25
+        with capture_logs():
+            await served.reactor.shutdown(0)
+        assert not tasks.goes_on.is_set()
+        assert (served.bytes, served.reactor.stats.inflight) == (0, 0)
+        assert not served.limits._usages
+
+
+async def test_a_handler_that_closes_its_connection_may_go_on_as_a_task(served: Served) -> None:
+    tasks = Tasks(served)
+
+    def closing(connection: Connection, command: RemotingCommand) -> Outcome:
+        connection.close("test")
+        return tasks.start(connection, command)
+
+    served.outcome = closing
+    async with running(served) as stack:
+        served.ask(connected(served, stack), 60)
+        assert (served.bytes, served.reactor.stats.inflight) == (60, 1)
+        assert served.is_busy(connected(served, stack), 41)
+        await tasks.end()
+        assert (served.bytes, served.reactor.stats.inflight) == (0, 0)
+
+
+async def test_what_a_task_leaves_to_be_answered_later_counts_on(served: Served) -> None:
+    """A send that creates a topic waits for the topic's file, and then for the flush of its message."""
+    tasks = Tasks(served)
+    again = Tasks(served)
+    rest: list[Outcome] = [DEFERRED, again.run()]
+    tasks.outcome = rest.pop
+    served.outcome = tasks.start
+    async with running(served) as stack:
+        connection = connected(served, stack)
+        served.ask(connection, 60)
+        served.ask(connection, 30)
+        await tasks.end()
+        assert served.bytes == 90
+        assert connection.deferred == 1
+        connection.complete(None)
+        await again.end()
+        assert (served.bytes, served.reactor.stats.inflight) == (0, 0)
 
 
 async def test_bytes_of_sends_that_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,3 +434,41 @@ async def test_bytes_of_sends_that_wait_for_the_disk(tmp_path: Path, monkeypatch
         assert "maxBytesInFlightPerUser=100: requests of user app with 100 bytes are not" in (replies[2].remark or "")
         assert (await app.ask(310, send_ext("T"), bytes(100))).code == 0
         assert broker.reactor.stats.limited == {"maxBytesInFlightPerUser": 2}
+
+
+async def test_sends_that_create_a_topic_on_a_slow_disk_count_after_their_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"maxBytesInFlightPerUser": 100, "maxRequestsInFlight": 20}
+    async with closed_broker(tmp_path, **settings) as (broker, root), AsyncExitStack() as stack:
+        await root.make("app", "Topic:* All", "Group:* All")
+        on_disk, waiting, done = trio.Event(), trio.Semaphore(0), trio.Semaphore(0)
+        persisted = broker.context.topics.persisted
+
+        async def slow() -> None:
+            waiting.release()
+            await on_disk.wait()
+            await persisted()
+            done.release()
+
+        monkeypatch.setattr(broker.context.topics, "persisted", slow)
+        for number in range(2):
+            async with WireClient.connect(broker.endpoint) as client:
+                await User(client, "app").post(310, send_ext(f"New{number}"), bytes(50))
+                with trio.fail_after(60):
+                    await waiting.acquire()
+                (connection,) = (each for each in broker.reactor.connections.values() if each.tasks)
+                closed = trio.Event()
+                connection.on_close.append(lambda _connection, event=closed: event.set())  # type: ignore[misc]
+            await closed.wait()
+        assert broker.reactor.stats.inflight == 2
+        app = User(await stack.enter_async_context(WireClient.connect(broker.endpoint)), "app")
+        reply = await app.ask(310, send_ext("New0"), bytes(1))
+        assert (reply.code, "maxBytesInFlightPerUser=100" in (reply.remark or "")) == (BUSY, True)
+        on_disk.set()
+        with trio.fail_after(60):
+            await done.acquire()
+            await done.acquire()
+        await trio.testing.wait_all_tasks_blocked()
+        assert broker.reactor.stats.inflight == 0
+        assert (await app.ask(310, send_ext("New0"), bytes(100))).code == 0
