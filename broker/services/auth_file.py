@@ -3,9 +3,7 @@
 from trimq.broker.store.disk.disk import Disk
 from trimq.broker.store.disk.durable_files import make_durable_directory, read_whole, write_durably
 from trimq.protocol.auth.auth_file import AUTH_FILE, AuthFileError
-
-_OTHERS_READ_OR_WRITE = 0o077
-_OTHERS_WRITE = 0o022
+from trimq.remoting.config.private_file import problem_of_directory, problem_of_file
 
 
 class DiskAuthFile:
@@ -23,7 +21,7 @@ class DiskAuthFile:
     async def read(self) -> bytes | None:
         """All bytes; None if there is no file.
 
-        Raises OSError, and AuthFileError if others may read it, or could put another file in its place.
+        Raises OSError, and AuthFileError if others may read or own it, or could put another file in its place.
         """
         return await self._disk.run(self._read)
 
@@ -34,18 +32,19 @@ class DiskAuthFile:
     def _read(self) -> bytes | None:
         # Also without a file: one that was made now would refuse the next start.
         directory = self._disk.stat(self._directory)
-        if directory is not None and directory.permissions & _OTHERS_WRITE:
-            raise AuthFileError(
-                f"others may replace it (mode {directory.permissions:04o} of its directory): "
-                f"chmod go-w {self._directory}"
-            )
+        if directory is not None:
+            _check(problem_of_directory(self._directory, directory.permissions, directory.owner))
         found = self._disk.stat(self.path)
         if found is None:
             return None
-        if found.permissions & _OTHERS_READ_OR_WRITE:
-            raise AuthFileError(f"others may read it (mode {found.permissions:04o}): chmod 600 {self.path}")
+        _check(problem_of_file(self.path, found.permissions, found.owner))
         return read_whole(self._disk, self.path)
 
     def _replace(self, data: bytes) -> None:
         make_durable_directory(self._disk, self._directory)
         write_durably(self._disk, self.path, data, private=True)
+
+
+def _check(problem: str) -> None:
+    if problem:
+        raise AuthFileError(problem)

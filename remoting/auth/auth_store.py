@@ -184,11 +184,12 @@ class AuthStore:
             self._sealed = self.generation, data, auth_file.seal_of(data)
         return self._sealed[1:]
 
-    def read_of(self, data: bytes, secrets: Secrets, origin: str = "") -> Followed:
+    def read_of(self, data: bytes, secrets: Secrets, origin: str = "", encrypted_only: bool = False) -> Followed:
         """What a file has that another server has written, for ``follow``. May be called in a thread: it takes time.
 
-        ``origin``: for messages, if it is not this store's file. Raises AuthStoreError: also for a file without users,
-        which would refuse everything. UnusableFileError if its key is missing, or what it has cannot be used.
+        ``origin``: for messages, if it is not this store's file. ``encrypted_only``: one in clear is refused, also if
+        ``secrets`` may be in clear. Raises AuthStoreError: also for a file without users, which would refuse
+        everything. UnusableFileError if its key is missing, or what it has cannot be used.
         """
         origin = origin or self._file.path
         try:
@@ -197,6 +198,8 @@ class AuthStore:
             raise UnusableFileError(f"{origin} cannot be used: {error}") from None
         except AuthFileError as error:
             raise AuthStoreError(f"{origin} cannot be used: {error}") from None
+        if encrypted_only and not tables.encrypted:
+            raise AuthStoreError(f"{origin} cannot be used: its secrets are not encrypted")
         users, acls, records = self._decode(tables, secrets, origin)
         if not users:
             raise UnusableFileError(f"{origin} cannot be used: there are no users in it")
@@ -215,9 +218,7 @@ class AuthStore:
         Only an encrypted one, which cannot be made without a key of this broker's key file. Raises AuthStoreError, and
         has changed nothing then; UnusableFileError if the same file can never be taken while this broker runs.
         """
-        if not auth_file.is_encrypted(data):
-            raise AuthStoreError(f"{_MASTERS} cannot be used: its secrets are not encrypted")
-        followed = await trio.to_thread.run_sync(self.read_of, data, self._secrets, _MASTERS)
+        followed = await trio.to_thread.run_sync(self.read_of, data, self._secrets, _MASTERS, True)
         async with self._lock:
             try:
                 # Shielded as in _write.

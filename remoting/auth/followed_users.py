@@ -7,7 +7,6 @@ read again at each look: a server must not refuse everything because a copy was 
 import os
 import stat
 from pathlib import Path
-from typing import Final
 
 import structlog
 import trio
@@ -19,13 +18,10 @@ from trimq.remoting.auth.followed_config import FollowedUsersConfig
 from trimq.remoting.auth.secrets import Secrets, SecretsError
 from trimq.remoting.auth.users import AccessError, Users, secrets_of, users_of
 from trimq.remoting.config.configuration import Configuration
-from trimq.remoting.config.private_file import belongs_to_another
+from trimq.remoting.config.private_file import problem_of_directory, problem_of_file
 from trimq.remoting.runtime.clock import Clock
 
 _log = structlog.get_logger("access")
-
-_OTHERS_READ_OR_WRITE: Final = 0o077
-_OTHERS_WRITE: Final = 0o022
 
 Sight = tuple[int, ...]
 """What differs when a file was replaced or changed."""
@@ -57,19 +53,14 @@ class FollowedFile:
         """All bytes. Blocks. Raises OSError, and AuthFileError if others may read the file, or put another in place."""
         with os.fdopen(os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
             found = os.fstat(file.fileno())
-            mode = found.st_mode
-            if not stat.S_ISREG(mode):
+            if not stat.S_ISREG(found.st_mode):
                 raise AuthFileError("it is no file")
-            if mode & _OTHERS_READ_OR_WRITE:
-                raise AuthFileError(f"others may read it (mode {stat.S_IMODE(mode):04o}): chmod 600 {self.path}")
-            if belongs_to_another(found):
-                raise AuthFileError(f"it belongs to another user (uid {found.st_uid}), who may change it: chown it")
-            directory = self._directory.stat().st_mode
-            if directory & _OTHERS_WRITE:
-                raise AuthFileError(
-                    f"others may replace it (mode {stat.S_IMODE(directory):04o} of its directory): "
-                    f"chmod go-w {self._directory}"
-                )
+            directory = self._directory.stat()
+            problem = problem_of_file(self.path, stat.S_IMODE(found.st_mode), found.st_uid) or problem_of_directory(
+                str(self._directory), stat.S_IMODE(directory.st_mode), directory.st_uid
+            )
+            if problem:
+                raise AuthFileError(problem)
             data = file.read(MOST_READ_BYTES + 1)
         if len(data) > MOST_READ_BYTES:
             raise AuthFileError(f"it has more than {MOST_READ_BYTES} bytes")

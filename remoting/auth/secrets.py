@@ -211,7 +211,7 @@ def _check_access(path: Path, found: os.stat_result, name: str = "authKeyFile") 
         raise SecretsError(
             f"{name} {path} may be read by others (mode {stat.S_IMODE(found.st_mode):04o}): chmod 600 {path}"
         )
-    if belongs_to_another(found):
+    if belongs_to_another(found.st_uid):
         raise SecretsError(f"{name} {path} belongs to another user (uid {found.st_uid}): chown it")
 
 

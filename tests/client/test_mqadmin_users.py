@@ -15,6 +15,7 @@ from tests.client.scripted import ScriptedBroker, scripted_broker
 from tests.interop.harness.processes import ended_afterwards
 from tests.interop.harness.servers import Broker, NameServer
 from tests.interop.harness.waiting import POLL_INTERVAL
+from tests.remoting.auth.stores import made_super
 from trimq.client import (
     Admin,
     ClientOptions,
@@ -572,6 +573,7 @@ def test_the_seal_of_a_copied_file_is_checked_with_a_key_file(tmp_path: Path) ->
         good = sealed(3, keys)
         for data, text in (
             (good.replace(b'"u"', b'"v"', 1), "its seal is wrong"),
+            (made_super(good, "u"), "it has no seal"),
             (sealed(3, KeyRing([bytes(32)])), "which is not in authKeyFile"),
             (encode(3, [b'{"username":"u","secret":{"clear":"x"}}'], [], None), "cannot be used"),
         ):

@@ -3,6 +3,7 @@
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,16 +20,16 @@ def written(path: Path) -> Path:
     return path
 
 
-def owned_by(uid: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have all files that are open belong to a user; only root could give one away."""
-    fstat = os.fstat
+def owned_by(uid: int, monkeypatch: pytest.MonkeyPatch, call: str = "fstat") -> None:
+    """Have all files that are open, or with "stat" all paths, belong to a user; only root could give one away."""
+    real = getattr(os, call)
 
-    def other(descriptor: int) -> os.stat_result:
-        found = list(fstat(descriptor))
+    def other(file: Any, **options: Any) -> os.stat_result:
+        found = list(real(file, **options))
         found[stat.ST_UID] = uid
         return os.stat_result(found)
 
-    monkeypatch.setattr(os, "fstat", other)
+    monkeypatch.setattr(os, call, other)
 
 
 def test_the_owner_is_this_user_or_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,8 +54,16 @@ def test_users_that_are_followed_belong_to_this_user_or_root(tmp_path: Path, mon
     written(tmp_path / "auth.json")
     file = FollowedFile(str(tmp_path))
     assert file.read_now() == b"secret\n"
-    owned_by(4242, monkeypatch)
-    with pytest.raises(AuthFileError, match=r"it belongs to another user \(uid 4242\)"):
+    with monkeypatch.context() as patch:
+        owned_by(4242, patch)
+        with pytest.raises(AuthFileError, match=r"it belongs to another user \(uid 4242\), who may change it: chown /"):
+            file.read_now()
+    for uid in (os.geteuid(), 0):
+        with monkeypatch.context() as patch:
+            owned_by(uid, patch, "stat")
+            assert file.read_now() == b"secret\n"
+    owned_by(4242, monkeypatch, "stat")
+    with pytest.raises(AuthFileError, match=r"its directory belongs to another user \(uid 4242\), .*: chown /"):
         file.read_now()
 
 

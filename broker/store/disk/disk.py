@@ -18,12 +18,16 @@ _UNRELIABLE: Final = ("btrfs", "zfs", "nfs", "fuse", "cifs", "smb", "9p")
 
 
 class FileInfo(NamedTuple):
-    """A directory entry: kind, length in bytes, time of the last change in ms since the epoch, permission bits."""
+    """A directory entry: kind, length in bytes, time of the last change in ms since the epoch, permission bits.
+
+    ``owner``: the number of the user (uid), 0 is root.
+    """
 
     is_directory: bool
     size: int
     modified_ms: int
     permissions: int = 0o600
+    owner: int = 0
 
 
 class DiskSpace(NamedTuple):

@@ -310,7 +310,7 @@ class RealDisk:
         except FileNotFoundError:
             return None
         mode, modified_ms = found.st_mode, found.st_mtime_ns // 1_000_000
-        return FileInfo(stat.S_ISDIR(mode), found.st_size, modified_ms, mode & 0o777)
+        return FileInfo(stat.S_ISDIR(mode), found.st_size, modified_ms, mode & 0o777, found.st_uid)
 
     def space(self, path: str) -> DiskSpace:
         found = os.statvfs(path)

@@ -12,6 +12,7 @@ from tests.canary import permit
 from tests.remoting.auth.stores import CANARY, encrypted, in_clear, rules
 from tests.store.simdisk import Loss, PowerCut, SimDisk
 from trimq.broker.services.auth_file import DiskAuthFile
+from trimq.broker.store.disk.disk import FileInfo
 from trimq.broker.store.disk.real_disk import RealDisk
 from trimq.protocol.auth.model import Action, Decision, PolicyEntry, Resource, UserChange, UserType
 from trimq.protocol.errors import RemotingError
@@ -75,6 +76,42 @@ async def test_a_file_that_others_may_read_or_replace_is_refused(tmp_path: Path)
     (tmp_path / "moved").rename(path)
     set_mode(tmp_path, 0o755)
     assert await store_on(RealDisk(), str(tmp_path)).load() == 0
+
+
+class OwnedDisk(SimDisk):
+    """Some paths belong to a user."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.owners: dict[str, int] = {}
+
+    def stat(self, path: str) -> FileInfo | None:
+        found = super().stat(path)
+        return None if found is None else found._replace(owner=self.owners.get(path, os.geteuid()))
+
+
+async def test_the_file_and_its_directory_belong_to_this_user_or_root() -> None:
+    disk = OwnedDisk()
+    await store_on(disk).create_user("me", UserChange(CANARY))
+    path = "/store/config/auth.json"
+    for owners, text in (
+        ({path: 4242}, rf"it belongs to another user \(uid 4242\), who may change it: chown {path}"),
+        ({"/store/config": 4242}, r"its directory belongs to another user \(uid 4242\), .*: chown /store/config"),
+    ):
+        disk.owners = owners
+        with pytest.raises(AuthStoreError, match=text):
+            await store_on(disk).load()
+    # A file that root has put there, such as one of a volume that is mounted for reading only.
+    disk.owners = {path: 0, "/store/config": 0}
+    again = store_on(disk)
+    await again.load()
+    assert set(again.users) == {"me"}
+
+
+def test_the_owner_comes_from_the_disk(tmp_path: Path) -> None:
+    found = RealDisk().stat(str(tmp_path))
+    assert found is not None
+    assert found.owner == tmp_path.stat().st_uid
 
 
 async def changed(disk: SimDisk) -> list[str]:

@@ -6,9 +6,11 @@ import json
 import random
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from trimq.protocol.auth import auth_file
-from trimq.protocol.auth.auth_file import AuthFileError, decode, encode, is_encrypted
+from trimq.protocol.auth.auth_file import AuthFileError, decode, encode, is_encrypted, seal_of, version_of
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.frame import MAX_FRAME, encode_head
 from trimq.protocol.hashing import checksum
@@ -47,17 +49,93 @@ def test_the_text_is_the_documented_one() -> None:
 def test_every_changed_byte_is_found(keys: Keys | None) -> None:
     data = encode(7, USERS, ACLS, keys)
     chosen = random.Random(1)
-    for at in range(len(data.rstrip())):
+    for at in range(len(data)):
         damaged = bytearray(data)
         damaged[at] ^= chosen.choice([1, 2, 4, 8, 16, 32, 64, 128])
-        try:
-            found = decode(bytes(damaged), keys)
-        except AuthFileError:
-            continue
-        assert found[:4] == decode(data, keys)[:4], at  # a space between two tokens of the seal
-    for length in range(len(data.rstrip())):
+        with pytest.raises(AuthFileError):
+            decode(bytes(damaged), keys)
+    for length in range(len(data)):
         with pytest.raises(AuthFileError):
             decode(data[:length], keys)
+
+
+SEALED = encode(7, USERS, ACLS, Keys("k1"))
+IN_CLEAR = encode(7, USERS, ACLS, None)
+MEMBERS = [
+    b',"users":[{"username":"a","userType":"Super"}]',
+    b',\n"users":[]',
+    b',"acls":[]',
+    b',"version":9',
+    b',"format":1',
+    b',"secrets":"clear"',
+]
+
+
+def parts_of(data: bytes) -> tuple[bytes, bytes]:
+    """What is sealed, and the JSON of the seal."""
+    front, _, rest = data.partition(b',\n"seal":')
+    return front, rest.removesuffix(b"}\n")
+
+
+def is_refused(data: bytes, keys: Keys | None) -> None:
+    for read in (lambda: decode(data, keys), lambda: version_of(data)):
+        with pytest.raises(AuthFileError):
+            read()
+    assert (is_encrypted(data), seal_of(data)) == (False, "")
+
+
+@pytest.mark.parametrize("member", MEMBERS)
+@pytest.mark.parametrize(("data", "keys"), [(SEALED, Keys("k1")), (IN_CLEAR, None)], ids=["sealed", "clear"])
+def test_only_what_is_sealed_counts(data: bytes, keys: Keys | None, member: bytes) -> None:
+    """A later member of a name replaces an earlier one, and these are not covered: anybody could have written them."""
+    front, seal = parts_of(data)
+    assert front + b',\n"seal":' + seal + b"}\n" == data
+    for changed in (
+        front + b',\n"seal":' + seal + member + b"}\n",  # behind the seal
+        front + b',\n"seal":' + seal[:-1] + member + b"}}\n",  # in it
+        front + b',\n"seal":{' + member[1:] + b"," + seal[1:] + b"}\n",
+        front + b',\n"seal":' + seal + member + b',\n"seal":' + seal + b"}\n",  # before a second one
+        front + b',\n"seal":' + seal + b',\n"seal":' + seal + member + b"}\n",
+        front + b',\n"seal":' + seal + b',\n"seal":{}}\n',
+        data + data.replace(b'"version":7', b'"version":9'),
+        data + b"{" + member[1:] + b"}\n",
+        data + b"\n",
+        data[:-1],
+        data[:-1] + b" ",
+    ):
+        is_refused(changed, keys)
+
+
+def test_a_seal_of_the_other_kind_is_none() -> None:
+    front, seal = parts_of(SEALED)
+    other = parts_of(IN_CLEAR)[0]
+    is_refused(front + b',\n"seal":{"crc":%d}}\n' % checksum(front), Keys("k1"))
+    is_refused(other + b',\n"seal":' + seal + b"}\n", Keys("k1"))
+    # All that is used is of the part that is sealed.
+    assert (is_encrypted(SEALED), version_of(SEALED), seal_of(SEALED)) == (True, 7, seal[:-1].decode())
+    assert (is_encrypted(IN_CLEAR), seal_of(IN_CLEAR)) == (False, "")
+    with pytest.raises(AuthFileError, match="its secrets are not encrypted"):
+        version_of(IN_CLEAR)
+
+
+PIECES = st.one_of(
+    st.sampled_from([*MEMBERS, b"}", b"}\n", b",", b" ", b"\n", b',\n"seal":{}', b',\n"seal":']),
+    st.tuples(st.integers(0, len(SEALED)), st.integers(0, len(SEALED))).map(lambda ends: SEALED[min(ends) : max(ends)]),
+    st.binary(max_size=8),
+)
+PLACES = st.one_of(st.integers(0, len(SEALED)), st.integers(len(parts_of(SEALED)[0]), len(SEALED)))
+
+
+@given(PLACES, PLACES, st.lists(PIECES, max_size=4))
+@example(len(SEALED) - 2, len(SEALED) - 2, [MEMBERS[0]])
+@example(len(SEALED) - 3, len(SEALED) - 3, [MEMBERS[0]])
+def test_no_change_without_the_key_changes_the_tables(begin: int, end: int, pieces: list[bytes]) -> None:
+    changed = SEALED[: min(begin, end)] + b"".join(pieces) + SEALED[max(begin, end) :]
+    try:
+        found = decode(changed, Keys("k1"))
+    except AuthFileError:
+        return
+    assert found == decode(SEALED, Keys("k1"))
 
 
 def test_a_seal_cannot_be_made_without_the_key() -> None:
@@ -81,11 +159,11 @@ def test_a_seal_cannot_be_made_without_the_key() -> None:
         (b'{"format":1,\n"seal":{}}', None, "it is damaged: it has no seal"),
         (b'{"format":1,"secrets":"clear","version":1,\n"seal":5}', None, "it is damaged: it has no seal"),
         (
-            b'{"format":1,"secrets":"clear","version":1,\n"seal":{"crc":5}}',
+            b'{"format":1,"secrets":"clear","version":1,\n"seal":{"crc":5}}\n',
             None,
             "it is damaged: its checksum is another",
         ),
-        (b'{"format":1,"secrets":"encrypted","version":1,\n"seal":{"crc":5}}', None, "it is damaged: it has no seal"),
+        (b'{"format":1,"secrets":"encrypted","version":1,\n"seal":{"crc":5}}\n', None, "it is damaged: it has no seal"),
         (
             encode(1, USERS, [], Keys("k1")),
             None,
@@ -106,9 +184,14 @@ def test_files_that_are_refused(data: bytes, keys: Keys | None, text: str) -> No
 
 
 def test_other_tables_are_refused() -> None:
-    front = b'{"format":1,"secrets":"clear","version":true,\n"users":[],"acls":[]'
-    with pytest.raises(AuthFileError, match="it has no tables"):
-        decode(front + b',\n"seal":{"crc":%d}}' % checksum(front), None)
+    for front, text in (
+        (b'{"format":1,"secrets":"clear","version":true,\n"users":[],"acls":[]', "it has no tables"),
+        (b'{"format":1,"secrets":"clear","version":1,\n"users":[,"acls":[]', "not the JSON of users and policies"),
+    ):
+        with pytest.raises(AuthFileError, match=text):
+            decode(front + b',\n"seal":{"crc":%d}}\n' % checksum(front), None)
+    with pytest.raises(AuthFileError, match="it has no version"):
+        version_of(SEALED.replace(b'"version":7', b'"version":"7"'))
 
 
 def test_a_file_that_would_be_too_large_is_not_made() -> None:

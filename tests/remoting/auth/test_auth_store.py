@@ -9,7 +9,18 @@ import pytest
 import trio
 import trio.testing
 
-from tests.remoting.auth.stores import CANARY, KEY_1, KEY_2, MemoryFile, encrypted, filled, in_clear, reloaded, rules
+from tests.remoting.auth.stores import (
+    CANARY,
+    KEY_1,
+    KEY_2,
+    MemoryFile,
+    encrypted,
+    filled,
+    in_clear,
+    made_super,
+    reloaded,
+    rules,
+)
 from trimq.protocol.auth import auth_file
 from trimq.protocol.auth.model import (
     Acl,
@@ -422,6 +433,13 @@ async def test_a_file_that_cannot_be_read_refuses_the_start() -> None:
     )
 
 
+async def test_who_is_made_super_behind_the_seal_refuses_the_start() -> None:
+    for secrets in (encrypted(), in_clear()):
+        _, file = await filled(secrets)
+        file.data = made_super(file.data or b"", "me")
+        assert await not_loaded(file, secrets) == "/memory/auth.json cannot be used: it is damaged: it has no seal"
+
+
 GOOD = {"username": "a", "userType": "Super", "userStatus": "enable", "secret": {"clear": "x"}}
 
 
@@ -514,7 +532,8 @@ async def test_a_file_that_is_not_the_masters_changes_nothing() -> None:
         (other.data or b"", "which is not in authKeyFile"),
         (good.replace(b'"me"', b'"be"', 1), "its seal is wrong"),
         (b'{"format":1,"secrets":"encrypted",', "the master's file of users cannot be used: it is damaged"),
-        (b"", "not encrypted"),
+        (b"", "the master's file of users cannot be used: it is damaged"),
+        (made_super(good, "me"), "the master's file of users cannot be used: it is damaged: it has no seal"),
         (auth_file.encode(9, [], [], KeyRing([KEY_1])), "there are no users in it"),
     ):
         with pytest.raises(AuthStoreError, match=text):

@@ -10,6 +10,7 @@ import trio
 import trio.testing
 from structlog.testing import capture_logs
 
+from tests.remoting.auth.stores import made_super
 from tests.remoting.auth.user_files import following, grant, key_file, writer
 from trimq.namesrv.config import load_namesrv
 from trimq.protocol.auth.auth_file import AUTH_FILE, encode
@@ -119,6 +120,10 @@ def _unsealed(path: Path, _keys: Path) -> None:
     path.write_bytes(encode(99, [record], [], None))
 
 
+def _super_behind_the_seal(path: Path, _keys: Path) -> None:
+    path.write_bytes(made_super(path.read_bytes(), "a"))
+
+
 def _without_users(path: Path, keys: Path) -> None:
     path.write_bytes(encode(99, [], [], read_key_file(keys)))
 
@@ -140,6 +145,7 @@ HARM = {
     _pipe: "it is no file",
     _huge: "it has more than",
     _unsealed: "its secrets are in clear, and there is an authKeyFile",
+    _super_behind_the_seal: "it is damaged: it has no seal",
     _without_users: "there are no users in it",
     _without_the_key: "which is not in authKeyFile",
     _keys_open_to_others: "may be read by others",
