@@ -79,8 +79,9 @@ class OffsetAdminProcessor:
             raise no_such_topic(header.topic)
         if header.group not in self._groups.table:
             raise no_such_group(header.group)
-        if self._configuration.section(BrokerConfig).use_server_side_reset_offset:
-            self._offsets.check_limit(header.group)
+        stores = self._configuration.section(BrokerConfig).use_server_side_reset_offset
+        if stores:
+            self._offsets.check_group(header.group)
         # The reply is made before the first offset is assigned: a reply that is too long, or a client that has closed
         # its connection, raises here, and nothing has changed.
         async with LargeReply(connection, command) as reply:
@@ -91,7 +92,7 @@ class OffsetAdminProcessor:
                 await table.add(self._identity.queue(header.topic, queue_id), offset)
             reply.add(b"}}")
 
-        if self._configuration.section(BrokerConfig).use_server_side_reset_offset:
+        if stores:
             # From here on the reset is finished even if the client closes its connection: no queue is left out.
             for count, (queue_id, offset) in enumerate(targets.items(), 1):
                 self._offsets.assign_reset(header.topic, header.group, queue_id, offset)
@@ -168,7 +169,7 @@ class OffsetAdminProcessor:
         problem = group_problem(header.dest_group)
         if problem is not None:
             raise invalid(problem)
-        self._offsets.check_limit(header.dest_group)
+        self._offsets.check_group(header.dest_group)
         named = [header.topic] if header.topic and header.topic.strip() else None
         for topic in named or sorted(self._offsets.topics_of(header.src_group)):
             if topic not in self._topics.table:
