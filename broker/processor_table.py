@@ -200,6 +200,7 @@ def _register_administration(table: HandlerTable, context: BrokerContext, reacto
             stats=context.stats,
             store=context.store,
             clock=context.clock,
+            permit=_permit(context),
         ),
         OffsetAdminProcessor(
             identity=context.identity,
@@ -210,6 +211,7 @@ def _register_administration(table: HandlerTable, context: BrokerContext, reacto
             consumers=context.consumers,
             long_polling=context.long_polling,
             store=context.store,
+            permit=_permit(context),
         ),
         ClientAdminProcessor(
             identity=context.identity,
