@@ -190,6 +190,7 @@ def _register_administration(table: HandlerTable, context: BrokerContext, reacto
             consumers=context.consumers,
             producers=context.producers,
             stats=context.stats,
+            permit=_permit(context),
         ),
         ConsumeAdminProcessor(
             identity=context.identity,

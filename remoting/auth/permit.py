@@ -2,7 +2,7 @@
 
 Some requests name a record by its offset in the commit log, and a topic beside it that RocketMQ's brokers believe. The
 gate has checked the topic that the request names; the record may be of another one. Others are about all topics in
-which a group has offsets, and name none.
+which a group has offsets, and name none; and one creates a group if that is permitted too.
 """
 
 from typing import Any, Final, Protocol
@@ -24,6 +24,7 @@ ASKED_LATER: Final = frozenset(
         RequestCode.RESUME_CHECK_HALF_MESSAGE,
         RequestCode.GET_CONSUME_STATS,
         RequestCode.CLONE_GROUP_OFFSET,
+        RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG,
     }
 )
 """The codes whose handlers ask a Permit. Fast paths do not ask, so they serve these for Supers only."""

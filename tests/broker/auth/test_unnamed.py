@@ -1,13 +1,16 @@
-"""Topics that a request does not name, those in which a group has offsets."""
+"""Topics that a request does not name, those in which a group has offsets; and a group that would be made."""
 
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from tests.broker.auth.signed import User, closed_broker, is_refused
-from tests.broker.wire_client import pull_ext, send_ext
+from tests.broker.wire_client import WireClient, pull_ext, send_ext
 from trimq.broker.controller import BrokerController
 from trimq.broker.processors.common import require_topics
+from trimq.broker.testing import running_broker
 from trimq.protocol.auth.rules import GET
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.json_pieces import BATCH
@@ -79,6 +82,47 @@ async def test_a_deny_of_one_topic_counts_for_the_progress_in_all(tmp_path: Path
         for user in (reader, root):
             found = bytes((await user.ask(208, {"consumerGroup": "S"})).body)
             assert all(name in found for name in (b"Plain", b"Secret", RETRY.encode()))
+
+
+@pytest.mark.parametrize(
+    ("entries", "makes"),
+    [
+        (("Group:* Get",), False),
+        (("Group:* Get|Update|List|Delete",), False),
+        (("Group:* Get|Sub", "Deny Group:New Sub"), False),
+        (("Group:* Get|Sub",), True),
+        (("Group:* Get", "Group:New Create"), True),
+    ],
+    ids=str,
+)
+async def test_who_may_only_read_makes_no_group(tmp_path: Path, entries: tuple[str, ...], makes: bool) -> None:
+    # guards maxOffsetGroups
+    async with closed_broker(tmp_path) as (broker, root):
+        app = await root.make("app", *entries)
+        groups = broker.context.groups.table
+        before = len(groups)
+        reply = await app.ask(352, {"group": "New"})
+        assert reply.code == (0 if makes else 26)
+        assert makes or reply.remark == "the consumer group New does not exist on this broker"
+        assert len(groups) == before + makes
+        assert (await root.ask(352, {"group": "New"})).code == 0
+        assert (await app.ask(352, {"group": "New"})).code == 0, "a group that is there"
+        assert len(groups) == before + 1
+
+
+@pytest.mark.parametrize("changes", [{"authorizationEnabled": False}, {"authorizationWhitelist": "352"}], ids=str)
+async def test_where_no_policy_counts_a_group_is_made(tmp_path: Path, changes: dict[str, Any]) -> None:
+    async with closed_broker(tmp_path, **changes) as (_, root):
+        app = await root.make("app")
+        reply = await app.ask(352, {"group": "New"})
+        assert msgspec.json.decode(reply.body)["groupName"] == "New"
+
+
+async def test_without_access_control_a_group_is_made(tmp_path: Path) -> None:
+    async with running_broker(tmp_path / "store") as broker, WireClient.connect(broker.endpoint) as client:
+        assert (await client.ask(352, {"group": "New"})).code == 0
+        assert "New" in broker.context.groups.table
+        assert (await client.ask(352, {"group": " "})).code == 26
 
 
 async def test_many_topics_are_checked_in_slices() -> None:
