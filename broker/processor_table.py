@@ -190,6 +190,7 @@ def _register_administration(table: HandlerTable, context: BrokerContext, reacto
             consumers=context.consumers,
             producers=context.producers,
             stats=context.stats,
+            permit=_permit(context),
         ),
         ConsumeAdminProcessor(
             identity=context.identity,
@@ -200,6 +201,7 @@ def _register_administration(table: HandlerTable, context: BrokerContext, reacto
             stats=context.stats,
             store=context.store,
             clock=context.clock,
+            permit=_permit(context),
         ),
         OffsetAdminProcessor(
             identity=context.identity,
@@ -210,6 +212,7 @@ def _register_administration(table: HandlerTable, context: BrokerContext, reacto
             consumers=context.consumers,
             long_polling=context.long_polling,
             store=context.store,
+            permit=_permit(context),
         ),
         ClientAdminProcessor(
             identity=context.identity,

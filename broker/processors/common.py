@@ -1,14 +1,20 @@
 """Checks and errors that several processors share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
+import trio
+
 from trimq.broker.store.message_store import MessageStore
+from trimq.protocol.auth.model import Action
 from trimq.protocol.body import TopicConfig
 from trimq.protocol.codes import ResponseCode
+from trimq.protocol.command import RemotingCommand
 from trimq.protocol.errors import RemotingError
+from trimq.protocol.json_pieces import BATCH
 from trimq.protocol.queue_unit import MAX_OFFSET
 from trimq.protocol.record import pack_host
+from trimq.remoting.auth.permit import Permit
 from trimq.remoting.server.connection import Connection
 
 UNKNOWN_HOST: Final = bytes(8)
@@ -51,6 +57,16 @@ def check_queue(config: TopicConfig, queue_id: int, exists: Callable[[str, int],
     count = max(config.read_queue_nums, config.write_queue_nums)
     if not 0 <= queue_id < count and not exists(config.topic_name, queue_id):
         raise invalid(f"queueId is {queue_id}; the topic {config.topic_name} has the queues 0 to {count - 1}")
+
+
+async def require_topics(
+    permit: Permit, connection: Connection, command: RemotingCommand, topics: Sequence[str], actions: tuple[Action, ...]
+) -> None:
+    """Raises NO_PERMISSION if the user of a request may not use one of ``topics``, which the request does not name."""
+    for count, topic in enumerate(topics, 1):
+        permit.require_topic(connection, command, topic, actions)
+        if count % BATCH == 0:
+            await trio.lowlevel.checkpoint()
 
 
 def no_such_topic(topic: str) -> RemotingError:

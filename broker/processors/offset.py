@@ -21,7 +21,6 @@ from trimq.protocol.headers.offset import (
     SearchOffsetRequestHeader,
     UpdateConsumerOffsetRequestHeader,
 )
-from trimq.protocol.transaction import GROUP as TRANSACTION_GROUP
 from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.handler_table import HandlerTable
 from trimq.remoting.server.handlers import Outcome
@@ -87,8 +86,9 @@ class OffsetProcessor:
     def update(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """UPDATE_CONSUMER_OFFSET (15): commits an offset, also a smaller one. Ignored while a reset is pending.
 
-        SUBSCRIPTION_GROUP_NOT_EXIST, TOPIC_NOT_EXIST, INVALID_PARAMETER for an impossible queue or offset, SYSTEM_BUSY
-        beyond maxOffsetGroups. Refused commits are counted, because most commits are one-way and get no reply.
+        SUBSCRIPTION_GROUP_NOT_EXIST, TOPIC_NOT_EXIST, INVALID_PARAMETER for an impossible queue or offset,
+        NO_PERMISSION and SYSTEM_BUSY as ConsumerOffsetManager.check_group. Refused commits are counted, because most
+        commits are one-way and get no reply.
         """
         header = command.header(UpdateConsumerOffsetRequestHeader)
         try:
@@ -102,11 +102,6 @@ class OffsetProcessor:
         return command.reply(remark=None if taken else "ignored: a reset of this offset is pending")
 
     def _check_commit(self, header: UpdateConsumerOffsetRequestHeader) -> None:
-        if header.consumer_group == TRANSACTION_GROUP:
-            raise RemotingError(
-                ResponseCode.NO_PERMISSION,
-                f"the offsets of {TRANSACTION_GROUP} say which half messages are ended: only the broker sets them",
-            )
         if header.consumer_group not in self._groups.table:
             raise RemotingError(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"the consumer group {header.consumer_group} does not exist"
@@ -116,7 +111,7 @@ class OffsetProcessor:
             raise RemotingError(ResponseCode.TOPIC_NOT_EXIST, f"the topic {header.topic} does not exist")
         check_queue(topic, header.queue_id, self._store.queue_exists)
         check_commit_offset(header.commit_offset)
-        self._offsets.check_limit(header.consumer_group)
+        self._offsets.check_group(header.consumer_group)
 
     async def search_by_time(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """SEARCH_OFFSET_BY_TIMESTAMP (29): the first message stored at a time or later.

@@ -36,6 +36,11 @@ _OWN: Final = tuple(f"{topic}{SEPARATOR}{GROUP}" for topic in (TRANS_HALF_TOPIC,
 """Offsets in the broker's own queues say what is done, not what was read."""
 
 
+def is_of_broker(group: str) -> bool:
+    """Whether only the broker sets the offsets of a group: no request does."""
+    return group == GROUP
+
+
 class ConsumerOffsetManager(PersistentTable):
     """Offsets by ``topic@group`` and queue.
 
@@ -162,7 +167,7 @@ class ConsumerOffsetManager(PersistentTable):
     def commit(self, client: str, group: str, topic: str, queue_id: int, offset: int) -> bool:
         """Set a group's offset, also to a smaller one. False if it was ignored because a reset is pending.
 
-        ``client`` is for the log. The caller has checked queue and offset, and called ``check_limit``.
+        ``client`` is for the log. The caller has checked queue and offset, and called ``check_group``.
         """
         key = f"{topic}@{group}"
         if self.reset_offset_table:
@@ -186,8 +191,17 @@ class ConsumerOffsetManager(PersistentTable):
         self._changed()
         return True
 
-    def check_limit(self, group: str) -> None:
-        """Raises SYSTEM_BUSY if ``group`` has no offsets yet and maxOffsetGroups groups have some."""
+    def check_group(self, group: str) -> None:
+        """Check a group whose offsets a request sets: commits, also with pulls, resets and copies.
+
+        Raises NO_PERMISSION if only the broker sets them, SYSTEM_BUSY if ``group`` has no offsets yet and
+        maxOffsetGroups groups have some.
+        """
+        if is_of_broker(group):
+            raise RemotingError(
+                ResponseCode.NO_PERMISSION,
+                f"the offsets of {group} say which half messages are ended: only the broker sets them",
+            )
         if group not in self._topics_of:
             most = self._configuration.section(BrokerConfig).max_offset_groups
             if len(self._topics_of) >= most:
@@ -276,14 +290,20 @@ class ConsumerOffsetManager(PersistentTable):
         return set(self._groups_of.get(topic, ()))
 
     def assign_reset(self, topic: str, group: str, queue_id: int, offset: int) -> None:
-        """Set an offset that running consumers adopt at their next pull. The caller replies after ``persisted()``."""
+        """Set an offset that running consumers adopt at their next pull.
+
+        The caller has called ``check_group``, and replies after ``persisted()``.
+        """
         key = f"{topic}@{group}"
         self.reset_offset_table.setdefault(key, {})[queue_id] = offset
         self._set(key, queue_id, offset)
         _log.info("offset_reset", group=group, topic=topic, queue=queue_id, offset=offset)
 
     def clone(self, source: str, target: str, topic: str | None = None) -> int:
-        """Copy the offsets of ``source`` to ``target``, in one topic or in all. Returns the number of topics."""
+        """Copy the offsets of ``source`` to ``target``, in one topic or in all. Returns the number of topics.
+
+        The caller has called ``check_group`` for ``target``.
+        """
         topics = self.topics_of(source) if topic is None else {topic}
         done = 0
         for name in topics:

@@ -14,7 +14,7 @@ import structlog
 
 from trimq.protocol.auth.model import Action, User
 from trimq.protocol.auth.permissions import ADMINISTRATION, is_calling_election, needs
-from trimq.protocol.auth.rules import on_topic
+from trimq.protocol.auth.rules import on_group, on_topic
 from trimq.protocol.auth.signature import ACCESS_KEY, content
 from trimq.protocol.auth.stamp import is_stamped
 from trimq.protocol.codes import RequestCode, ResponseCode
@@ -137,7 +137,7 @@ class Access:
     def require_topic(
         self, connection: Connection, command: RemotingCommand, topic: str, actions: tuple[Action, ...]
     ) -> None:
-        """The same for a topic that is known only after something was read: the record that an offset leads to.
+        """The same for a topic that only the handler knows: that of a record, or one in which a group has offsets.
 
         ``command`` has been let through, so its user is who he says. Raises RemotingError(NO_PERMISSION).
         """
@@ -165,6 +165,18 @@ class Access:
         except RecordError:
             topic = ""
         self.require_topic(connection, command, topic, actions)
+
+    def may_on_group(
+        self, connection: Connection, command: RemotingCommand, group: str, actions: tuple[Action, ...]
+    ) -> bool:
+        """Whether the user of a request that was let through may do one of ``actions`` to a consumer group."""
+        if not self.checks_records(command):
+            return True
+        user = self.user(command)
+        if user is None or not user.is_enabled:
+            return False
+        resource, needed = on_group(group, actions)
+        return self._authorizer.verdict(user.username, resource, needed, connection.peer[0]).allowed
 
     def checks_records(self, command: RemotingCommand) -> bool:
         """Whether ``require_record`` may refuse a record: false for a Super, and for codes that need no permission."""

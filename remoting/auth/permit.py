@@ -1,7 +1,8 @@
-"""Permit: what a handler asks that learns the topic of a request only when it has read a record.
+"""Permit: what a handler asks about topics and groups that only it knows.
 
 Some requests name a record by its offset in the commit log, and a topic beside it that RocketMQ's brokers believe. The
-gate has checked the topic that the request names; the record may be of another one.
+gate has checked the topic that the request names; the record may be of another one. Others are about all topics in
+which a group has offsets, and name none; and one creates a group if that is permitted too.
 """
 
 from typing import Any, Final, Protocol
@@ -21,6 +22,9 @@ ASKED_LATER: Final = frozenset(
         RequestCode.END_TRANSACTION,
         RequestCode.CONSUME_MESSAGE_DIRECTLY,
         RequestCode.RESUME_CHECK_HALF_MESSAGE,
+        RequestCode.GET_CONSUME_STATS,
+        RequestCode.CLONE_GROUP_OFFSET,
+        RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG,
     }
 )
 """The codes whose handlers ask a Permit. Fast paths do not ask, so they serve these for Supers only."""
@@ -39,6 +43,12 @@ class Permit(Protocol):
         self, connection: Connection, command: RemotingCommand, record: Any, actions: tuple[Action, ...]
     ) -> None:
         """The same for the topic of a record, or the topic that it waits for."""
+        ...
+
+    def may_on_group(
+        self, connection: Connection, command: RemotingCommand, group: str, actions: tuple[Action, ...]
+    ) -> bool:
+        """Whether the user of a request may do one of ``actions`` to a consumer group. No refusal is counted."""
         ...
 
     def checks_records(self, command: RemotingCommand) -> bool:
@@ -72,6 +82,12 @@ class _Open:
         self, _connection: Connection, _command: RemotingCommand, _record: Any, _actions: tuple[Action, ...]
     ) -> None:
         """Return."""
+
+    def may_on_group(
+        self, _connection: Connection, _command: RemotingCommand, _group: str, _actions: tuple[Action, ...]
+    ) -> bool:
+        """True."""
+        return True
 
     def checks_records(self, _command: RemotingCommand) -> bool:
         """False."""

@@ -339,23 +339,50 @@ async def test_op_records_that_cannot_be_stored_are_logged_within_a_budget(life:
 # the group's offsets
 
 
+RESET = {"topic": HALF, "group": GROUP, "timestamp": -1, "isForce": "true"}
+FORGED: list[tuple[int, dict[str, Any]]] = [
+    (15, {"consumerGroup": GROUP, "topic": HALF, "queueId": 0, "commitOffset": 2}),
+    (11, pull_ext(HALF, 0, group=GROUP, sysFlag=5, commitOffset=2)),
+    (361, pull_ext(HALF, 0, group=GROUP, sysFlag=5, commitOffset=2)),
+    (11, pull_ext(HALF, 3, group=GROUP, sysFlag=7, commitOffset=2)),  # one that would be held
+    (314, {"srcGroup": "G", "destGroup": GROUP, "topic": HALF, "offline": "true"}),
+    (314, {"srcGroup": "G", "destGroup": GROUP, "topic": "", "offline": "true"}),
+    (222, RESET),
+    (222, RESET | {"queueId": 0, "offset": 2}),
+]
+"""All requests that set offsets."""
+
+
 async def _forge(life: Life) -> None:
-    """Set the offset of the transactions' group by all requests that set offsets."""
-    client = life.client
+    """Set the offset of the transactions' group by each of them: all are refused."""
+    client, offsets = life.client, life.broker.context.offsets
     life.broker.context.store.create_queues(HALF, 1)
-    ext = {"consumerGroup": GROUP, "topic": HALF, "queueId": 0, "commitOffset": 2}
-    reply = await client.ask(RequestCode.UPDATE_CONSUMER_OFFSET, ext)
-    assert (reply.code, GROUP in str(reply.remark)) == (ResponseCode.NO_PERMISSION, True)
     assert (await client.heartbeat("x", consumers=[consumer(GROUP, HALF), consumer("G", HALF)])).code == OK
-    await client.ask(RequestCode.PULL_MESSAGE, pull_ext(HALF, 0, group=GROUP, sysFlag=5, commitOffset=2))
-    await client.ask(RequestCode.UPDATE_CONSUMER_OFFSET, ext | {"consumerGroup": "G"})
-    await client.ask(
-        RequestCode.CLONE_GROUP_OFFSET, {"srcGroup": "G", "destGroup": GROUP, "topic": HALF, "offline": "true"}
-    )
-    await client.ask(
-        RequestCode.INVOKE_BROKER_TO_RESET_OFFSET,
-        {"topic": HALF, "group": GROUP, "timestamp": -1, "isForce": "true", "queueId": 0, "offset": 2},
-    )
+    assert (await client.ask(15, FORGED[0][1] | {"consumerGroup": "G"})).code == OK
+    before, refused = dict(offsets.offset_table.get(f"{HALF}@{GROUP}", {})), offsets.refused
+    for code, ext in FORGED:
+        reply = await client.ask(code, ext)
+        assert (reply.code, GROUP in str(reply.remark)) == (ResponseCode.NO_PERMISSION, True), (code, ext)
+    assert offsets.offset_table.get(f"{HALF}@{GROUP}", {}) == before
+    assert offsets.reset_offset_table == {}
+    assert offsets.refused == refused + 4, "commits"
+    assert (await client.pull(HALF, group=GROUP)).code == OK, "without a commit it is a pull like others"
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["fast paths", "full paths"])
+async def test_no_request_sets_offsets_of_the_group(tmp_path: Path, full: bool) -> None:
+    # guards the log of a slave, which is kept from the group's offset on
+    life = Life(tmp_path / "store", useServerSideResetOffset="true")
+    async with life.running():
+        if full:
+            life.take_full_paths()
+        halves = [await life.prepare(b"%d" % number) for number in range(3)]
+        await _forge(life)  # the group has no offset yet, so the fast path would not commit a first one anyway
+        await life.end(halves[0], ROLLBACK)
+        await settle(life)
+        assert life.offset(HALF) == 1
+        await _forge(life)
+        assert life.offset(HALF) == 1
 
 
 @pytest.mark.parametrize("wait", [0, 3], ids=["at once", "later"])
@@ -366,11 +393,10 @@ async def test_a_client_cannot_end_halves_by_an_offset_of_the_group(tmp_path: Pa
         for number in range(3):
             await life.prepare(b"%d" % number)
         await _forge(life)
-        await life.advance(wait)
-        await life.broker.context.offsets.persisted()
         offsets = life.broker.context.offsets
-        forged = [offsets.offset_table.get(f"{HALF}@{GROUP}"), offsets.reset_offset_table.get(f"{HALF}@{GROUP}")]
-        assert forged[1] == {0: 2}, "the reset was refused: the test shows less"
+        offsets.assign_reset(HALF, GROUP, 0, 2)  # as from a state file of an earlier version
+        await life.advance(wait)
+        await offsets.persisted()
         await life.kill()
         state = msgspec.json.decode((life.directory / "config" / "consumerOffset.json").read_bytes())
         assert state["offsetTable"].get(f"{HALF}@{GROUP}", {}) == {}

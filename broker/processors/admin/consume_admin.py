@@ -6,13 +6,14 @@ import msgspec
 
 from trimq.broker.identity import BrokerIdentity
 from trimq.broker.processors.admin.queue_table import QueueTable
-from trimq.broker.processors.common import check_range, no_such_topic
+from trimq.broker.processors.common import check_range, no_such_topic, require_topics
 from trimq.broker.services.consumers import ConsumerManager
 from trimq.broker.services.groups import SubscriptionGroupManager
 from trimq.broker.services.offsets import ConsumerOffsetManager
 from trimq.broker.services.stats import GROUP_GET_NUMS, BrokerStats
 from trimq.broker.services.topics import TopicConfigManager
 from trimq.broker.store.message_store import MessageStore
+from trimq.protocol.auth.rules import GET
 from trimq.protocol.body import Body, MessageQueue, encode_json
 from trimq.protocol.codes import RequestCode
 from trimq.protocol.command import RemotingCommand
@@ -23,6 +24,7 @@ from trimq.protocol.headers.admin import (
     QueryCorrectionOffsetRequestHeader,
 )
 from trimq.protocol.json_pieces import object_pieces, table_pieces
+from trimq.remoting.auth.permit import OPEN, Permit
 from trimq.remoting.runtime.clock import Clock
 from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.handler_table import HandlerTable
@@ -57,7 +59,7 @@ class QueueTimeSpan(Body):
 class ConsumeAdminProcessor:
     """Reports the progress of groups from the store, the offsets and the statistics."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - progress is known to many
         self,
         *,
         identity: BrokerIdentity,
@@ -68,6 +70,7 @@ class ConsumeAdminProcessor:
         stats: BrokerStats,
         store: MessageStore,
         clock: Clock,
+        permit: Permit = OPEN,
     ) -> None:
         self._identity = identity
         self._topics = topics
@@ -77,6 +80,7 @@ class ConsumeAdminProcessor:
         self._stats = stats
         self._store = store
         self._clock = clock
+        self._permit = permit
 
     def register(self, table: HandlerTable) -> None:
         """Register the handlers of this family."""
@@ -86,7 +90,10 @@ class ConsumeAdminProcessor:
         table.register(RequestCode.QUERY_CORRECTION_OFFSET, self.correction_offset)
 
     async def consume_stats(self, connection: Connection, command: RemotingCommand) -> Outcome:
-        """GET_CONSUME_STATS (208): the queues of the requested topics, else of all in which the group has offsets."""
+        """GET_CONSUME_STATS (208): the queues of the requested topics, else of all in which the group has offsets.
+
+        NO_PERMISSION also for one of the latter: the ends of its queues are shown.
+        """
         header = command.header(GetConsumeStatsRequestHeader)
         group = header.consumer_group
         named = [topic.strip() for topic in (header.topic_list or "").split(";") if topic.strip()]
@@ -96,8 +103,11 @@ class ConsumeAdminProcessor:
             topics = [header.topic] if self._consumers.may_consume(group, header.topic) else []
         else:
             topics = sorted(
-                topic for topic in self._offsets.topics_of(group) if self._consumers.may_consume(group, topic)
+                topic
+                for topic in self._offsets.topics_of(group)
+                if topic in self._topics.table and self._consumers.may_consume(group, topic)
             )
+            await require_topics(self._permit, connection, command, topics, GET)
         tps = 0.0
         async with LargeReply(connection, command) as reply:
             table = QueueTable(reply, b'{"offsetTable":{')

@@ -11,6 +11,7 @@ from trimq.broker.services.groups import FORBIDDEN_READ, SubscriptionGroupManage
 from trimq.broker.services.offsets import ConsumerOffsetManager
 from trimq.broker.services.producers import ProducerManager
 from trimq.broker.services.stats import BrokerStats
+from trimq.protocol.auth.rules import CREATE, SUB
 from trimq.protocol.body import SubscriptionGroupConfig, SubscriptionGroupList, decode_json, encode_json
 from trimq.protocol.codes import LanguageCode, RequestCode, ResponseCode
 from trimq.protocol.command import RemotingCommand
@@ -25,6 +26,7 @@ from trimq.protocol.headers.admin import (
 )
 from trimq.protocol.json_pieces import in_order, list_pieces, object_pieces, table_pieces
 from trimq.protocol.topic_rules import group_problem
+from trimq.remoting.auth.permit import OPEN, Permit
 from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.handler_table import HandlerTable
 from trimq.remoting.server.handlers import Outcome
@@ -43,6 +45,7 @@ class GroupAdminProcessor:
         consumers: ConsumerManager,
         producers: ProducerManager,
         stats: BrokerStats,
+        permit: Permit = OPEN,
     ) -> None:
         self._identity = identity
         self._groups = groups
@@ -50,6 +53,7 @@ class GroupAdminProcessor:
         self._consumers = consumers
         self._producers = producers
         self._stats = stats
+        self._permit = permit
 
     def register(self, table: HandlerTable) -> None:
         """Register the handlers of this family."""
@@ -92,10 +96,16 @@ class GroupAdminProcessor:
         """GET_ALL_SUBSCRIPTIONGROUP_CONFIG (201)."""
         return await in_slices(connection, command, self._groups.pieces())
 
-    def config(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """GET_SUBSCRIPTIONGROUP_CONFIG (352): creates an unknown group with the defaults if that is allowed."""
+    def config(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """GET_SUBSCRIPTIONGROUP_CONFIG (352): creates an unknown group with the defaults if that is allowed.
+
+        A user who may only read gets SUBSCRIPTION_GROUP_NOT_EXIST for it. RocketMQ's proxy, which asks for the groups
+        of its clients, then takes the defaults.
+        """
         group = command.header(GroupRequestHeader).group
-        found = self._groups.find(group)
+        found = self._groups.get(group)
+        if found is None and self._permit.may_on_group(connection, command, group, SUB + CREATE):
+            found = self._groups.find(group)
         if found is None:
             raise self._groups.missing(group)
         return command.reply(body=encode_json(found))

@@ -10,13 +10,21 @@ import trio
 from trimq.broker.config import BrokerConfig
 from trimq.broker.identity import BrokerIdentity
 from trimq.broker.processors.admin.queue_table import QueueTable
-from trimq.broker.processors.common import check_queue, check_range, invalid, no_such_group, no_such_topic
+from trimq.broker.processors.common import (
+    check_queue,
+    check_range,
+    invalid,
+    no_such_group,
+    no_such_topic,
+    require_topics,
+)
 from trimq.broker.services.consumers import ConsumerManager
 from trimq.broker.services.groups import SubscriptionGroupManager
 from trimq.broker.services.long_polling import PullRequestHoldService
 from trimq.broker.services.offsets import ConsumerOffsetManager
 from trimq.broker.services.topics import TopicConfigManager
 from trimq.broker.store.message_store import MessageStore
+from trimq.protocol.auth.rules import UPDATE
 from trimq.protocol.body import TopicConfig
 from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.command import RemotingCommand
@@ -24,7 +32,8 @@ from trimq.protocol.errors import RemotingError
 from trimq.protocol.headers.admin import CloneGroupOffsetRequestHeader
 from trimq.protocol.headers.client import ResetOffsetRequestHeader
 from trimq.protocol.json_pieces import BATCH
-from trimq.protocol.topic_rules import group_problem
+from trimq.protocol.topic_rules import group_problem, retry_topic
+from trimq.remoting.auth.permit import OPEN, Permit
 from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.handler_table import HandlerTable
@@ -37,7 +46,7 @@ _V3_0_7: Final = 24
 class OffsetAdminProcessor:
     """Moves groups to a time, to an offset, or to the offsets of another group."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all are passed by name
         self,
         *,
         identity: BrokerIdentity,
@@ -48,6 +57,7 @@ class OffsetAdminProcessor:
         consumers: ConsumerManager,
         long_polling: PullRequestHoldService,
         store: MessageStore,
+        permit: Permit = OPEN,
     ) -> None:
         self._identity = identity
         self._configuration = configuration
@@ -57,6 +67,7 @@ class OffsetAdminProcessor:
         self._consumers = consumers
         self._long_polling = long_polling
         self._store = store
+        self._permit = permit
 
     def register(self, table: HandlerTable) -> None:
         """Register the handlers of this family."""
@@ -70,8 +81,9 @@ class OffsetAdminProcessor:
         (PULL_OFFSET_MOVED). With useServerSideResetOffset=false it sends them to the members of the group (220).
 
         TOPIC_NOT_EXIST, SUBSCRIPTION_GROUP_NOT_EXIST, INVALID_PARAMETER for a queue that the topic does not have,
-        SYSTEM_ERROR for an offset that the queue does not have, SYSTEM_BUSY beyond maxOffsetGroups (and see
-        check_range), CONSUMER_NOT_ONLINE if a member has to be reached and none is connected.
+        SYSTEM_ERROR for an offset that the queue does not have, SYSTEM_BUSY (see check_range), CONSUMER_NOT_ONLINE if a
+        member has to be reached and none is connected. Where the broker stores the offsets: NO_PERMISSION and
+        SYSTEM_BUSY, see ConsumerOffsetManager.check_group.
         """
         header = command.header(ResetOffsetRequestHeader)
         config = self._topics.get(header.topic)
@@ -79,8 +91,9 @@ class OffsetAdminProcessor:
             raise no_such_topic(header.topic)
         if header.group not in self._groups.table:
             raise no_such_group(header.group)
-        if self._configuration.section(BrokerConfig).use_server_side_reset_offset:
-            self._offsets.check_limit(header.group)
+        stores = self._configuration.section(BrokerConfig).use_server_side_reset_offset
+        if stores:
+            self._offsets.check_group(header.group)
         # The reply is made before the first offset is assigned: a reply that is too long, or a client that has closed
         # its connection, raises here, and nothing has changed.
         async with LargeReply(connection, command) as reply:
@@ -91,7 +104,7 @@ class OffsetAdminProcessor:
                 await table.add(self._identity.queue(header.topic, queue_id), offset)
             reply.add(b"}}")
 
-        if self._configuration.section(BrokerConfig).use_server_side_reset_offset:
+        if stores:
             # From here on the reset is finished even if the client closes its connection: no queue is left out.
             for count, (queue_id, offset) in enumerate(targets.items(), 1):
                 self._offsets.assign_reset(header.topic, header.group, queue_id, offset)
@@ -159,21 +172,39 @@ class OffsetAdminProcessor:
                 f" {', '.join(missed[:10])}",
             )
 
-    async def clone_offset(self, _connection: Connection, command: RemotingCommand) -> RemotingCommand:
+    async def clone_offset(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """CLONE_GROUP_OFFSET (314): copy the offsets of a group to another group, in one topic or all.
 
-        INVALID_PARAMETER for an invalid group name, SYSTEM_BUSY beyond maxOffsetGroups.
+        INVALID_PARAMETER for an invalid group name, NO_PERMISSION for a topic that the request does not name and its
+        user may not update; NO_PERMISSION and SYSTEM_BUSY as ConsumerOffsetManager.check_group.
         """
         header = command.header(CloneGroupOffsetRequestHeader)
         problem = group_problem(header.dest_group)
         if problem is not None:
             raise invalid(problem)
-        self._offsets.check_limit(header.dest_group)
-        named = [header.topic] if header.topic and header.topic.strip() else None
-        for topic in named or sorted(self._offsets.topics_of(header.src_group)):
-            if topic not in self._topics.table:
-                continue
-            if header.offline or self._consumers.may_consume(header.src_group, topic):
-                self._offsets.clone(header.src_group, header.dest_group, topic)
+        named = bool(header.topic and header.topic.strip())
+        topics = [header.topic or ""] if named else self._unnamed(connection, command, header.src_group)
+        topics = [
+            topic
+            for topic in topics
+            if topic in self._topics.table and (header.offline or self._consumers.may_consume(header.src_group, topic))
+        ]
+        if not named:
+            # All of them before the first copy: nothing is copied if one is refused. The gate has checked ``Topic:*``,
+            # which a Deny of a single topic does not change.
+            await require_topics(self._permit, connection, command, topics, UPDATE)
+        self._offsets.check_group(header.dest_group)  # after the last wait: others may come up to the limit meanwhile
+        for topic in topics:
+            self._offsets.clone(header.src_group, header.dest_group, topic)
         await self._offsets.persisted()
         return command.reply()
+
+    def _unnamed(self, connection: Connection, command: RemotingCommand, source: str) -> list[str]:
+        """The topics in which a group has offsets: all are to be copied.
+
+        Its retry topic is left out for a user who may not update the group, since no other group can use these offsets.
+        """
+        topics = self._offsets.topics_of(source)
+        if not self._permit.may_on_group(connection, command, source, UPDATE):
+            topics.discard(retry_topic(source))
+        return sorted(topics)

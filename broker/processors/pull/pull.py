@@ -226,7 +226,7 @@ class PullMessageProcessor:
         """Check the commit that comes with a pull. A commit that UPDATE_CONSUMER_OFFSET refuses fails the pull too."""
         try:
             check_commit_offset(header.commit_offset)
-            self._offsets.check_limit(header.consumer_group)
+            self._offsets.check_group(header.consumer_group)
         except RemotingError:
             self._offsets.refused += 1
             raise

@@ -12,7 +12,7 @@ from typing import Any, Final
 from trimq.broker.filters.tag import ALL, TAG
 from trimq.broker.processors.pull.pull_reply import found_template
 from trimq.broker.services.groups import SubscriptionGroupManager
-from trimq.broker.services.offsets import ConsumerOffsetManager
+from trimq.broker.services.offsets import ConsumerOffsetManager, is_of_broker
 from trimq.broker.services.stats import BrokerStats, StatsItem
 from trimq.broker.services.topics import TopicConfigManager
 from trimq.broker.store.message_store import ConsumeQueue, MessageStore
@@ -194,6 +194,8 @@ class PullFastPath:
         None if the full path has to serve its pulls.
         """
         self._readers.pop((group, topic), None)
+        if is_of_broker(group):  # the full path refuses its commits: checked here, other groups' pulls pay nothing
+            return None
         its, of = self._groups.get(group), self._topics.get(topic)
         if its is None or of is None or not its.consume_enable or not of.perm & PERM_READ:
             return None

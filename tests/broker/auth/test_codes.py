@@ -158,6 +158,19 @@ async def test_what_a_record_is_about_is_checked_with_the_user_of_the_request() 
         access.require_topic(CONNECTION, command, "U", TABLE_GET)
 
 
+async def test_a_group_is_checked_with_the_user_of_the_request() -> None:
+    access, store = await made(authorization_whitelist="31")
+    command = command_of(352, CASES[352])
+    await policies(store, "Group:G Get")
+    assert access.may_on_group(CONNECTION, command, "G", TABLE_GET)
+    assert not access.may_on_group(CONNECTION, command, "H", TABLE_GET)
+    assert access.refused["authorization"] == 0
+    assert access.may_on_group(CONNECTION, command_of(352, CASES[352], "root"), "H", TABLE_GET)
+    assert access.may_on_group(CONNECTION, command_of(31, CASES[31]), "H", TABLE_GET)
+    await store.delete_user("app")
+    assert not access.may_on_group(CONNECTION, command, "G", TABLE_GET)
+
+
 TABLE_GET = next(iter(TABLE[30](CASES[30].command(30), CLUSTER))).actions
 
 
