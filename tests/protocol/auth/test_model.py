@@ -156,6 +156,8 @@ def test_names_and_secrets_up_to_their_limits() -> None:
     assert checked_username("ä" * 127) == "ä" * 127
     assert checked_username("a b:c*主") == "a b:c*主"
     assert checked_secret("x" * 1024) == "x" * 1024
+    with pytest.raises(RemotingError, match="password is not a valid text"):
+        checked_secret("\ud800")  # from a file; a body has no such text
 
 
 def test_subjects() -> None:
