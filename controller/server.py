@@ -18,7 +18,7 @@ from trimq.controller.replicas_info import ReplicasInfoManager
 from trimq.protocol.body import SyncStateSet, encode_json
 from trimq.protocol.codes import RequestCode
 from trimq.protocol.command import RemotingCommand
-from trimq.protocol.errors import RemotingError
+from trimq.protocol.errors import FrameError, RemotingError
 from trimq.protocol.headers.controller import NotifyBrokerRoleChangedRequestHeader
 from trimq.remoting.auth.config import AuthConfig
 from trimq.remoting.auth.followed_users import FollowedUsers, follow_users
@@ -389,7 +389,7 @@ class ControllerManager:
         try:
             command = RemotingCommand.request(RequestCode.NOTIFY_BROKER_ROLE_CHANGED, header, body)
             await client.invoke(address, command, _NOTIFY_SECONDS)
-        except (RemotingTransportError, ValueError) as error:  # ValueError: an address that is none
+        except (RemotingTransportError, FrameError, ValueError) as error:  # ValueError: an address that is none
             # It asks for its role too. One that is not alive is expected not to answer.
             if broker_id in state.alive:
                 reason = error.lasting if isinstance(error, RemotingTransportError) else str(error)

@@ -114,7 +114,8 @@ class RemotingCommand(Struct, gc=False):
         if not raw or raw == b"null":
             return {}
         try:
-            fields = json.loads(raw)
+            # As text: from bytes, json.loads would accept halves of surrogate pairs, which no reply could contain.
+            fields = json.loads(raw.decode())
         except (ValueError, RecursionError) as error:
             raise RemotingError(ResponseCode.SYSTEM_ERROR, f"the ext fields are not JSON: {error}") from None
         if not isinstance(fields, dict):

@@ -4,7 +4,10 @@ from trimq.protocol.codes import HELP, ResponseCode
 
 
 class FrameError(Exception):
-    """A malformed frame: invalid length or header. The connection it was received on has to be closed."""
+    """A malformed frame: invalid length or header. The connection it was received on has to be closed.
+
+    Or a command that cannot be sent: too long for a frame, or with a text or number that its encoding has no form for.
+    """
 
 
 class RemotingError(Exception):

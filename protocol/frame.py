@@ -25,6 +25,9 @@ _WORD = struct.Struct(">I")
 _BINARY_FIXED = struct.Struct(">hBhii")
 _SHORT = struct.Struct(">H")
 
+_NO_FORM: Final = (ValueError, TypeError, AttributeError, OverflowError, struct.error)
+"""What the encoders raise for half a surrogate pair, a number or a name that is too long, or another type."""
+
 _json_decoder = msgspec.json.Decoder(RemotingCommand, strict=False)
 
 _FULL_CODES: Final = {code & 0xFFFF: int(code) for code in RequestCode if code > 0x7FFF}
@@ -84,7 +87,8 @@ def decode_at(view: memoryview, word: int, at: int, stop: int) -> RemotingComman
 def encode(command: RemotingCommand) -> bytes:
     """The complete frame, including its length word, in the command's own encoding.
 
-    Raises FrameError if the frame would be longer than MAX_FRAME.
+    Raises FrameError if the frame would be longer than MAX_FRAME, or if the encoding has no form for a text or a number
+    of the header.
     """
     head = encode_head(command, len(command.body))
     return b"".join((head, command.body)) if len(command.body) else head
@@ -96,12 +100,15 @@ def encode_head(command: RemotingCommand, body_length: int) -> bytes:
     Raises FrameError as ``encode`` does.
     """
     encoding = command.encoding
-    if encoding == Encoding.JSON:
-        header = _encode_json(command)
-    elif encoding == Encoding.ROCKETMQ:
-        header = _encode_binary(command)
-    else:
-        header = _encode_msgpack(command)
+    try:
+        if encoding == Encoding.JSON:
+            header = _encode_json(command)
+        elif encoding == Encoding.ROCKETMQ:
+            header = _encode_binary(command)
+        else:
+            header = _encode_msgpack(command)
+    except _NO_FORM as error:
+        raise FrameError(f"the header has no form in its encoding: {error}") from None
     total = 4 + len(header) + body_length
     if total + 4 > MAX_FRAME or len(header) > 0xFFFFFF:
         raise FrameError(f"a frame of {total + 4} bytes is over the limit of {MAX_FRAME}")

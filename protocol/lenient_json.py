@@ -19,7 +19,10 @@ _scan_string = json.decoder.scanstring  # type: ignore[attr-defined]
 
 
 def loads(data: bytes | str) -> Any:
-    """The value in ``data``. Raises ValueError with the position for invalid text."""
+    """The value in ``data``. Raises ValueError with the position for invalid text.
+
+    Half a surrogate pair is invalid, as it is in a header: it has no UTF-8 form, so it could not be sent or stored.
+    """
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -51,11 +54,24 @@ def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
         return _object(text, at + 1, depth)
     if text[at : at + 1] == "[":
         return _array(text, at + 1, depth)
+    if text[at : at + 1] == '"':
+        return _string(text, at)
     try:
         value, end = _scan_value(text, at)
     except StopIteration:
         raise ValueError(f"no value at {at}") from None
     return value, end
+
+
+def _string(text: str, at: int) -> tuple[str, int]:
+    found: str
+    found, end = _scan_string(text, at + 1, True)
+    if not found.isascii():
+        try:
+            found.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"half a surrogate pair in the string at {at}") from None
+    return found, end
 
 
 def _object(text: str, at: int, depth: int) -> tuple[dict[str, Any], int]:
@@ -82,8 +98,7 @@ def _array(text: str, at: int, depth: int) -> tuple[list[Any], int]:
 def _key(text: str, at: int, depth: int) -> tuple[str, int]:
     start = text[at : at + 1]
     if start == '"':
-        key, end = _scan_string(text, at + 1, True)
-        return key, end
+        return _string(text, at)
     if start == "{":
         value, end = _object(text, at + 1, depth + 1)
         return json.dumps(value, separators=(",", ":"), sort_keys=True), end

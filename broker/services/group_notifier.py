@@ -86,5 +86,5 @@ def notify(connection: Connection, group: str) -> None:
     """Notify one member: now, or when its connection has drained, and then once for all changes until then."""
     header = NotifyConsumerIdsChangedRequestHeader(consumer_group=group)
     request = RemotingCommand.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header, oneway=True)
-    if not connection.send_oneway(request):
+    if not connection.send_oneway(request) and connection.is_over():
         connection.when_drained(("ids_changed", group), partial(notify, connection, group))

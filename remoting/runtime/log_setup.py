@@ -4,6 +4,7 @@ Modules use ``log = structlog.get_logger("broker")`` and ``log.info("topic_creat
 path is logged: what happens for each message is counted instead (see the broker's statistics).
 """
 
+import json
 import os
 import sys
 from collections.abc import Callable, MutableMapping
@@ -47,7 +48,8 @@ class RotatingFile:
         self._file = self._open()
 
     def _open(self) -> TextIO:
-        file = self._path.open("a", encoding="utf-8")
+        # An event may repeat a text that has no UTF-8 form: its line is written all the same.
+        file = self._path.open("a", encoding="utf-8", errors="backslashreplace")
         self._size = file.tell()
         return file
 
@@ -143,4 +145,7 @@ def _word(value: Any) -> str:
 def _json_line(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> str:
     import msgspec  # noqa: PLC0415 - needed for JSON only
 
-    return msgspec.json.encode(event, enc_hook=str).decode()
+    try:
+        return msgspec.json.encode(event, enc_hook=str).decode()
+    except UnicodeEncodeError:  # half a surrogate pair in a text: as an escape it can be written
+        return json.dumps(event, default=str, separators=(",", ":"))

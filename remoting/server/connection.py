@@ -8,9 +8,7 @@ from typing import Any, Final, Protocol
 import structlog
 import trio
 
-from trimq.protocol.codes import ResponseCode
 from trimq.protocol.command import Encoding, RemotingCommand
-from trimq.protocol.errors import FrameError
 from trimq.protocol.frame import encode, encode_head
 from trimq.remoting.errors import RemotingSendError, RemotingTimeoutError
 from trimq.remoting.server.big_frame import BigFrame
@@ -81,6 +79,10 @@ class ConnectionOwner(Protocol):
 
     def hook_failed(self, hook: Callable[..., object], error: Exception, /) -> None:
         """Count and log an exception of a callback that belongs to no request."""
+        ...
+
+    def not_encoded(self, conn: "Connection", command: RemotingCommand, error: Exception, /) -> RemotingCommand:
+        """Count and log that ``command`` cannot be encoded. Returns the error reply for the case that it is a reply."""
         ...
 
     def next_opaque(self) -> int:
@@ -236,7 +238,8 @@ class Connection:
         """Queue a reply: complete frames, or a command, which is encoded in its own encoding. None queues nothing.
 
         It is sent at the end of the reactor's round, or outside of rounds once the calling task yields. A command that
-        is too long for a frame is replaced by an error reply. On a closed connection the reply is dropped.
+        cannot be encoded is replaced by an error reply, or ends the connection if that cannot be encoded either: never
+        the caller, which may serve other connections too. On a closed connection the reply is dropped.
         """
         if type(reply) is bytes:
             if not self.closed:
@@ -248,8 +251,8 @@ class Connection:
         elif isinstance(reply, RemotingCommand):
             try:
                 self._send(reply)
-            except FrameError as error:
-                self._send(reply.reply(ResponseCode.SYSTEM_ERROR, f"the reply does not fit: {error}"))
+            except Exception as error:  # noqa: BLE001 - whatever a reply holds: it must not end every connection
+                self._send_instead(reply, error)
 
     def reply_with(self, buffers: Iterable[Buffer], release: Callable[[], None] | None = None) -> None:
         """Queue a frame in pieces: bytes, or views of memory that has to stay valid until ``release`` is called.
@@ -270,8 +273,14 @@ class Connection:
         if release is not None:
             out.on_sent(release)
 
+    def _send_instead(self, reply: RemotingCommand, error: Exception) -> None:
+        try:
+            self._send(self._owner.not_encoded(self, reply, error))
+        except Exception as failure:  # noqa: BLE001 - as in ``reply``
+            self.close(f"server error: neither a reply nor its error could be encoded: {type(failure).__name__}")
+
     def _send(self, command: RemotingCommand) -> None:
-        """Queue ``command`` in its own encoding. Raises FrameError if it is too long for a frame."""
+        """Queue ``command`` in its own encoding. Raises FrameError if it cannot be encoded."""
         body = command.body
         if type(body) is bytes and len(body) >= _LARGE_BODY:
             self.reply_with((encode_head(command, len(body)), body))
@@ -281,19 +290,25 @@ class Connection:
     def send_oneway(self, command: RemotingCommand) -> bool:
         """Queue a one-way request to the client, in the encoding of the client's last frame.
 
-        False: it was not queued, because the connection is over its mark; ``when_drained`` calls back for a retry.
+        False: it was not queued, because the connection is over its mark (``is_over``; ``when_drained`` calls back for
+        a retry), or because it cannot be encoded, which is counted and logged. It raises nothing: the callers are
+        services, and what they send has names that clients have chosen.
         """
         if self.is_over():
             return False
         self._number(command)
-        self._send(command)
+        try:
+            self._send(command)
+        except Exception as error:  # noqa: BLE001 - as in ``reply``
+            self._owner.not_encoded(self, command, error)
+            return False
         return True
 
     async def request(self, command: RemotingCommand, timeout: float) -> RemotingCommand:
         """Send the client a request and wait for its reply, ``timeout`` seconds at most.
 
         Raises RemotingTimeoutError, RemotingSendError if the connection was closed or is over its mark, and FrameError
-        if the request is too long for a frame.
+        if the request cannot be encoded.
         """
         if self.closed:
             raise RemotingSendError(self.peer_text, "the connection is closed", written=False)

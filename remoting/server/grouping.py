@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from trimq.protocol.command import Encoding
 from trimq.protocol.errors import FrameError
-from trimq.protocol.frame import decode, encode
+from trimq.protocol.frame import decode
 from trimq.remoting.server.connection import Connection
 from trimq.remoting.server.failures import Failures
 from trimq.remoting.server.handler_table import HandlerTable
@@ -197,7 +197,7 @@ class Grouping:
                     command = decode(self._view[begin + at + _WORD : begin + stop])
                 except FrameError:
                     break  # serving the rest one by one closes the connection
-                own.append(b"" if command.is_oneway else encode(self._failures.reply(span.connection, command, error)))
+                own.append(b"" if command.is_oneway else self._failures.frame(span.connection, command, error))
                 at = stop
             parts.append((len(own), at))
             replies.append(b"".join(own))

@@ -41,18 +41,21 @@ class Outcomes:
         self.tasks = 0
 
     def conclude(self, conn: Connection, command: RemotingCommand, outcome: Outcome) -> None:
-        """Act on the outcome of a request."""
+        """Act on the outcome of a request. A fault in this ends the connection, and never the server."""
         if outcome is None:
             return
-        if outcome is DEFERRED:
-            conn.begin()
-        elif outcome is HELD:
-            conn.hold()
-        elif isinstance(outcome, (bytes, RemotingCommand)):
-            if not command.flag & ONEWAY_FLAG:
-                conn.reply(outcome)
-        else:  # an awaitable; any other object fails in the task, like other mistakes of a handler
-            self._add(conn, command, outcome)
+        try:
+            if outcome is DEFERRED:
+                conn.begin()
+            elif outcome is HELD:
+                conn.hold()
+            elif isinstance(outcome, (bytes, RemotingCommand)):
+                if not command.flag & ONEWAY_FLAG:
+                    conn.reply(outcome)
+            else:  # an awaitable; any other object fails in the task, like other mistakes of a handler
+                self._add(conn, command, outcome)
+        except Exception as error:  # noqa: BLE001 - the callers serve all connections, and the handler has ended
+            self._failures.of_outcome(conn, command, error)
 
     def _add(self, conn: Connection, command: RemotingCommand, awaitable: Awaitable[Outcome]) -> None:
         """Run the awaitable of a handler. A one-way above a limit is dropped: nothing can answer it."""

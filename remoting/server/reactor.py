@@ -139,6 +139,7 @@ class Reactor:
         self.client_closed = self.outcomes.client_closed
         self.serve_group = self.intake.grouping.serve
         self.hook_failed = self._failures.of_hook
+        self.not_encoded = self._failures.not_encoded
         self._wake_wanted = False
         self._waker = trio.lowlevel.ParkingLot()
         self._opaque = 0

@@ -131,7 +131,11 @@ class WireClient:
         self, request: RemotingCommand, code: int = 0, body: bytes = b"", remark: str | None = None
     ) -> None:
         """Answer a request of the broker."""
-        await self.stream.send_all(frame.encode(request.reply(code, remark, body=body)))
+        await self.send_command(request.reply(code, remark, body=body))
+
+    async def send_command(self, command: RemotingCommand) -> None:
+        """Send a command as it is."""
+        await self.stream.send_all(frame.encode(command))
 
     async def until_closed(self, timeout: float = 50) -> None:
         """Wait for the broker to close the connection."""

@@ -283,3 +283,42 @@ def test_a_json_header_cannot_set_what_is_not_in_the_protocol() -> None:
     hostile = b'{"code":1,"~ext":{"x":"y"},"~encoding":2,"~body":"text"}'
     command = decode(memoryview(frame(hostile, b"body"))[4:])
     assert (command.ext, command.encoding, bytes(command.body)) == (None, Encoding.JSON, b"body")
+
+
+NOT_ENCODED: dict[str, tuple[RemotingCommand, tuple[Encoding, ...]]] = {
+    "half a pair in the remark": (RemotingCommand(1, remark="\ud800"), tuple(Encoding)),
+    "half a pair in a field": (RemotingCommand(1, ext={"a": "\udc00"}), tuple(Encoding)),
+    "half a pair in a name": (RemotingCommand(1, ext={"\udc00": "a"}), tuple(Encoding)),
+    "a long name": (RemotingCommand(1, ext={"k" * 0x10000: "v"}), (Encoding.ROCKETMQ,)),
+    "a large code": (RemotingCommand(10**30), (Encoding.MSGPACK,)),
+    "a large opaque": (RemotingCommand(1, 10**30), (Encoding.ROCKETMQ, Encoding.MSGPACK)),
+    "a large version": (RemotingCommand(1, version=1 << 15), (Encoding.ROCKETMQ,)),
+    "another type": (RemotingCommand(1, remark=object()), tuple(Encoding)),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize(
+    ("command", "encoding"),
+    [
+        pytest.param(command, encoding, id=f"{name} {encoding.name}")
+        for name, (command, encodings) in NOT_ENCODED.items()
+        for encoding in encodings
+    ],
+)
+def test_what_has_no_form_in_its_encoding(command: RemotingCommand, encoding: Encoding) -> None:
+    command = msgspec.structs.replace(command, encoding=encoding)
+    with pytest.raises(FrameError, match="the header has no form in its encoding") as caught:
+        encode(command)
+    assert str(caught.value).isascii()
+
+
+@pytest.mark.parametrize("field", [b'"topic":"%s"', b'"%s":"T"'], ids=["value", "name"])
+@pytest.mark.parametrize("half", [b"\xed\xa0\x80", b"\xed\xb0\x80x", b"\xed\xa0\x80\xed\xb0\x80", b"\xff"])
+def test_ext_fields_with_bytes_of_half_a_pair_are_refused(field: bytes, half: bytes) -> None:
+    """The JSON of ext fields that are not used is not decoded with the header, so its bytes are checked later."""
+    header = b'{"code":105,"extFields":{' + field % half + b'},"opaque":7}'
+    (command,) = FrameDecoder().feed(frame(header))
+    with pytest.raises(RemotingError, match="the ext fields are not JSON"):
+        command.ext_fields()
+    with pytest.raises(RemotingError, match="the ext fields are not JSON"):
+        command.header(PullMessageRequestHeader)

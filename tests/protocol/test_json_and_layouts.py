@@ -57,6 +57,43 @@ def test_broken_text_is_a_value_error(text: str) -> None:
         loads(text)
 
 
+HALVES = ("\\ud800", "\\udc00x", "x\\ud83d", "\\ude00", "\\ud800\\ud800", "\\udc00\\ud800", "\\uD800\\n")
+FORMS = ('"%s"', '["%s"]', '{"a":"%s"}', '{"%s":1}', '{0:"%s"}', '{{"a":"%s"}:1}', '[{1:["%s"]}]')
+
+
+@pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize("form", FORMS)
+def test_half_a_surrogate_pair_is_a_value_error(form: str, half: str) -> None:
+    with pytest.raises(ValueError, match="half a surrogate pair in the string at"):
+        loads(form % half)
+    with pytest.raises(RemotingError, match="the body does not fit dict: half a surrogate pair"):
+        decode_json((form % half).encode(), dict)
+
+
+@pytest.mark.parametrize("form", ['{"a":"%s"}', '{"a":"%s",0:1}'])
+@pytest.mark.parametrize("text", ["\\ud83d\\ude00", "\N{GRINNING FACE}", "\\u00e4", "\\uffff", "\\u0000"])
+def test_a_whole_pair_is_one_character(form: str, text: str) -> None:
+    assert loads(form % text)["a"] == json.loads(f'"{text}"')
+
+
+# Not st.text, which makes no surrogates of an alphabet with more than one part.
+ODD = st.lists(st.sampled_from("\ud800\udbff\udc00\udfff\U0001f600") | st.characters(), max_size=6).map("".join)
+ODD_VALUES = st.recursive(
+    ODD, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(ODD, inner, max_size=3), max_leaves=6
+)
+
+
+@given(st.dictionaries(ODD, ODD_VALUES, max_size=3), st.booleans(), st.booleans())
+def test_what_a_body_may_have_can_be_encoded(value: dict[str, object], ascii_only: bool, standard: bool) -> None:
+    text = json.dumps(value, ensure_ascii=ascii_only)
+    if not standard:
+        text = "{0:" + text + "}"
+    with suppress(RemotingError):
+        found = decode_json(text.encode("utf-8", "surrogatepass"), dict)
+        json.dumps(found, ensure_ascii=False).encode()
+        encode_json(found)
+
+
 def test_nesting_without_end_is_a_value_error() -> None:
     with pytest.raises(ValueError, match="nested deeper"):
         loads("{0:" * 5000)

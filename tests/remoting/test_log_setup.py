@@ -56,6 +56,21 @@ def test_json_line_in_a_file(tmp_path: Path) -> None:
     assert event == {"event": "slow", "ms": 7, "peer": "/x", "level": "warning"}
 
 
+@pytest.mark.parametrize("form", LogFormat)
+def test_text_that_has_no_utf_8_form_is_escaped(tmp_path: Path, form: LogFormat) -> None:
+    """Else a line would be lost, or the code that logs would fail."""
+    path = tmp_path / "log"
+    close = configure(LogConfig(log_format=form, log_file=str(path)))
+    structlog.get_logger().error("failed", exc_info=ValueError("x\ud800"), group="\ud800x", path=Path("/p"))
+    close()
+    text = path.read_text()
+    assert "\\ud800x" in text
+    assert "ValueError: x\\ud800" in text
+    assert "/p" in text
+    if form is LogFormat.JSON:
+        assert json.loads(text)["group"] == "\ud800x"
+
+
 def test_rotation(tmp_path: Path) -> None:
     path = tmp_path / "log"
     file = RotatingFile(path, 10, 2)

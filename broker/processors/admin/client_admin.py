@@ -167,7 +167,7 @@ class ClientAdminProcessor:
                 ResponseCode.CONSUME_MSG_TIMEOUT,
                 f"the consumer {client_id} did not answer within {CLIENT_TIMEOUT:.0f} s",
             ) from None
-        except RemotingTransportError as error:
+        except (RemotingTransportError, FrameError) as error:
             raise RemotingError(
                 ResponseCode.SYSTEM_ERROR, f"the connection to the consumer {client_id} failed: {error}"
             ) from None

@@ -120,7 +120,7 @@ def test_a_change_is_read_as_it_was_written() -> None:
         (body({"password": 5}), 16, "password can not be blank"),
         (body({"password": "  "}), 16, "password can not be blank"),
         (body({"password": SECRET * 100}), 16, "password is longer than 1024 bytes"),
-        (b'{"password":"\\ud800"}', 16, "password is not a valid text"),
+        (b'{"password":"\\ud800"}', 29, "the body is not the JSON that this request has"),
         (body({"userType": "root"}), 29, "The userType is illegal; expected Super or Normal"),
         (body({"userType": 1}), 29, "The userType is illegal; expected Super or Normal"),
         (body({"userStatus": "off"}), 29, "The userStatus is illegal; expected enable or disable"),
@@ -156,6 +156,8 @@ def test_names_and_secrets_up_to_their_limits() -> None:
     assert checked_username("ä" * 127) == "ä" * 127
     assert checked_username("a b:c*主") == "a b:c*主"
     assert checked_secret("x" * 1024) == "x" * 1024
+    with pytest.raises(RemotingError, match="password is not a valid text"):
+        checked_secret("\ud800")  # from a file; a body has no such text
 
 
 def test_subjects() -> None:
