@@ -100,7 +100,7 @@ _ROLE_CHANGE_SECONDS: Final = 0.5
 class BrokerController:
     """One broker (RocketMQ's BrokerController).
 
-    Valid after the start: ``address`` is the advertised address, ``endpoint`` one that this machine can connect to,
+    Valid after the start: ``address`` is the advertised address, ``endpoint`` where this machine connects,
     ``listening`` and ``name_servers`` describe where the broker listens and registers, ``web_endpoints`` serve
     ``health`` and metrics, ``context`` has the services. Features that check requests are registered with ``gate``.
     ``stopped`` is set when everything has ended.
@@ -379,8 +379,7 @@ class BrokerController:
         if broker.runs_embedded_namesrv:
             from trimq.broker.embedded_namesrv import bind_namesrv  # noqa: PLC0415 - only if it is enabled
 
-            self.namesrv, namesrv_port = bind_namesrv(self.configuration, self.clock, self.network)
-            address = addresses.join(self.endpoint[0], namesrv_port)
+            self.namesrv, address = bind_namesrv(self.configuration, self.clock, self.network)
             servers.append(address)
             self.name_servers.append(f"{address} (in this process)")
         client = await stack.enter_async_context(
