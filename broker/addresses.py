@@ -27,6 +27,15 @@ def advertised_address(broker_ip: str | None, bind_address: str) -> str:
     return first_address()
 
 
+def reachable(sock: socket.socket) -> tuple[str, int]:
+    """Where this process connects to a bound socket: at its own address, which ``brokerIP1`` need not be.
+
+    At the loopback if it is bound to all addresses; at IPv4's also for ``::``, since such sockets take both.
+    """
+    host, port = sock.getsockname()[:2]
+    return LOOPBACK if host in WILDCARDS else str(host), int(port)
+
+
 def first_address() -> str:
     """The source address of this machine's default route, else an address of its host name, else 127.0.0.1.
 

@@ -15,7 +15,6 @@ import trio
 
 from trimq.broker import addresses
 from trimq.broker.auth.admin_port import AdminPort
-from trimq.broker.auth.open_access import inner_credentials, open_users
 from trimq.broker.auth.request_users import RequestUsers
 from trimq.broker.auth.user_limits import UserLimits
 from trimq.broker.config import AuthConfig, BrokerConfig, ReplicationConfig, UserLimitsConfig
@@ -35,6 +34,7 @@ from trimq.broker.identity import BrokerIdentity
 from trimq.broker.open_store import make_store, opened
 from trimq.broker.ports import ClientPorts
 from trimq.broker.replication import Replication
+from trimq.broker.security_files import SecurityFiles
 from trimq.broker.services.client_calls import ClientCalls
 from trimq.broker.services.config_file import ConfigFile
 from trimq.broker.services.consumers import ConsumerManager
@@ -55,18 +55,18 @@ from trimq.broker.store.disk.disk import Disk
 from trimq.broker.store.disk.real_disk import RealDisk
 from trimq.broker.store.message_store import MessageStore, SyncPlace
 from trimq.broker.wiring import connect
+from trimq.protocol.auth.model import User
 from trimq.protocol.codes import RequestCode
 from trimq.protocol.message_id import UniqueIdGenerator
 from trimq.protocol.native import NATIVE
 from trimq.remoting.auth.permit import OPEN
-from trimq.remoting.auth.users import Users
+from trimq.remoting.auth.users import Users, credentials_of
 from trimq.remoting.client.remoting_client import RemotingClient
 from trimq.remoting.config.client_limits import ClientLimitsConfig
 from trimq.remoting.config.command_line import stop_on_signal
 from trimq.remoting.config.configuration import Configuration, NettyServerConfig
 from trimq.remoting.http.access_health import access_notes
 from trimq.remoting.http.health import Health
-from trimq.remoting.http.tls_health import certificate_notes
 from trimq.remoting.http.web_config import WebConfig
 from trimq.remoting.network import Network, SystemNetwork
 from trimq.remoting.runtime.clock import Clock, SystemClock
@@ -75,8 +75,6 @@ from trimq.remoting.server.gate import Gate
 from trimq.remoting.server.limits import ReactorStats
 from trimq.remoting.server.reactor import Origins, Reactor, ReactorLimits, ServerTls
 from trimq.remoting.tls.config import TlsConfig
-from trimq.remoting.tls.contexts import TlsContexts, client_of
-from trimq.remoting.tls.key_files import KeyFileError
 
 if TYPE_CHECKING:
     from trimq.broker.replicas.replica import Replica
@@ -100,7 +98,7 @@ _ROLE_CHANGE_SECONDS: Final = 0.5
 class BrokerController:
     """One broker (RocketMQ's BrokerController).
 
-    Valid after the start: ``address`` is the advertised address, ``endpoint`` one that this machine can connect to,
+    Valid after the start: ``address`` is the advertised address, ``endpoint`` where this machine connects,
     ``listening`` and ``name_servers`` describe where the broker listens and registers, ``web_endpoints`` serve
     ``health`` and metrics, ``context`` has the services. Features that check requests are registered with ``gate``.
     ``stopped`` is set when everything has ended.
@@ -139,10 +137,11 @@ class BrokerController:
         self.web_endpoints: list[tuple[str, int]] = []
         self.stopped = trio.Event()
         self.namesrv: NamesrvController | None = None
-        self.replication = Replication(configuration, self.network, replica)
+        self._files = replica.files if replica is not None else SecurityFiles(configuration, self.disk, self.clock)
+        self.health.notes.append(self._files.notes)
+        self.replication = Replication(configuration, self.network, self._files, replica)
         self.context: BrokerContext
         self.reactor: Reactor
-        self._tls: TlsContexts
         self._admin_port: AdminPort | None = None
         self._request_users: RequestUsers | None = None
         self._replica = replica
@@ -304,18 +303,20 @@ class BrokerController:
         await services.load(store, self.replication.timers)
         stats = ReactorStats()
         origins = Origins.of(self._section(ClientLimitsConfig), clock, stats)
-        users = await open_users(configuration, disk, clock)
+        if self._replica is None:  # else the owner has: they outlive this role
+            await self._files.open()
+        inner = await self._files.inner_user()
+        users = await self._files.users(inner)
         self._register_checks(origins, stats, users, ports)
         # Listen only after the state files were read: an unreadable file ends the start before a client can connect.
         ports.open()
-        registration = await self._registration(services.topics, stack)
+        registration = await self._registration(services.topics, inner, stack)
         limits = ReactorLimits.of(self._section(NettyServerConfig))
         if store.syncs_each_put:
             # Each round costs one sync, so fewer and larger rounds are better: do not poll for the next requests.
             limits = replace(limits, spin_many=0.0)
-        self._tls = self._contexts()
-        self.replication.prove(self._tls)
-        tls = ServerTls.of(self._tls, self._section(TlsConfig))
+        await self.replication.prove()
+        tls = ServerTls.of(self._files.contexts, self._section(TlsConfig))
         self.reactor = Reactor(limits, clock, self.network.selector(), tls, origins, stats)
         consumers = ConsumerManager(configuration, clock)
         producers = ProducerManager(configuration, clock, OPEN if users is None else users.access)
@@ -360,27 +361,20 @@ class BrokerController:
             request_users=self._request_users,
         )
 
-    def _contexts(self) -> TlsContexts:
-        """The TLS of the ports, whose certificate health looks at. Raises StartError."""
-        config = self._section(TlsConfig)
-        try:
-            contexts = TlsContexts(config, _log)
-        except KeyFileError as error:
-            raise StartError(f"tls.server.{error.part}: {error}") from error
-        days = config.tls_certificate_warning_days
-        self.health.notes.append(lambda: certificate_notes(contexts, self.clock, days))
-        return contexts
+    async def _registration(
+        self, topics: TopicConfigManager, inner: User | None, stack: AsyncExitStack
+    ) -> BrokerOuterAPI:
+        """The registration with the configured name servers, and with the embedded one if it is enabled.
 
-    async def _registration(self, topics: TopicConfigManager, stack: AsyncExitStack) -> BrokerOuterAPI:
-        """The registration with the configured name servers, and with the embedded one if it is enabled."""
+        ``inner`` signs it.
+        """
         broker = self._section(BrokerConfig)
         servers = list(broker.namesrv_addresses)
         self.name_servers = list(servers)
         if broker.runs_embedded_namesrv:
             from trimq.broker.embedded_namesrv import bind_namesrv  # noqa: PLC0415 - only if it is enabled
 
-            self.namesrv, namesrv_port = bind_namesrv(self.configuration, self.clock, self.network)
-            address = addresses.join(self.endpoint[0], namesrv_port)
+            self.namesrv, address = bind_namesrv(self.configuration, self.clock, self.network)
             servers.append(address)
             self.name_servers.append(f"{address} (in this process)")
         client = await stack.enter_async_context(
@@ -388,8 +382,8 @@ class BrokerController:
                 clock=self.clock,
                 network=self.network,
                 log=StructuredLog(),
-                credentials=await inner_credentials(self.configuration),
-                tls=client_of(self._section(TlsConfig)),
+                credentials=credentials_of(inner),
+                tls=self._files.client_tls,
             )
         )
         if self.namesrv is not None:
@@ -436,7 +430,8 @@ class BrokerController:
         ):
             await nursery.start(service.run)
         nursery.start_soon(self._housekeep, context)
-        nursery.start_soon(self._tls.run, self.clock)
+        if self._replica is None:
+            nursery.start_soon(self._files.run)
         await self.replication.start(context, nursery)
         # System and adopted topics are on disk before a client can use them.
         await context.topics.persisted()

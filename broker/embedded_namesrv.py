@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from trimq.broker import addresses
 from trimq.broker.auth.open_access import auth_directory
 from trimq.broker.config import BrokerConfig, MessageStoreConfig
 from trimq.broker.start_error import StartError
@@ -22,8 +23,12 @@ NO_INNER_USER: Final = (
 )
 
 
-def bind_namesrv(configuration: Configuration, clock: Clock, network: Network) -> tuple[namesrv.NamesrvController, int]:
-    """A name server whose files are beside the broker's, and its port. It serves once it runs. Raises StartError."""
+def bind_namesrv(configuration: Configuration, clock: Clock, network: Network) -> tuple[namesrv.NamesrvController, str]:
+    """A name server whose files are beside the broker's, and the address at which this process connects to it.
+
+    The broker does not verify the name server's certificate, so it is the address of the bound socket: at the broker's
+    advertised one, another server could answer. It serves once it runs. Raises StartError.
+    """
     broker, server = configuration.section(BrokerConfig), configuration.section(NettyServerConfig)
     directory = configuration.section(MessageStoreConfig).config_path
     flags = settings_of(configuration) | auth_settings_of(configuration)
@@ -45,9 +50,9 @@ def bind_namesrv(configuration: Configuration, clock: Clock, network: Network) -
         found = namesrv.NamesrvController(
             load_namesrv(flags=flags | {key: (value, "embedded") for key, value in settings.items()}), clock, network
         )
-        port: int = found.bind().getsockname()[1]
+        address = addresses.join(*addresses.reachable(found.bind()))
     except (namesrv.StartError, ConfigError) as error:
         raise StartError(
             f"the name server in this process: {error}. If one runs at that address already, pass it with -n"
         ) from error
-    return found, port
+    return found, address

@@ -17,8 +17,8 @@ class ClientPorts:
 
     None listens before ``open``; leaving the block closes them.
 
-    ``address`` is the advertised ``host:port``, ``endpoint`` one that this machine can connect to, ``listening``
-    describes where the sockets listen.
+    ``address`` is the advertised ``host:port``, ``endpoint`` where this machine connects, ``listening`` describes where
+    the sockets listen.
     """
 
     def __init__(self, broker: BrokerConfig, config: NettyServerConfig, network: Network) -> None:
@@ -36,10 +36,9 @@ class ClientPorts:
             self._stack.close()
             raise _port_taken(error) from error
         self.admin = self._bind_admin(broker.admin_listen_address)
-        port = self.sockets[0].getsockname()[1]
+        self.endpoint = addresses.reachable(self.sockets[0])
         host = addresses.advertised_address(broker.broker_ip1, config.bind_address)
-        self.address = addresses.join(host, port)
-        self.endpoint = (addresses.LOOPBACK if config.bind_address in addresses.WILDCARDS else host, port)
+        self.address = addresses.join(host, self.endpoint[1])
         self.listening = [
             f"{config.bind_address}:{found.getsockname()[1]}" + (" (without pulls)" if n else "")
             for n, found in enumerate(self.sockets)

@@ -2,7 +2,7 @@
 
 A change of the role closes the store, and opens it again: so the start of a master is the same whether the process is
 new or was a slave until now, and nothing of the other role can be left over. What outlives a role is here: the
-conversation with the controllers, the lease, and the HTTP side.
+conversation with the controllers, the lease, the HTTP side, and what was read from files of keys and users.
 
 Source: RocketMQ's ReplicasManager, which changes the parts of a running broker.
 """
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final
 import structlog
 import trio
 
-from trimq.broker.auth.open_access import inner_credentials
 from trimq.broker.config import BrokerConfig, BrokerRole, ControllerModeConfig, MessageStoreConfig, ReplicationConfig
 from trimq.broker.controller import BrokerController, open_web
 from trimq.broker.ports import ClientPorts
@@ -22,10 +21,11 @@ from trimq.broker.replicas.broker_identity import BrokerIdentityFile
 from trimq.broker.replicas.controller_client import ControllerClient
 from trimq.broker.replicas.replica import Replica
 from trimq.broker.replicas.replicas_manager import ReplicasManager
-from trimq.broker.replication import HASecret
+from trimq.broker.security_files import SecurityFiles
 from trimq.broker.store.disk.disk import Disk
 from trimq.broker.store.disk.real_disk import RealDisk
 from trimq.broker.store.message_store import SyncPlace
+from trimq.remoting.auth.users import credentials_of
 from trimq.remoting.client.remoting_client import RemotingClient
 from trimq.remoting.config.command_line import stop_on_signal
 from trimq.remoting.config.configuration import Configuration, NettyServerConfig
@@ -33,8 +33,6 @@ from trimq.remoting.http.health import Health, Reason
 from trimq.remoting.network import Network, SystemNetwork
 from trimq.remoting.runtime.clock import Clock, SystemClock
 from trimq.remoting.runtime.log_setup import StructuredLog
-from trimq.remoting.tls.config import TlsConfig
-from trimq.remoting.tls.contexts import client_of
 
 if TYPE_CHECKING:
     from trimq.remoting.http.web import WebApp
@@ -83,7 +81,7 @@ class ReplicatedBroker:
         self._sync_place = sync_place
         self._accept_missing_log = accept_missing_log
         self._settle = settle
-        self._secret = HASecret()
+        self._files = SecurityFiles(configuration, self.disk, self.clock)
         self._web: WebApp | None = None
         self._decided = trio.Event()
         """Set when it has the role that the controllers want, with a master known."""
@@ -116,13 +114,14 @@ class ReplicatedBroker:
             async with AsyncExitStack() as stack:
                 self._web, self.web_endpoints = await open_web(self.configuration, self.health, stack)
                 self._choose_ports(stack)
+                await self._files.open()
                 client = await stack.enter_async_context(
                     RemotingClient(
                         clock=self.clock,
                         network=self.network,
                         log=StructuredLog(),
-                        credentials=await inner_credentials(self.configuration),
-                        tls=client_of(self.configuration.section(TlsConfig)),
+                        credentials=credentials_of(await self._files.inner_user()),
+                        tls=self._files.client_tls,
                     )
                 )
                 self.manager = self._make_manager(client)
@@ -131,6 +130,7 @@ class ReplicatedBroker:
                     task_status.started()
                     return
                 async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._files.run)
                     await self._serve(nursery, task_status)
                     nursery.cancel_scope.cancel()
         finally:
@@ -143,7 +143,7 @@ class ReplicatedBroker:
         truncate_at: int | None = None
         cuts = 0
         while True:
-            replica = Replica(manager, self._secret, truncate_at=truncate_at, web=self._web)
+            replica = Replica(manager, self._files, truncate_at=truncate_at, web=self._web)
             self._apply(replica)
             kept = list(self.configuration.listeners)
             controller = self.controller = BrokerController(
@@ -157,7 +157,6 @@ class ReplicatedBroker:
                 settle=self._settle,
             )
             controller.health.checks.append(self._reasons)
-            controller.health.notes.append(self._secret.notes)
             began = trio.current_time()
             await nursery.start(controller.run)
             self.changes += 1

@@ -2,8 +2,7 @@
 
 import ipaddress
 import socket
-from collections.abc import Awaitable, Callable, Iterator
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -12,6 +11,7 @@ import trio
 from trimq.broker.config import BrokerConfig, ReplicationConfig, parse_addresses
 from trimq.broker.context import BrokerContext
 from trimq.broker.processors.pull.back_to_master import refuse_pulls
+from trimq.broker.security_files import SecurityFiles
 from trimq.broker.services.master_end import MasterEnd
 from trimq.broker.services.registration import BrokerOuterAPI
 from trimq.broker.services.slave_master import SlaveMaster
@@ -28,71 +28,35 @@ from trimq.protocol.codes import RequestCode, ResponseCode
 from trimq.protocol.command import RemotingCommand
 from trimq.protocol.errors import RemotingError
 from trimq.protocol.headers.namesrv import GetBrokerMemberGroupRequestHeader
-from trimq.remoting.auth.secrets import SecretsError, read_keys
 from trimq.remoting.config.configuration import Configuration, NettyServerConfig
 from trimq.remoting.errors import RemotingTransportError
-from trimq.remoting.http.health import Reason
 from trimq.remoting.network import Network
 from trimq.remoting.runtime.clock import Clock
 from trimq.remoting.server.reactor import HandlerTable
-from trimq.remoting.tls.config import TlsConfig
-from trimq.remoting.tls.contexts import TlsContexts, client_of
 
 if TYPE_CHECKING:
     from trimq.broker.replicas.replica import Replica
 
 _log = structlog.get_logger(__name__)
 
-HA_SECRET_NOT_READ: Final = "ha_secret_not_read"  # noqa: S105 - the name of an event
 _TIMEOUT: Final = 3.0
 _REGISTRATION: Final = 1.0
 """Seconds for which a slave waits for its name servers before it connects to its master."""
 
 
-class HASecret:
-    """The keys of haSecretFile. They are read for each role of a broker, and outlive it.
-
-    A broker that is given another role must not end because a file cannot be read at that moment, and must not
-    replicate without a proof either: it goes on with the keys that it had.
-    """
-
-    def __init__(self) -> None:
-        self._keys: dict[bytes, bytes] = {}
-        self.failure = ""
-        """Why the file of now is not used; empty if it is."""
-
-    def read(self, config: ReplicationConfig) -> dict[bytes, bytes]:
-        """The keys; none if no file is configured. Blocks. Raises StartError if there are none of an earlier role."""
-        if config.ha_secret_file is None:
-            return {}
-        try:
-            self._keys = read_keys(Path(config.ha_secret_file), b"ha", "haSecretFile")
-            self.failure = ""
-        except SecretsError as error:
-            if not self._keys:
-                raise StartError(str(error)) from None
-            self.failure = str(error)
-            _log.warning("ha_secret_not_read", reason=self.failure)
-        return self._keys
-
-    def notes(self) -> Iterator[Reason]:
-        """For the health."""
-        if self.failure:
-            text = f"slaves and masters are proved with the keys of before, and a restart would fail: {self.failure}"
-            yield Reason(HA_SECRET_NOT_READ, text)
-
-
 class Replication:
     """What a broker's role adds to its start. ``port`` is where slaves connect; 0 if nowhere."""
 
-    def __init__(self, configuration: Configuration, network: Network, replica: "Replica | None" = None) -> None:
+    def __init__(
+        self, configuration: Configuration, network: Network, files: SecurityFiles, replica: "Replica | None" = None
+    ) -> None:
         """``replica``: the role that controllers have assigned."""
         self._replica = replica
+        self._files = files
         self._configuration = configuration
         self._network = network
         self._sock: socket.socket | None = None
         self._not_known = Reminders()
-        self._secret = HASecret() if replica is None else replica.secret
         self._proofs: HAAdmission | None = None
         """With haSecretFile or haTls."""
         self.master: SlaveMaster | None = None
@@ -121,11 +85,11 @@ class Replication:
         except OSError as error:
             raise StartError(f"{error.strerror or error}: set haListenPort") from error
 
-    def prove(self, contexts: TlsContexts) -> None:
-        """Read the secret. ``contexts``: those of this broker's ports. Blocks. Raises StartError."""
-        config = self.config
-        keys = self._secret.read(config)
-        client = client_of(self._configuration.section(TlsConfig)) if config.ha_tls else None
+    async def prove(self) -> None:
+        """Read the secret. Raises StartError."""
+        config, contexts = self.config, self._files.contexts
+        keys = await self._files.ha_keys()
+        client = self._files.client_tls if config.ha_tls else None
         if keys or client is not None:
             self._proofs = HAAdmission(
                 keys,

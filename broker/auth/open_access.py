@@ -6,21 +6,18 @@ from pathlib import Path
 import structlog
 import trio
 
-from trimq.broker.config import BrokerConfig, MessageStoreConfig
+from trimq.broker.config import MessageStoreConfig
 from trimq.broker.services.auth_file import DiskAuthFile
 from trimq.broker.start_error import StartError
 from trimq.broker.store.disk.disk import Disk
 from trimq.protocol.auth.model import User, UserChange
 from trimq.protocol.errors import RemotingError
-from trimq.remoting.auth import users
 from trimq.remoting.auth.acl_v1_files import AclFilesError, files_of, read_files
 from trimq.remoting.auth.auth_store import AuthStore, AuthStoreError
 from trimq.remoting.auth.config import AuthConfig
 from trimq.remoting.auth.secrets import HOW_TO, SecretsError
-from trimq.remoting.auth.users import Users, secrets_of, users_of
-from trimq.remoting.client.credentials import Credentials
+from trimq.remoting.auth.users import secrets_of
 from trimq.remoting.config.configuration import Configuration
-from trimq.remoting.runtime.clock import Clock
 
 _log = structlog.get_logger("access")
 
@@ -30,16 +27,12 @@ NO_USER = (
 )
 
 
-async def open_users(configuration: Configuration, disk: Disk, clock: Clock) -> Users | None:
-    """Read users and policies, and make those of the configuration; None if authentication is off.
+async def open_store(configuration: Configuration, disk: Disk, inner: User | None) -> AuthStore:
+    """Read users and policies, and make those of the configuration, and ``inner``: the user of the own requests.
 
     Raises StartError, with a text that says what to do.
     """
     config = configuration.section(AuthConfig)
-    if not config.authentication_enabled:
-        if config.migrate_auth_from_v1_enabled:
-            _log.warning("auth_migration_off", text="migrateAuthFromV1Enabled needs authenticationEnabled=true")
-        return None
     try:
         secrets = await trio.to_thread.run_sync(secrets_of, config)
         if not secrets.can_store:
@@ -51,13 +44,13 @@ async def open_users(configuration: Configuration, disk: Disk, clock: Clock) -> 
     if renewed:
         _log.info("auth_secrets_renewed", users=renewed)
     try:
-        await _make_users(config, store)
+        await _make_users(config, store, inner)
     except (RemotingError, ValueError) as error:
         text = error.remark if isinstance(error, RemotingError) else str(error)
         raise StartError(f"the users of the configuration cannot be made: {text}") from None
     if not store.users:
         raise StartError(NO_USER)
-    return users_of(config, configuration.section(BrokerConfig).broker_cluster_name, store, clock)
+    return store
 
 
 def auth_directory(configuration: Configuration) -> str:
@@ -66,14 +59,14 @@ def auth_directory(configuration: Configuration) -> str:
     return configuration.section(AuthConfig).auth_config_path or f"{root}/config"
 
 
-async def _make_users(config: AuthConfig, store: AuthStore) -> None:
+async def _make_users(config: AuthConfig, store: AuthStore, inner: User | None) -> None:
     """The first administrator, while there are no users; the accounts of RocketMQ 4; the user of the own requests."""
-    initial = await trio.to_thread.run_sync(config.initial_user)
-    if initial is not None and not store.users:
-        await _make(store, initial)
+    if not store.users:  # only then, since its file may have been removed afterwards
+        initial = await trio.to_thread.run_sync(config.initial_user)
+        if initial is not None:
+            await _make(store, initial)
     if config.migrate_auth_from_v1_enabled:
         await _migrate(store)
-    inner = await trio.to_thread.run_sync(config.inner_user)
     if inner is not None:
         known = store.user(inner.username)
         if known is None:
@@ -106,9 +99,11 @@ async def _migrate(store: AuthStore) -> None:
                 await store.write_acl(each.acl)
 
 
-async def inner_credentials(configuration: Configuration) -> Credentials | None:
-    """What signs the broker's own requests; None: they are not signed. Raises StartError."""
+async def read_inner_user(config: AuthConfig) -> User:
+    """The user that signs the broker's own requests; the configuration has one. Raises StartError."""
     try:
-        return await users.inner_credentials(configuration.section(AuthConfig))
-    except users.AccessError as error:
-        raise StartError(str(error)) from None
+        user = await trio.to_thread.run_sync(config.inner_user)
+    except ValueError as error:
+        raise StartError(f"innerClientAuthenticationCredentialsFile: expected {error}") from None
+    assert user is not None
+    return user

@@ -14,7 +14,7 @@ from trimq.protocol.errors import RemotingError
 from trimq.protocol.headers.admin import ExchangeHAInfoResponseHeader
 
 if TYPE_CHECKING:
-    from trimq.broker.replication import HASecret
+    from trimq.broker.security_files import SecurityFiles
     from trimq.remoting.http.web import WebApp
 
 _log = structlog.get_logger(__name__)
@@ -29,13 +29,13 @@ class Replica:
     """The role of one life of a broker: master in one epoch, or slave of whichever master there is.
 
     ``truncate_at``: where the log ends at the latest, since the master does not have what follows. ``web``: the
-    process's, which outlives the roles, as ``secret`` does.
+    process's, which outlives the roles, as ``files`` do.
     """
 
     def __init__(
         self,
         manager: ReplicasManager,
-        secret: "HASecret",
+        files: "SecurityFiles",
         *,
         truncate_at: int | None = None,
         web: "WebApp | None" = None,
@@ -46,7 +46,7 @@ class Replica:
         self.leadership: Leadership = manager.lead()
         self.truncate_at = None if self.is_master else truncate_at
         self.web = web
-        self.secret = secret
+        self.files = files
         self.must_truncate = trio.Event()
         """Set when the store has to be opened again with less, up to ``truncate_to``."""
         self.truncate_to = 0

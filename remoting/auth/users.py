@@ -5,6 +5,7 @@ from pathlib import Path
 
 import trio
 
+from trimq.protocol.auth.model import User
 from trimq.remoting.auth.access import Access
 from trimq.remoting.auth.auth_store import AuthStore
 from trimq.remoting.auth.authenticator import Authenticator
@@ -61,4 +62,9 @@ async def inner_credentials(config: AuthConfig) -> Credentials | None:
         user = await trio.to_thread.run_sync(config.inner_user)
     except ValueError as error:
         raise AccessError(f"innerClientAuthenticationCredentialsFile: expected {error}") from None
+    return credentials_of(user)
+
+
+def credentials_of(user: User | None) -> Credentials | None:
+    """What signs the requests of ``user``; None: they are not signed."""
     return None if user is None else Credentials(user.username, user.password)

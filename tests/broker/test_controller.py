@@ -23,6 +23,7 @@ from trimq.broker.store.message_store import MessageStore
 from trimq.broker.testing import configuration, running_broker
 from trimq.protocol.batch import encode_batch
 from trimq.protocol.codes import RequestCode, ResponseCode
+from trimq.remoting.network import SystemNetwork
 
 
 def namesrv(broker: BrokerController) -> tuple[str, int]:
@@ -243,6 +244,19 @@ def test_addresses() -> None:
     assert addresses.pack("::1", 1) == bytes(15) + b"\x01\x00\x00\x00\x01"
     assert addresses.pack("localhost", 1) is not None
     assert addresses.pack("no such host", 1) is None
+
+
+@pytest.mark.parametrize(
+    ("bound", "found"),
+    [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1"), ("::1", "::1"), ("::", "127.0.0.1")],
+)
+async def test_where_this_machine_connects_to_its_ports(bound: str, found: str) -> None:
+    with SystemNetwork().bind(bound, 0) as sock:
+        host, port = addresses.reachable(sock)
+        assert host == found
+        sock.listen()
+        async with await trio.open_tcp_stream(host, port):
+            pass
 
 
 def test_unknown_keys_in_a_test_configuration(tmp_path: Path) -> None:

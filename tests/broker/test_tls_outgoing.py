@@ -1,5 +1,6 @@
 """Connections between servers with TLS: broker to name server, slave to master, broker to controller and back."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from structlog.testing import capture_logs
 from tests.broker.test_replication import in_sync, pair
 from tests.broker.wire_client import WireClient
 from tests.client.tls_servers import server_keys
+from tests.ports import free_port
 from tests.tls_certificates import Certificates, KeyPair
 from trimq.broker.replicated_broker import ReplicatedBroker
 from trimq.broker.testing import configuration, running_broker
@@ -28,6 +30,31 @@ async def test_the_embedded_name_server_is_not_verified(tmp_path: Path, certific
     async with running_broker(tmp_path, embeddedNamesrvEnable=True, embeddedNamesrvPort=0, **keys) as broker:
         assert broker.namesrv is not None
         assert broker.namesrv.routes.cluster_info().broker_addr_table["broker-a"].broker_addrs == {"0": broker.address}
+
+
+async def test_the_embedded_name_server_is_never_looked_for_at_the_advertised_address(
+    tmp_path: Path, certificates: Certificates
+) -> None:
+    """It is not verified: who answers at brokerIP1, behind a NAT for example, would be believed."""
+    keys: dict[str, Any] = server_keys(certificates, "enforcing", mutual=False)
+    port = free_port()
+    keys |= {"bindAddress": "127.0.0.1", "brokerIP1": "127.0.0.2", "embeddedNamesrvEnable": True}
+    strangers: list[trio.SocketStream] = []
+
+    async def stranger(stream: trio.SocketStream) -> None:
+        strangers.append(stream)
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(partial(trio.serve_tcp, host="127.0.0.2"), stranger, port)
+        async with running_broker(tmp_path, embeddedNamesrvPort=port, **keys) as broker:
+            assert broker.namesrv is not None
+            assert broker.endpoint[0] == "127.0.0.1"
+            assert broker.name_servers == [f"127.0.0.1:{port} (in this process)"]
+            known = broker.namesrv.routes.cluster_info().broker_addr_table["broker-a"].broker_addrs
+            assert known == {"0": broker.address}
+            assert broker.address.startswith("127.0.0.2:")
+        assert strangers == []
+        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("kind", ["elsewhere", "foreign", "expired"])

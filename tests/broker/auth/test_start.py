@@ -13,9 +13,9 @@ from tests.broker.auth.signed import ON, ROOT, ROOT_SECRET, User, closed_broker
 from tests.broker.wire_client import send_ext
 from tests.canary import permit
 from tests.remoting.auth.user_files import key_file
-from trimq.broker.auth.open_access import inner_credentials, open_users
 from trimq.broker.cli import banner
 from trimq.broker.config import load_broker
+from trimq.broker.security_files import SecurityFiles
 from trimq.broker.start_error import StartError
 from trimq.broker.store.disk.real_disk import RealDisk
 from trimq.broker.testing import configuration, running_broker
@@ -25,10 +25,15 @@ from trimq.remoting.config.properties import ConfigError
 from trimq.remoting.runtime.clock import SystemClock
 
 
+def files_of(settings: Configuration) -> SecurityFiles:
+    return SecurityFiles(settings, RealDisk(), SystemClock())
+
+
 async def opened(directory: Path, **changes: Any) -> list[tuple[str, str]]:
     """Names and passwords of the users after a start."""
     permit(directory / "config" / "auth.json*")  # allowSecretsInClear
-    users = await open_users(configuration(directory, {**ON, **changes}), RealDisk(), SystemClock())
+    files = files_of(configuration(directory, {**ON, **changes}))
+    users = await files.users(await files.inner_user())
     assert users is not None
     return [(user.username, user.password) for user in users.store.list_users()]
 
@@ -85,10 +90,10 @@ async def test_the_user_of_the_brokers_own_requests(tmp_path: Path) -> None:
         users = await opened(tmp_path, innerClientAuthenticationCredentials=other)
     assert users[0] == ("inner", "s1")
     assert [(line["event"], line["user"]) for line in logs] == [("auth_inner_user_differs", "inner")]
-    found = await inner_credentials(configuration(tmp_path, {"innerClientAuthenticationCredentials": inner}))
+    found = await files_of(configuration(tmp_path, {"innerClientAuthenticationCredentials": inner})).inner_user()
     assert found is not None
-    assert (found.access_key, found.secret_key) == ("inner", "s1")
-    assert await inner_credentials(configuration(tmp_path)) is None
+    assert (found.username, found.password) == ("inner", "s1")
+    assert await files_of(configuration(tmp_path)).inner_user() is None
 
 
 async def test_a_broker_may_start_with_the_users_of_another_one(tmp_path: Path) -> None:
@@ -122,12 +127,16 @@ async def test_files_with_users(tmp_path: Path) -> None:
     }
     assert await opened(tmp_path / "store", **keys) == [("admin", "p"), ("inner", "s")]
     settings = configuration(tmp_path / "store", {**ON, **keys})
+    empty = configuration(tmp_path / "empty", {**ON, **keys})
     inner.unlink()  # after the configuration was read
     init.unlink()
     with pytest.raises(StartError, match="innerClientAuthenticationCredentialsFile: expected a file that can be read"):
-        await inner_credentials(settings)
+        await files_of(settings).inner_user()
+    found = await files_of(settings).users(None)  # the first user is not made again: his file is not needed
+    assert found is not None
+    assert list(found.store.users) == ["admin", "inner"]
     with pytest.raises(StartError, match="the users of the configuration cannot be made: a file that can be read"):
-        await open_users(settings, RealDisk(), SystemClock())
+        await files_of(empty).users(None)
 
 
 def problem(tmp_path: Path, *lines: str) -> tuple[str, str, str]:
@@ -285,7 +294,7 @@ async def test_without_authentication_nothing_is_read_or_made(tmp_path: Path) ->
         settings = configuration(
             tmp_path, {"migrateAuthFromV1Enabled": True, "initAuthenticationUser": ON["initAuthenticationUser"]}
         )
-        assert await open_users(settings, RealDisk(), SystemClock()) is None
+        assert await files_of(settings).users(None) is None
     assert [line["event"] for line in logs] == ["auth_migration_off"]
     assert not (tmp_path / "config").exists()
 

@@ -162,10 +162,19 @@ class Group:
 
 @asynccontextmanager
 async def running_group(
-    directory: Path, brokers: int = 2, *, controller: dict[str, str] | None = None, **changes: Any
+    directory: Path,
+    brokers: int = 2,
+    *,
+    controller: dict[str, str] | None = None,
+    namesrv: dict[str, str] | None = None,
+    **changes: Any,
 ) -> AsyncIterator[Group]:
-    """Run a group. Its brokers are in sync when the block begins; the first one is the master."""
-    names = NamesrvController(load_namesrv(flags={"listenPort": ("0", "test"), "bindAddress": ("127.0.0.1", "test")}))
+    """Run a group. Its brokers are in sync when the block begins; the first one is the master.
+
+    ``controller`` and ``namesrv``: further settings of these servers.
+    """
+    settings = {"listenPort": "0", "bindAddress": "127.0.0.1", **(namesrv or {})}
+    names = NamesrvController(load_namesrv(flags={key: (value, "test") for key, value in settings.items()}))
     async with trio.open_nursery() as nursery:
         await nursery.start(names.run)
         group = Group(nursery, directory, names, controller)
