@@ -395,11 +395,10 @@ def _admin_port_problem(configuration: Configuration) -> tuple[str, str] | None:
     wildcards = addresses.WILDCARDS
     if not port or (host.strip("[]") != bind and host.strip("[]") not in wildcards and bind not in wildcards):
         return None
-    own = {
-        broker.listen_port: "listenPort",
-        broker.fast_port: "fastListenPort",
-        configuration.section(ReplicationConfig).ha_listen_port: "haListenPort",
-    }
+    replication = configuration.section(ReplicationConfig)
+    own = {broker.listen_port: "listenPort", broker.fast_port: "fastListenPort"}
+    if replication.ha_listen_port is not None and not replication.is_slave:
+        own[replication.ha_listen_port] = "haListenPort"
     key = own.get(int(port)) if int(port) else None  # 0 is any free port
     return ("adminListenAddress", f"another port than {key}={port}") if key else None
 

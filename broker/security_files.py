@@ -99,7 +99,8 @@ class SecurityFiles:
             if config.migrate_auth_from_v1_enabled:
                 _log.warning("auth_migration_off", text="migrateAuthFromV1Enabled needs authenticationEnabled=true")
             return None
-        store = await self._store.read(partial(open_store, self._configuration, self._disk, inner))
+        read = partial(open_store, self._configuration, self._disk, inner, had_users=self._store.is_known)
+        store = await self._store.read(read)
         cluster = self._configuration.section(BrokerConfig).broker_cluster_name
         return users_of(config, cluster, store, self._clock)
 
@@ -126,6 +127,11 @@ class _Kept(Generic[_T]):
         self._value: _T | None = None
         self._failure = ""
 
+    @property
+    def is_known(self) -> bool:
+        """Whether it has been read."""
+        return self._value is not None
+
     async def read(self, read: Callable[[], Awaitable[_T]]) -> _T:
         """What ``read`` returns, or has returned before if it fails now. Raises StartError if it has not yet."""
         try:
@@ -140,7 +146,7 @@ class _Kept(Generic[_T]):
 
     def notes(self) -> Iterator[Reason]:
         if self._failure:
-            yield Reason(self._code, f"{self._effect}, and a restart would fail: {self._failure}")
+            yield Reason(self._code, f"{self._effect}; a restart would fail while this is so: {self._failure}")
 
 
 async def _read_ha_keys(path: Path) -> dict[bytes, bytes]:

@@ -27,8 +27,10 @@ NO_USER = (
 )
 
 
-async def open_store(configuration: Configuration, disk: Disk, inner: User | None) -> AuthStore:
+async def open_store(configuration: Configuration, disk: Disk, inner: User | None, *, had_users: bool) -> AuthStore:
     """Read users and policies, and make those of the configuration, and ``inner``: the user of the own requests.
+
+    ``had_users``: this process has read some before, so a file without users, or none, has lost them.
 
     Raises StartError, with a text that says what to do.
     """
@@ -43,6 +45,8 @@ async def open_store(configuration: Configuration, disk: Disk, inner: User | Non
         raise StartError(str(error)) from None
     if renewed:
         _log.info("auth_secrets_renewed", users=renewed)
+    if had_users and not store.users:
+        raise StartError(f"the file of users in {auth_directory(configuration)} is gone, or has no users any more")
     try:
         await _make_users(config, store, inner)
     except (RemotingError, ValueError) as error:

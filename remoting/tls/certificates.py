@@ -31,19 +31,22 @@ class Certificate:
     """What a certificate and the others in its file, which are its chain, say.
 
     subject     whose certificate it is, such as "CN=localhost"
+    own         when it begins and ends itself, in Unix seconds
     begins_at   when all of the file have begun, in Unix seconds
     expires_at  when the first of the file ends, in Unix seconds
     ends_first  the subject of that one
     """
 
     subject: str
+    own: tuple[float, float]
     begins_at: float
     expires_at: float
     ends_first: str
 
     def is_valid(self, now: float) -> bool:
-        """Whether the whole file is valid at a time in Unix seconds."""
-        return self.begins_at <= now < self.expires_at
+        """Whether it is valid itself at a time in Unix seconds: not all others of a file need be part of its chain."""
+        begin, end = self.own
+        return begin <= now < end
 
 
 def describe(pair: KeyPair, paths: KeyPairPaths) -> Certificate:
@@ -92,10 +95,15 @@ def _described(pair: KeyPair, side: Side) -> Certificate:
     ends_first = min(every, key=_end)
     return Certificate(
         _subject(first),
-        max(ssl.cert_time_to_seconds(found["notBefore"]) for found in every),
+        (_begin(first), _end(first)),
+        max(map(_begin, every)),
         _end(ends_first),
         _subject(ends_first),
     )
+
+
+def _begin(found: Mapping[str, Any]) -> float:
+    return ssl.cert_time_to_seconds(found["notBefore"])
 
 
 def _end(found: Mapping[str, Any]) -> float:
@@ -127,8 +135,12 @@ def suites_problem(pair: KeyPair, protocols: str, ciphers: str) -> str:
         return ""
     if _suite(context):
         return ""
-    fitting = suites.standard_name(_suite(key_files.server_context(pair, Verification(ssl.CERT_NONE))))
-    return f"a cipher suite of TLS 1.2 that fits the key of tls.server.certPath, such as {fitting}"
+    fitting = _suite(key_files.server_context(pair, Verification(ssl.CERT_NONE)))
+    if not fitting:  # a kind of key that is for TLS 1.3 only
+        return "cipher suites of TLS 1.3 only: the key of tls.server.certPath fits none of TLS 1.2"
+    return (
+        f"a cipher suite of TLS 1.2 that fits the key of tls.server.certPath, such as {suites.standard_name(fitting)}"
+    )
 
 
 def _suite(server: ssl.SSLContext) -> str:

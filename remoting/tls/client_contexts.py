@@ -99,6 +99,8 @@ class ClientTls:
                 else:
                     self.problem = ""
                     self._seen = seen
+            else:
+                self.problem = ""  # also if the former files themselves came back
             return self._context
 
     def _stat(self) -> tuple[object, ...]:

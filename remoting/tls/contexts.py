@@ -191,10 +191,7 @@ class TlsContexts:
 
 
 def _time_of(certificate: Certificate) -> str:
-    begin, end = (
-        datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-        for at in (certificate.begins_at, certificate.expires_at)
-    )
+    begin, end = (datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC") for at in certificate.own)
     return f"this one is from {begin} to {end}"
 
 

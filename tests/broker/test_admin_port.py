@@ -149,6 +149,11 @@ def test_a_port_that_this_broker_has_already_is_refused(tmp_path: Path, key: str
         configuration(tmp_path, keys | {"adminListenAddress": f"[::]:{ports[key]}"})
 
 
+def test_a_slave_has_no_port_for_slaves(tmp_path: Path) -> None:
+    keys = {"brokerRole": "SLAVE", "brokerId": 1, "haListenPort": 10912, "adminListenAddress": "127.0.0.1:10912"}
+    configuration(tmp_path, keys)
+
+
 @pytest.mark.parametrize("key", ["listenPort", "fastListenPort"])
 def test_the_same_port_by_another_name_of_the_machine_blames_the_admin_address(tmp_path: Path, key: str) -> None:
     """Both can be bound; only listening fails."""

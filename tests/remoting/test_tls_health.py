@@ -36,7 +36,7 @@ class Contexts:
 )
 def test_the_notes(side: Side, prefix: str, left: int, code: str | None, text: str) -> None:
     for ends_first, name in (("CN=x", "CN=x"), ("CN=ca", "CN=ca in the chain of CN=x")):
-        found = Contexts({side: Certificate("CN=x", 0, NOW + left, ends_first)})
+        found = Contexts({side: Certificate("CN=x", (0, NOW + left), 0, NOW + left, ends_first)})
         notes = list(certificate_notes(found, ManualClock(NOW * 1000), 30))
         how = f"put a new one at tls.{side}.certPath and its key at tls.{side}.keyPath: no restart is needed"
         expected = [(f"{prefix}{code}", f"the certificate {name} {text}{how}")] if code else []
@@ -44,7 +44,7 @@ def test_the_notes(side: Side, prefix: str, left: int, code: str | None, text: s
 
 
 def test_the_notes_of_certificates_that_are_not_valid_yet() -> None:
-    certificate = Certificate("CN=x", NOW + 3 * DAY, NOW + 9 * DAY, "CN=x")
+    certificate = Certificate("CN=x", (NOW + 3 * DAY, NOW + 9 * DAY), NOW + 3 * DAY, NOW + 9 * DAY, "CN=x")
     contexts = Contexts({Side.SERVER: certificate, Side.CLIENT: certificate})
     clock = ManualClock(NOW * 1000)
     server, client = certificate_notes(contexts, clock, 30)

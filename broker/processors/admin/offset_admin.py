@@ -168,8 +168,8 @@ class OffsetAdminProcessor:
         if missed:
             raise RemotingError(
                 ResponseCode.SYSTEM_ERROR,
-                "the reset was not sent to these consumers, because they do not read from their connections:"
-                f" {', '.join(missed[:10])}",
+                "the reset was not sent to these consumers, because they do not read from their connections, or it "
+                f"has no form in the encoding that they use: {', '.join(missed[:10])}",
             )
 
     async def clone_offset(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:

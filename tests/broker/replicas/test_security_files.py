@@ -161,6 +161,30 @@ async def test_users_stay_if_their_own_file_cannot_be_read(tmp_path: Path) -> No
     assert list(files.notes()) == []
 
 
+async def test_users_stay_if_their_own_file_is_gone(tmp_path: Path) -> None:
+    """No new one with the configured users takes its place: as a master's, it would replace those of slaves."""
+    path = tmp_path / "config" / "auth.json"
+    permit(f"{path}*")  # allowSecretsInClear
+    files = SecurityFiles(configuration(tmp_path, ON), RealDisk(), SystemClock())
+    first = await files.users(None)
+    assert first is not None
+    await first.store.create_user("shop", model.UserChange(password="canary-shop"))
+    away = path.rename(tmp_path / "away")
+    permit(away)
+    with capture_logs() as logs:
+        again = await files.users(model.User("brokers", "canary-of-the-brokers", model.UserType.SUPER))
+    assert [line["event"] for line in logs] == ["access_users_not_read"]
+    assert again is not None
+    assert list(again.store.users) == [ROOT, "shop"]
+    assert not path.exists()
+    assert [note.code for note in files.notes()] == ["access_users_not_read"]
+    away.rename(path)
+    last = await files.users(None)
+    assert last is not None
+    assert list(last.store.users) == [ROOT, "shop"]
+    assert list(files.notes()) == []
+
+
 async def test_what_cannot_be_read_for_the_first_role_refuses_the_start(
     tmp_path: Path, certificates: Certificates
 ) -> None:

@@ -102,6 +102,23 @@ async def test_the_certificate_shown_to_other_servers_is_followed(tmp_path: Path
 # certificates that are not valid now
 
 
+async def test_an_old_certificate_behind_a_new_one_does_not_hold_it_back(
+    files: Files, certificates: Certificates
+) -> None:
+    """Such as an old root of a vendor's bundle, which no client needs: a note and the metric say that it has ended."""
+    root = Authority(files.cert.parent, "root")
+    old, now = root.intermediate("old", days=1), NOW + 2 * DAY
+    new = certificates.authority.sign("new", names="DNS:localhost", days=800)
+    files.put_pair(KeyPair(chained(files.cert.parent / "bundle.pem", new.cert, old.cert), new.key))
+    assert await files.reload(now)
+    found = files.contexts.certificates[Side.SERVER]
+    assert (found.subject, found.ends_first) == ("CN=new", "CN=old")
+    assert found.expires_at < now
+    later = between(now + 2 * DAY, now + 30 * DAY)
+    files.put_pair(certificates.authority.sign("later", names="DNS:localhost", between=later))
+    assert not await files.reload(now)  # that one is valid, and stays
+
+
 @pytest.mark.parametrize(("begin", "end"), [(2, 30), (-30, -2)])
 async def test_a_certificate_that_is_not_valid_now_waits_while_the_current_one_is_valid(
     files: Files, certificates: Certificates, begin: int, end: int

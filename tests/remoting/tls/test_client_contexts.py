@@ -78,8 +78,15 @@ def test_a_file_that_cannot_be_used_any_more_keeps_the_context(tmp_path: Path, c
     assert tls.current() is first
     assert "No such file" in tls.problem
     shutil.copy(certificates.ca, ca)
-    assert tls.current() is not first
+    again = tls.current()
+    assert again is not first
     assert tls.problem == ""
+    away = ca.rename(tmp_path / "away")
+    assert tls.current() is again
+    assert tls.trusted == f"those that were in {ca}"
+    away.rename(ca)  # the very same file
+    assert tls.current() is again
+    assert (tls.problem, tls.trusted) == ("", f"those in {ca}")
 
 
 def test_the_first_use_of_a_file_that_cannot_be_used_raises(tmp_path: Path, certificates: Certificates) -> None:

@@ -1,6 +1,7 @@
 """The keys of TLS: their sources, and what is refused at the start, with file, line, key and what was expected."""
 
 import os
+import ssl
 import subprocess
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from trimq.remoting.config.configuration import Configuration, Schema
 from trimq.remoting.config.environment import apply_environment, variable_of
 from trimq.remoting.config.properties import ConfigError
 from trimq.remoting.config.sources import load
+from trimq.remoting.tls import certificates as tls_certificates
 from trimq.remoting.tls import config as tls_config
 from trimq.remoting.tls import key_files
 from trimq.remoting.tls.config import TLS_KEYS, ClientAuth, TlsConfig, TlsMode
@@ -373,6 +375,20 @@ def test_cipher_suites_of_which_none_fits_the_key_are_refused(tmp_path: Path, ce
         loaded(tmp_path, *lines, f"tls.ciphers={other},{NEWEST}", "tls.protocols=TLSv1.3")
         loaded(tmp_path, *lines, f"tls.ciphers={other}", "tls.server.mode=disabled")
         loaded(tmp_path, *lines, "tls.protocols=TLSv1.2")
+
+
+def test_cipher_suites_of_tls_1_2_for_a_key_that_is_for_tls_1_3_only(
+    tmp_path: Path, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as ML-DSA, which this machine's OpenSSL need not know: with TLS 1.2 its handshakes fail."""
+
+    def none(_context: ssl.SSLContext) -> str:
+        return ""
+
+    monkeypatch.setattr(tls_certificates, "_suite", none)
+    error = refused(tmp_path, *server_lines(certificates.server), f"tls.ciphers={ECDSA}")
+    assert (error.key, error.value) == ("tls.ciphers", ECDSA)
+    assert error.expected == "cipher suites of TLS 1.3 only: the key of tls.server.certPath fits none of TLS 1.2"
 
 
 def test_a_certificate_of_a_client_may_be_for_servers_but_not_for_neither(
