@@ -9,13 +9,13 @@ import structlog
 import trio
 
 from trimq.protocol.record import pack_host
+from trimq.remoting.config.networks import WILDCARDS
 from trimq.remoting.network import Network
 
 _log = structlog.get_logger("broker")
 
 DIAL_SECONDS: Final = 3.0
 LOOPBACK: Final = "127.0.0.1"
-WILDCARDS: Final = ("", "0.0.0.0", "::")  # noqa: S104 - compared, not bound
 
 
 def advertised_address(broker_ip: str | None, bind_address: str) -> str:

@@ -18,6 +18,7 @@ from trimq.broker.config import (
     load_broker,
 )
 from trimq.remoting.config.configuration import Configuration
+from trimq.remoting.config.networks import WILDCARDS
 from trimq.remoting.program import fail, loaded, open_log, report_readiness
 from trimq.remoting.tls.config import TlsConfig, TlsMode, port_text
 
@@ -161,7 +162,7 @@ def banner(
 
     ``web_endpoints``: the controller's, unless they outlive it.
     """
-    from trimq.broker.addresses import WILDCARDS, join  # noqa: PLC0415 - the health command needs no trio
+    from trimq.broker.addresses import join  # noqa: PLC0415 - the health command needs no trio
     from trimq.protocol.native import NATIVE  # noqa: PLC0415 - as above, nor the native extension
 
     broker = controller.configuration.section(BrokerConfig)

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from trimq.broker import addresses
 from trimq.broker.auth.user_limits_config import USER_LIMITS_KEYS, UserLimitsConfig, check_user_limits
 from trimq.broker.controller_mode_config import ControllerModeConfig
 from trimq.broker.replication_config import REPLICATION_SETTINGS, BrokerRole, ReplicationConfig, parse_addresses
@@ -30,6 +29,7 @@ from trimq.remoting.auth.config import AUTH_INERT, AuthConfig, note_strategies
 from trimq.remoting.config.client_limits import CLIENT_LIMITS_KEYS, ClientLimitsConfig
 from trimq.remoting.config.configuration import Configuration, LogConfig, NettyServerConfig, Schema, option, options_of
 from trimq.remoting.config.environment import variable_of
+from trimq.remoting.config.networks import WILDCARDS
 from trimq.remoting.config.sources import Flags, load
 from trimq.remoting.http.web_config import WebConfig
 from trimq.remoting.tls.config import TLS_KEYS, TlsConfig, apply_tls_file, check_tls_files
@@ -392,8 +392,7 @@ def _admin_port_problem(configuration: Configuration) -> tuple[str, str] | None:
     """Key and expectation if the admin port is another port of this broker."""
     broker, bind = configuration.section(BrokerConfig), configuration.section(NettyServerConfig).bind_address
     host, _, port = broker.admin_listen_address.rpartition(":")
-    wildcards = addresses.WILDCARDS
-    if not port or (host.strip("[]") != bind and host.strip("[]") not in wildcards and bind not in wildcards):
+    if not port or (host.strip("[]") != bind and host.strip("[]") not in WILDCARDS and bind not in WILDCARDS):
         return None
     replication = configuration.section(ReplicationConfig)
     own = {broker.listen_port: "listenPort", broker.fast_port: "fastListenPort"}

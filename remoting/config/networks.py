@@ -2,8 +2,12 @@
 
 import ipaddress
 from collections.abc import Iterable
+from typing import Final
 
 from trimq.protocol.auth.model import IPNetwork, address_of, network_of
+
+WILDCARDS: Final = ("", "0.0.0.0", "::")  # noqa: S104 - compared, not bound
+"""The hosts to bind that mean all addresses of this machine."""
 
 
 def parse_networks(text: str, separator: str) -> tuple[IPNetwork, ...]:
