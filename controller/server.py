@@ -22,7 +22,7 @@ from trimq.protocol.errors import FrameError, RemotingError
 from trimq.protocol.headers.controller import NotifyBrokerRoleChangedRequestHeader
 from trimq.remoting.auth.config import AuthConfig
 from trimq.remoting.auth.followed_users import FollowedUsers, follow_users
-from trimq.remoting.auth.users import AccessError, inner_credentials
+from trimq.remoting.auth.users import AccessError, credentials_of, inner_user_of
 from trimq.remoting.client.credentials import Credentials
 from trimq.remoting.client.remoting_client import RemotingClient
 from trimq.remoting.config.client_limits import ClientLimitsConfig
@@ -169,8 +169,11 @@ class ControllerManager:
 
     async def _credentials(self) -> Credentials | None:
         """What signs the requests to brokers."""
+        config = self._configuration.section(AuthConfig)
+        if not config.has_inner_user:
+            return None
         try:
-            return await inner_credentials(self._configuration.section(AuthConfig))
+            return credentials_of(await trio.to_thread.run_sync(inner_user_of, config))
         except AccessError as error:
             raise StartError(str(error)) from error
 

@@ -16,7 +16,7 @@ from trimq.remoting.auth.acl_v1_files import AclFilesError, files_of, read_files
 from trimq.remoting.auth.auth_store import AuthStore, AuthStoreError
 from trimq.remoting.auth.config import AuthConfig
 from trimq.remoting.auth.secrets import HOW_TO, SecretsError
-from trimq.remoting.auth.users import secrets_of
+from trimq.remoting.auth.users import AccessError, inner_user_of, secrets_of
 from trimq.remoting.config.configuration import Configuration
 
 _log = structlog.get_logger("access")
@@ -106,8 +106,8 @@ async def _migrate(store: AuthStore) -> None:
 async def read_inner_user(config: AuthConfig) -> User:
     """The user that signs the broker's own requests; the configuration has one. Raises StartError."""
     try:
-        user = await trio.to_thread.run_sync(config.inner_user)
-    except ValueError as error:
-        raise StartError(f"innerClientAuthenticationCredentialsFile: expected {error}") from None
+        user = await trio.to_thread.run_sync(inner_user_of, config)
+    except AccessError as error:
+        raise StartError(str(error)) from None
     assert user is not None
     return user

@@ -16,7 +16,7 @@ from trimq.remoting.auth.auth_store import AuthStore, AuthStoreError, Followed
 from trimq.remoting.auth.config import AuthConfig
 from trimq.remoting.auth.followed_config import FollowedUsersConfig
 from trimq.remoting.auth.secrets import Secrets, SecretsError
-from trimq.remoting.auth.users import AccessError, Users, secrets_of, users_of
+from trimq.remoting.auth.users import AccessError, Users, inner_user_of, secrets_of, users_of
 from trimq.remoting.config.configuration import Configuration
 from trimq.remoting.config.private_file import problem_of_directory, problem_of_file
 from trimq.remoting.runtime.clock import Clock
@@ -135,10 +135,7 @@ def follow_users(configuration: Configuration, clock: Clock) -> FollowedUsers | 
 
 def _inner_user(config: AuthConfig) -> str:
     """The name of the user of the servers' own requests; empty if there is none. Blocks. Raises AccessError."""
-    try:
-        user = config.inner_user()
-    except ValueError as error:
-        raise AccessError(f"innerClientAuthenticationCredentialsFile: expected {error}") from None
+    user = inner_user_of(config)
     return "" if user is None else user.username
 
 

@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-import trio
-
 from trimq.protocol.auth.model import User
 from trimq.remoting.auth.access import Access
 from trimq.remoting.auth.auth_store import AuthStore
@@ -54,15 +52,12 @@ def secrets_of(config: AuthConfig) -> Secrets:
     return Secrets(keys, allow_clear=config.allow_secrets_in_clear)
 
 
-async def inner_credentials(config: AuthConfig) -> Credentials | None:
-    """What signs the server's own requests; None: they are not signed. Raises AccessError."""
-    if not config.has_inner_user:
-        return None
+def inner_user_of(config: AuthConfig) -> User | None:
+    """The user that signs the server's own requests; None: they are not signed. Blocks. Raises AccessError."""
     try:
-        user = await trio.to_thread.run_sync(config.inner_user)
+        return config.inner_user()
     except ValueError as error:
         raise AccessError(f"innerClientAuthenticationCredentialsFile: expected {error}") from None
-    return credentials_of(user)
 
 
 def credentials_of(user: User | None) -> Credentials | None:

@@ -80,7 +80,6 @@ class RemotingClient:
         self._network = network or SocketNetwork()
         self._log = log or StandardLog("trimq.client.remoting")
         self._tls = tls
-        self._tls_problem = ""
         self._own: dict[str, ClientTls] = {}
         self._processors: dict[int, RequestProcessor] = {}
         self._peers: dict[str, _Peer] = {}
@@ -283,9 +282,9 @@ class RemotingClient:
         try:
             return await secured(sock, host, tls, self._network)
         finally:  # the former files may be why it fails
-            if tls.problem and tls.problem != self._tls_problem:
-                self._log.warning("tls_reload_failed", reason=tls.problem, address=address)
-            self._tls_problem = tls.problem
+            problem = tls.new_problem()
+            if problem:
+                self._log.warning("tls_reload_failed", reason=problem, address=address)
 
     async def _wait_turn(self, address: str, peer: _Peer, deadline: float) -> None:
         delay = peer.back_off.delay(self._clock.monotonic())

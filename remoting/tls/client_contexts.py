@@ -66,6 +66,7 @@ class ClientTls:
         self.settings = settings
         self.problem: str = ""
         """Why changed files cannot be used; the former ones are then."""
+        self._reported = ""
         self._lock = threading.Lock()
         self._seen: tuple[object, ...] = ()
         self._context: ssl.SSLContext | None = None
@@ -80,6 +81,12 @@ class ClientTls:
         if not self.settings.ca_file:
             return "those of this system"
         return f"those {'that were ' if self.problem else ''}in {self.settings.ca_file}"
+
+    def new_problem(self) -> str:
+        """``problem``, for a log; empty if there is none, or if it is what the last call has found."""
+        found = "" if self.problem == self._reported else self.problem
+        self._reported = self.problem
+        return found
 
     async def context(self) -> ssl.SSLContext:
         """The context for a new connection. Looks at the files in a thread. Raises KeyFileError at the first use."""

@@ -69,6 +69,10 @@ class ClientContext(Protocol):
 
     problem: str
 
+    def new_problem(self) -> str:
+        """``problem`` if it is to be logged."""
+        ...
+
     async def context(self) -> ssl.SSLContext:
         """The context for a new connection. Raises an exception if its files cannot be used."""
         ...
@@ -102,7 +106,6 @@ class HAAdmission:
         self._without_proof = without_proof
         self._tls = tls
         self._silence = silence
-        self._tls_problem = ""
 
     def may_prove_nothing(self, address: str) -> bool:
         """Whether a broker at an IP address need not prove anything."""
@@ -185,9 +188,9 @@ class HAAdmission:
         except HAProofError as error:
             raise HAProofError(with_problem(str(error), client.problem)) from None
         finally:  # the former files may be why it fails
-            if client.problem and client.problem != self._tls_problem:
-                _log.warning("tls_reload_failed", reason=client.problem, address=host)
-            self._tls_problem = client.problem
+            problem = client.new_problem()
+            if problem:
+                _log.warning("tls_reload_failed", reason=problem, address=host)
         if found is None:
             raise HAProofError("the master does not answer the TLS handshake: set haTls there")
         return found

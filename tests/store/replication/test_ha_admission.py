@@ -421,6 +421,9 @@ class Client:
         self._context = context
         self.problem = ""
 
+    def new_problem(self) -> str:
+        return self.problem
+
     async def context(self) -> ssl.SSLContext:
         if self._context is None:
             raise KeyFileError(Part.CERT, "no.pem", "a file")
